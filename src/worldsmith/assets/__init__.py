@@ -1,0 +1,15 @@
+"""Small weights and vocabularies that ship with the package, for the demo and the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def asset_path(name: str) -> Path:
+    """The folder of a shipped asset, such as ``tiny_vae``. Raises FileNotFoundError with the names that exist."""
+    root = Path(__file__).parent
+    folder = root / name
+    if not folder.is_dir():
+        known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("__"))
+        raise FileNotFoundError(f"no shipped asset '{name}'; there are: {', '.join(known) or 'none'}")
+    return folder

@@ -1,0 +1,119 @@
+"""Adherence: does the generated video show what the prompt asked for?
+
+The prompts are those of the moving-shapes dataset: each names one colour, one shape and one direction. A plain detector
+(`shape_detector`) looks at the generated frames; a video counts as right when all three attributes are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.evaluation.shape_detector import detect
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ATTRIBUTES = ("colour", "shape", "direction")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapePrompt:
+    """One line of a ``prompts.jsonl``. `held_out` marks a combination that training never showed."""
+
+    prompt: str
+    seed: int
+    colour: str
+    shape: str
+    direction: str
+    held_out: bool
+    height: int
+    width: int
+    num_frames: int
+    fps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the detector saw in the video of one prompt; None where it saw no such thing."""
+
+    prompt: ShapePrompt
+    colour: str | None
+    shape: str | None
+    direction: str | None
+
+    @property
+    def right(self) -> bool:
+        return all(getattr(self, name) == getattr(self.prompt, name) for name in ATTRIBUTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Adherence:
+    """The judgements of one model over a set of prompts."""
+
+    judgements: list[Judgement]
+
+    @property
+    def score(self) -> float:
+        """Share of the prompts whose video is right in all three attributes."""
+        return share(judgement.right for judgement in self.judgements)
+
+    def by_attribute(self) -> dict[str, float]:
+        return {
+            name: share(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
+            for name in ATTRIBUTES
+        }
+
+    def by_novelty(self) -> dict[str, tuple[float, int]]:
+        """Score and count apart for combinations that training showed and those that it never showed."""
+        groups = {
+            "seen combinations": [j for j in self.judgements if not j.prompt.held_out],
+            "held-out combinations": [j for j in self.judgements if j.prompt.held_out],
+        }
+        return {name: (share(j.right for j in group), len(group)) for name, group in groups.items() if group}
+
+    def to_dict(self) -> dict:
+        return {
+            "adherence": self.score,
+            "prompts": len(self.judgements),
+            "by_attribute": self.by_attribute(),
+            "by_novelty": {name: {"adherence": s, "prompts": n} for name, (s, n) in self.by_novelty().items()},
+            "judgements": [
+                {**asdict(j.prompt), "seen": {name: getattr(j, name) for name in ATTRIBUTES}, "right": j.right}
+                for j in self.judgements
+            ],
+        }
+
+
+def load_prompts(path: Path) -> list[ShapePrompt]:
+    """Reads a ``prompts.jsonl``. Raises ValueError with file and line where a line is not such a prompt."""
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            prompts.append(ShapePrompt(**{name: record[name] for name in ShapePrompt.__dataclass_fields__}))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            fields = ", ".join(ShapePrompt.__dataclass_fields__)
+            raise ValueError(f"{path}:{number}: expected a JSON object with {fields}; found {line[:80]!r} ({error})") from None
+    if not prompts:
+        raise ValueError(f"{path}: no prompts; expected one JSON object a line")
+    return prompts
+
+
+def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
+    """Judges one video (uint8 ``[T, H, W, 3]``) for each prompt."""
+    judgements = []
+    for prompt, video in zip(prompts, videos, strict=True):
+        seen = detect(video)
+        judgements.append(Judgement(prompt, seen.colour, seen.shape, seen.direction))
+    return Adherence(judgements)
+
+
+def share(hits: Iterable[bool]) -> float:
+    values = list(hits)
+    return sum(values) / len(values) if values else 0.0
