@@ -99,7 +99,9 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
             prompts.append(ShapePrompt(**{name: record[name] for name in ShapePrompt.__dataclass_fields__}))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             fields = ", ".join(ShapePrompt.__dataclass_fields__)
-            raise ValueError(f"{path}:{number}: expected a JSON object with {fields}; found {line[:80]!r} ({error})") from None
+            raise ValueError(
+                f"{path}:{number}: expected a JSON object with {fields}; found {line[:80]!r} ({error})"
+            ) from None
     if not prompts:
         raise ValueError(f"{path}: no prompts; expected one JSON object a line")
     return prompts

@@ -1,0 +1,3 @@
+"""Named runs. Importing this package registers them."""
+
+from worldsmith.recipes import vision_tiny as vision_tiny

@@ -1,0 +1,1 @@
+"""Cosmos3 generator: a packed Mixture-of-Transformers over text and video latents."""

@@ -1,0 +1,68 @@
+"""Files and folders that appear complete or not at all, also when the power goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+SAVING = ".saving_"
+REMOVING = ".removing_"
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Makes every file and every name under `folder` durable."""
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with open(Path(root, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(root))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces `path` by `text`: a reader sees the old content or the new one, never a part."""
+    aside = path.with_name(f"{SAVING}{path.name}.{os.getpid()}")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def publish_folder(aside: Path, target: Path) -> None:
+    """Makes the finished folder `aside` visible as `target`, which it replaces if there is one."""
+    sync_tree(aside)
+    if target.exists():
+        remove_folder(target)
+    os.replace(aside, target)
+    sync_folder(target.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes `folder`. It loses its name first: half a folder is never seen under it."""
+    hidden = folder.with_name(f"{REMOVING}{folder.name}.{os.getpid()}")
+    os.replace(folder, hidden)
+    sync_folder(folder.parent)
+    shutil.rmtree(hidden)
+
+
+def remove_leftovers(parent: Path) -> list[str]:
+    """Removes what an interrupted save or removal left in `parent`; returns the names."""
+    names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith((SAVING, REMOVING)))
+    for name in names:
+        path = parent / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return names

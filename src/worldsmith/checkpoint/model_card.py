@@ -1,0 +1,64 @@
+"""The README.md of an exported pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def model_card(name: str, manifest: dict[str, Any]) -> str:
+    """Markdown: what the folder is, how to load it, and how to ask for videos as they were in training."""
+    source, generation, dtype = manifest["source"], manifest["generation"], manifest["dtype"]
+    size = {key: generation[key] for key in ("height", "width", "num_frames", "fps") if generation[key] is not None}
+    arguments = {
+        **size,
+        "num_inference_steps": generation["steps"],
+        "guidance_scale": generation["guidance"],
+        "add_duration_template": False,
+        "add_resolution_template": False,
+    }
+    call = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return f"""---
+library_name: diffusers
+pipeline_tag: text-to-video
+---
+
+# {name}
+
+A Cosmos3-style video generator: the {source["weights"]} weights{run} after {source["iteration"]} steps, in {dtype},
+exported by Worldsmith {manifest["worldsmith"]}.
+
+```python
+import torch
+from diffusers import Cosmos3OmniPipeline
+pipeline = Cosmos3OmniPipeline.from_pretrained("{name}", torch_dtype=torch.{dtype})
+```
+
+A video, with the settings that belong to these weights:
+
+```python
+frames = pipeline("a prompt"{call}).video
+```
+
+{metadata_advice(generation)}
+The same from the command line: `worldsmith generate {name} --prompt "a prompt"`.
+"""
+
+
+def metadata_advice(generation: dict[str, Any]) -> str:
+    advice = "Structured captions (JSON) are used as they stand. Plain captions end in one period."
+    sentences = [
+        sentence
+        for flag, sentence in (
+            ("append_duration_fps", '"The video is 2.1 seconds long and is of 8 FPS."'),
+            ("append_resolution", '"This video is of 64x64 resolution."'),
+        )
+        if generation[flag]
+    ]
+    if sentences:
+        advice += (
+            f"\nIn training they were followed by {' '.join(sentences)}\nwith the clip's own numbers: end the prompt in that "
+            "way. The pipeline's own templates do so too, but they\nalso put negated sentences, which training never "
+            "showed, into the negative prompt."
+        )
+    return f"{advice}\n"

@@ -1,0 +1,66 @@
+"""An optimizer's state by parameter name: `state.<parameter name>.<quantity>`.
+
+Learning rates and other settings are not part of it; they come from the run's config and its scheduler. A parameter
+that never had a gradient has no state, and gets none when the state is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from worldsmith.config.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state tensors of `optimizer`, by the names that `network` gives to the parameters."""
+    state = {}
+    for name, parameter in _selected(network, optimizer).items():
+        for quantity, value in optimizer.state.get(parameter, {}).items():
+            state[f"state.{name}.{quantity}"] = value
+    return state
+
+
+def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterable[str]) -> dict[str, Tensor]:
+    """Tensors to load `keys` into: a scalar for the step count, else like the parameter (also when it is sharded).
+
+    Raises UserError when a key belongs to no parameter that the optimizer trains.
+    """
+    parameters = _selected(network, optimizer)
+    step_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    state, foreign = {}, []
+    for key in keys:
+        name, _, quantity = key.removeprefix("state.").rpartition(".")
+        if name not in parameters:
+            foreign.append(name)
+        elif quantity == "step":
+            device = parameters[name].device if step_on_device else "cpu"
+            state[key] = torch.zeros((), dtype=torch.float32, device=device)
+        else:
+            state[key] = torch.zeros_like(parameters[name])
+    if foreign:
+        raise UserError(
+            f"the checkpoint holds optimizer state for {len(foreign)} parameters that this run does not train, such as "
+            f"{foreign[0]}; was optimizer.keys_to_select changed since?"
+        )
+    return state
+
+
+def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Puts loaded state into `optimizer`; what it had before is forgotten."""
+    parameters = _selected(network, optimizer)
+    optimizer.state.clear()
+    for key, value in state.items():
+        name, _, quantity = key.removeprefix("state.").rpartition(".")
+        optimizer.state[parameters[name]][quantity] = value
+
+
+def _selected(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {name: parameter for name, parameter in network.named_parameters() if id(parameter) in trained}

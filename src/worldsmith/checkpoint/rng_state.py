@@ -1,0 +1,46 @@
+"""The state of the random generators of this process, as plain tensors (a checkpoint holds no pickled code)."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds python, numpy and torch (CPU and CUDA)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA device."""
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    version, numbers, gauss_next = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
+        "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
+        "python": torch.tensor([version, *numbers, gauss_next is not None], dtype=torch.int64),
+        "python_gauss": torch.tensor(gauss_next or 0.0, dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        state["torch_cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Tensor]) -> None:
+    """Puts back what `rng_state` returned."""
+    torch.set_rng_state(state["torch"])
+    *keys, position, has_gauss = state["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, state["numpy_gauss"].item()))
+    version, *numbers, has_next = state["python"].tolist()
+    random.setstate((version, tuple(numbers), state["python_gauss"].item() if has_next else None))
+    if "torch_cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["torch_cuda"])

@@ -1,0 +1,153 @@
+"""`worldsmith generate MODEL --prompt TEXT`: videos from a trained or exported generator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.load_model import StoredModel
+    from worldsmith.sampling.prompt_files import PromptLine
+
+HELP = "generate videos with a trained or exported generator"
+RECORD = "generations.jsonl"
+SIZES = ("height", "width", "num_frames", "fps")
+REQUEST_OPTIONS = (*SIZES, "negative_prompt", "image", "video", "condition_frames")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `worldsmith generate`."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="run folder, checkpoint folder or exported pipeline")
+    add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
+    add(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a prompt a line, or (.jsonl) objects with 'prompt' and, if wanted, seed, height, width, num_frames, fps, "
+        "negative_prompt, image, video, condition_frames; a line's own values win over the options below",
+    )
+    add("-o", "--out", type=Path, default=Path("generated"), metavar="DIR", help="default: %(default)s")
+    add("--force", action="store_true", help="replace the videos that an earlier command has put there")
+    condition = parser.add_mutually_exclusive_group()
+    condition.add_argument("--image", metavar="FILE", help="first frame of the videos")
+    condition.add_argument("--video", metavar="FILE", help="opening frames of the videos")
+    add(
+        "--condition-frames",
+        type=int,
+        metavar="N",
+        help="latent frames kept of --video (default: 2, its first 5 frames)",
+    )
+    add("--steps", type=int, metavar="N", help="sampling steps (default: the model's, 35)")
+    add(
+        "--guidance",
+        type=float,
+        metavar="G",
+        help="scale of classifier-free guidance, 1 = off (default: the model's, 6)",
+    )
+    add("--shift", type=float, metavar="S", help="shift of the noise schedule (default: that of training)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the first video; the next ones count up (default: 0)")
+    add("--height", type=int, metavar="PX", help="multiple of 16 (default: as in training)")
+    add("--width", type=int, metavar="PX", help="multiple of 16 (default: as in training)")
+    add("--num-frames", type=int, metavar="N", help="4k+1 (default: as in training)")
+    add("--fps", type=float, help="frames per second (default: as in training)")
+    add("--negative-prompt", metavar="TEXT", help="what to move away from (default: the empty caption)")
+    add(
+        "--weights",
+        choices=("auto", "ema", "live", "untrained"),
+        default="auto",
+        help="auto: averaged if there are any",
+    )
+    add("--device", help="cpu or cuda (default: cuda if there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generates; 0 on success, 2 for input that cannot be used."""
+    from worldsmith.sampling.prompt_files import PromptLine, read_prompts
+
+    try:
+        lines = [PromptLine("--prompt", {"prompt": text}, {}) for text in args.prompt]
+        lines += read_prompts(args.prompts) if args.prompts else []
+        if not lines:
+            raise ValueError("no prompt; give --prompt TEXT or --prompts FILE")
+        generate_lines(args, lines)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(lines)} videos, contact_sheet.png and {RECORD} in {args.out}")
+    return 0
+
+
+def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
+    """Makes and writes the videos of all lines."""
+    import torch
+
+    from worldsmith.sampling.generate import generate
+    from worldsmith.sampling.prompt_files import to_request
+    from worldsmith.sampling.video_writer import contact_sheet, write_mp4
+
+    make_room(args.out, force=args.force)
+    model = open_model(args, lines)
+    options = {name: getattr(args, name) for name in REQUEST_OPTIONS}
+    sizes = {name: getattr(model.defaults, name) if options[name] is None else options[name] for name in SIZES}
+    requests = [to_request(line, {**options, **sizes}, seed=args.seed + i) for i, line in enumerate(lines)]
+    generator = model.load(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    settings = {
+        name: getattr(generator.defaults, name) if getattr(args, name) is None else getattr(args, name)
+        for name in ("steps", "guidance", "shift")
+    }
+    videos = generate(generator, requests, **settings, progress=show_progress if sys.stderr.isatty() else None)
+
+    records = []
+    for index, (line, request, video) in enumerate(zip(lines, requests, videos)):
+        name = f"{index:03d}_{slug(request.prompt)}.mp4"
+        write_mp4(args.out / name, video, request.fps)
+        used = {key: getattr(request, key) for key in ("prompt", "negative_prompt", "seed", *SIZES, "condition_frames")}
+        used["num_frames"] = video.shape[1]
+        where = {"model": str(args.model), "weights": model.weights, "iteration": model.iteration}
+        records.append({"file": name, **used, **settings, **where, **line.notes})
+    label = "untrained" if model.weights == "untrained" else f"{model.weights} weights, {model.iteration} steps"
+    contact_sheet(args.out / "contact_sheet.png", [(label, videos)], [request.prompt for request in requests])
+    write_record(args.out / RECORD, records)
+
+
+def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel:
+    """The model; the training clips are looked at only when a size is left open."""
+    from worldsmith.checkpoint.load_model import find_model
+    from worldsmith.sampling.training_data import with_clip_size
+
+    model = find_model(args.model, weights=args.weights)
+    is_open = any(getattr(args, name) is None and any(name not in line.settings for line in lines) for name in SIZES)
+    return with_clip_size(model) if is_open else model
+
+
+def make_room(out: Path, *, force: bool) -> None:
+    """Removes the videos of an earlier command if `force` says so. Raises FileExistsError if it does not."""
+    record = out / RECORD
+    if not record.exists():
+        return
+    if not force:
+        raise FileExistsError(f"{out} has generated videos already; choose another folder, or --force to replace them")
+    for line in record.read_text(encoding="utf-8").splitlines():
+        (out / Path(json.loads(line)["file"]).name).unlink(missing_ok=True)
+    record.unlink()
+
+
+def write_record(path: Path, records: list[dict[str, Any]]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+    partial.replace(path)
+
+
+def slug(prompt: str) -> str:
+    """The prompt's first words as part of a file name."""
+    return "_".join(re.findall(r"[a-z0-9]+", prompt.lower())[:6])[:48] or "video"
+
+
+def show_progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\rgenerating: {100 * done // total} %", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""`worldsmith train`: runs, resumes or plans a training run.
+
+Exit codes: 0 done, 1 failed, 2 a mistake of the user, 75 stopped by a signal and saved (the same command resumes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from worldsmith.config.errors import UserError
+from worldsmith.config.load import load
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+HELP = "Fine-tune a model from a recipe file or a recipe's name. The same command again resumes the run."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
+    parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
+    parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
+    parser.add_argument(
+        "--resume-changed", action="store_true", help="resume a run folder although the config has changed"
+    )
+    parser.set_defaults(overrides=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains. Raises ConfigError or UserError for what the user can mend."""
+    if (args.source is None) == (args.sft_toml is None):
+        raise UserError("name one recipe: `worldsmith train --sft-toml=FILE` or `worldsmith train RECIPE`")
+    source = args.sft_toml or args.source
+    loaded = load(source, args.overrides)
+    is_main = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for warning in loaded.warnings if is_main else ():
+        logging.getLogger("worldsmith").warning("warning: %s", warning)
+    if args.dryrun:
+        return dryrun(loaded.tree)
+    return train(loaded.tree, source, args)
+
+
+def dryrun(tree: Trainer.Config) -> int:
+    """Prints the resolved tree and the plan."""
+    from worldsmith.config.tree import to_yaml
+    from worldsmith.data.errors import DataError
+    from worldsmith.training.dryrun import plan_run
+    from worldsmith.training.run_folder import run_path
+
+    try:
+        lines = plan_run(tree, run_path(tree.job), world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    except (ValueError, DataError) as error:
+        raise UserError(str(error)) from error
+    print(to_yaml(tree), end="")
+    print("\n".join(["---", *lines]))
+    return 0
+
+
+def train(tree: Trainer.Config, source: str, args: argparse.Namespace) -> int:
+    """Runs or resumes; a run that has done all its steps says so at once."""
+    from worldsmith.data.errors import DataError
+    from worldsmith.distributed.world import stop_world
+    from worldsmith.training.run_folder import Launch, run_path
+    from worldsmith.training.stop_signals import PREEMPTED
+    from worldsmith.training.trainer import Outcome, Trainer, completed_steps
+
+    folder = run_path(tree.job)
+    done = completed_steps(tree, folder)
+    if done is not None:
+        print(f"the run in {folder} is complete: {done} of {tree.trainer.max_iter} steps are done")
+        return 0
+    try:
+        launch = Launch(config_path=source, overrides=args.overrides)
+        try:
+            trainer = Trainer(tree, resume_changed=args.resume_changed, launch=launch)
+        except (ValueError, DataError) as error:
+            raise UserError(str(error)) from error
+        outcome = trainer.train()
+    except (DataError, FloatingPointError) as error:
+        logging.getLogger("worldsmith").error("error: %s", error)
+        return 1
+    finally:
+        stop_world()
+    if outcome is Outcome.STOPPED:
+        return PREEMPTED
+    if trainer.world.is_main:
+        print(f"done: {trainer.iteration} steps; the run is in {folder}")
+    return 0

@@ -1,0 +1,120 @@
+"""Mistakes of the user, all of them at once, each with its place and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from worldsmith.config.paths import Path, parse_path, starts_with
+
+
+class UserError(Exception):
+    """Something that the user can mend: printed as one line, exit code 2, no traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was written. `line` and `column` count from 1; `source` is the text of that line."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+    length: int = 1
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: the path of the value, what is wrong, what was expected and found, and what to do."""
+
+    path: str
+    message: str
+    expected: str | None = None
+    found: str | None = None
+    hint: str | None = None
+    place: Place | None = None
+
+    @property
+    def file(self) -> str | None:
+        return self.place.file if self.place else None
+
+    @property
+    def line(self) -> int | None:
+        return self.place.line if self.place else None
+
+    @property
+    def column(self) -> int | None:
+        return self.place.column if self.place else None
+
+    def at(self, place: Place | None) -> Problem:
+        """The same problem with its place; a place that is known already stays."""
+        return self if place is None or self.place is not None else replace(self, place=place)
+
+    def render(self) -> str:
+        """The lines that the user reads: place, path and message, the source line with a caret, the advice."""
+        place, lines = self.place, []
+        where = ""
+        if place:
+            where = ":".join(str(part) for part in (place.file, place.line, place.column) if part is not None) + ": "
+        message = self.message
+        if self.expected is not None and self.found is not None:
+            message += f"{': ' if message else ''}expected {self.expected}, found {self.found}"
+        elif self.expected is not None:
+            message += f"{': ' if message else ''}expected {self.expected}"
+        lines.append(f"{where}{self.path + ': ' if self.path else ''}{message}")
+        if place and place.source is not None:
+            lines += _caret(place)
+        if self.hint:
+            lines.append(f"    -> {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used. `problems` lists every mistake that was found."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sort_problems(problems)
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        count = len(self.problems)
+        title = "1 mistake in the config" if count == 1 else f"{count} mistakes in the config"
+        return "\n\n".join([title, *(problem.render() for problem in self.problems)])
+
+    def located(self, places: Mapping[Path, Place]) -> ConfigError:
+        """The same error with a place for every problem whose path, or the nearest part of it, is in `places`."""
+        return ConfigError(locate(self.problems, places))
+
+
+def locate(problems: Iterable[Problem], places: Mapping[Path, Place]) -> list[Problem]:
+    """Adds the place of each problem: that of its path, else of the nearest section above, else of a key below."""
+    return [problem if problem.place else problem.at(find_place(problem.path, places)) for problem in problems]
+
+
+def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
+    try:
+        parts = parse_path(path)
+    except ValueError:
+        return None
+    for length in range(len(parts), 0, -1):
+        if parts[:length] in places:
+            return places[parts[:length]]
+    return next((place for known, place in places.items() if starts_with(known, parts)), None)
+
+
+def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """In the order of the file; equal ones once; those without a place last."""
+    unique = list(dict.fromkeys(problems))
+    return sorted(unique, key=lambda p: (p.place is None, p.file or "", p.line or 0, p.column or 0))
+
+
+def _caret(place: Place) -> list[str]:
+    """The source line and a caret under the place; long lines are cut to a window around it."""
+    source = (place.source or "").rstrip("\r\n").replace("\t", " ")
+    source = "".join(letter if letter.isprintable() else "?" for letter in source)
+    column = place.column or 1
+    start = max(0, column - 60) if len(source) > 110 else 0
+    shown = source[start : start + 110]
+    gutter = str(place.line) if place.line is not None else ""
+    width = max(1, min(place.length, len(shown) - (column - 1 - start)))
+    return [f"  {gutter:>4} | {shown}", f"       | {' ' * (column - 1 - start)}{'^' * width}"]

@@ -1,0 +1,63 @@
+"""Paths into the run tree: ``optimizer.betas[0]``, ``optimizer.lr_multipliers."a.b"``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+_BARE = re.compile(r"[^\s.\[\]\"'=:{}$,]+")
+_SEGMENT = re.compile(r"""\.?(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s.\[\]"'=:{}$,]+))|\[(\d+)\]""")
+
+
+def format_path(path: Path) -> str:
+    """The text of a path; `parse_path` reads it back. Names that hold a dot are quoted."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        if not _BARE.fullmatch(part):
+            part = '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        text += f".{part}" if text else part
+    return text
+
+
+def parse_path(text: str) -> Path:
+    """Reads ``a.b[0]."c.d"``. Raises ValueError for text that is no path."""
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        match = _SEGMENT.match(text, position)
+        starts_with_dot = text[position] == "."
+        # A dot stands between two names, never in front of the first one.
+        if match is None or (match[4] is None and starts_with_dot != bool(path)):
+            raise ValueError(f"'{text}' is no path: expected a name at character {position + 1}")
+        double, single, bare, index = match.groups()
+        if double is not None:
+            path.append(re.sub(r"\\(.)", r"\1", double))
+        elif index is not None:
+            path.append(int(index))
+        else:
+            path.append(single if single is not None else bare)
+        position = match.end()
+    if not path:
+        raise ValueError("an empty path names nothing")
+    return tuple(path)
+
+
+def starts_with(path: Path, prefix: Path) -> bool:
+    return path[: len(prefix)] == prefix
+
+
+def flatten(table: dict[str, Any], prefix: Path = ()) -> list[tuple[Path, Any]]:
+    """The leaves of nested dicts, in order. An empty dict is a leaf."""
+    leaves: list[tuple[Path, Any]] = []
+    for key, value in table.items():
+        here = (*prefix, key)
+        if isinstance(value, dict) and value:
+            leaves.extend(flatten(value, here))
+        else:
+            leaves.append((here, value))
+    return leaves

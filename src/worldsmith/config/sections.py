@@ -1,0 +1,95 @@
+"""Sections of the run tree that belong to no component."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import Literal
+
+from worldsmith.config.configurable import Config
+
+
+class JobConfig(Config):
+    """Who the run is: its place under the output root and in the experiment tracker."""
+
+    task: Literal["vfm", "vlm"] = "vfm"
+    """What is fine-tuned: `vfm` a video generator, `vlm` a vision-language reasoner."""
+    experiment: str = ""
+    """Name of the registered recipe that the run starts from."""
+    project: str = ""
+    """First level of the run folder, and the tracker's project."""
+    group: str = ""
+    """Second level of the run folder, and the tracker's group."""
+    name: str = ""
+    """Last level of the run folder, and the run's name in the tracker."""
+    wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
+    """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
+
+    def check(self) -> None:
+        for key in ("project", "group", "name"):
+            value = getattr(self, key)
+            if value.startswith(("/", "~")) or ".." in value.split("/") or "\0" in value:
+                raise ValueError(f"{key} = {value!r} would leave the output root; write a plain folder name")
+
+
+class ParallelismConfig(Config):
+    """How ranks share the work. shard x replicate must equal the number of ranks; the other two divide it."""
+
+    data_parallel_shard_degree: int = -1
+    """Ranks that share one copy of the weights (FSDP); -1 takes all that the other degrees leave."""
+    data_parallel_replicate_degree: int = 1
+    """Copies of the sharded group (HSDP)."""
+    context_parallel_shard_degree: int = 1
+    """Ranks that share one sequence."""
+    cfg_parallel_shard_degree: int = 1
+    """Ranks that share the conditional and unconditional halves of guidance."""
+
+    def check(self) -> None:
+        if self.data_parallel_shard_degree != -1 and self.data_parallel_shard_degree < 1:
+            found = self.data_parallel_shard_degree
+            raise ValueError(f"data_parallel_shard_degree is {found}; write -1 (all ranks that are left) or at least 1")
+        for key in ("data_parallel_replicate_degree", "context_parallel_shard_degree", "cfg_parallel_shard_degree"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} is {getattr(self, key)}; write at least 1")
+
+
+class CompileConfig(Config):
+    """torch.compile of the network."""
+
+    enabled: bool = False
+    """Compile the network's layers."""
+    compile_dynamic: bool = True
+    """Compile once for changing shapes, instead of once per shape."""
+
+
+class ActivationCheckpointingConfig(Config):
+    """Recompute activations in the backward pass instead of keeping them: less memory, more work."""
+
+    mode: Literal["none", "selective", "full"] = "none"
+    """`none` keeps all, `selective` keeps the outputs of the ops in save_ops_regex, `full` keeps layer inputs only."""
+    save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
+    """Regular expressions for the ops whose outputs `selective` keeps; other modes don't read it."""
+    preserve_rng_state: bool = True
+    """Draw the same random numbers in the recomputation as in the forward pass."""
+    determinism_check: Literal["default", "match"] = "default"
+    """`match` compares shapes, types and devices of recomputed tensors; `default` leaves it to torch."""
+
+    def check(self) -> None:
+        for pattern in self.save_ops_regex:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"save_ops_regex: {pattern!r} is no regular expression: {error}") from None
+        if self.mode == "selective" and not self.save_ops_regex:
+            raise ValueError('mode = "selective" with an empty save_ops_regex saves nothing; write mode = "full"')
+
+
+class DataSettingConfig(Config):
+    """Caps that several parts of a reasoner's data path share."""
+
+    max_tokens: int = 16000
+    """Tokens per packed sequence."""
+
+    def check(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; write at least 1")

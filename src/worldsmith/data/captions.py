@@ -1,0 +1,82 @@
+"""From the captions of a window to the text that the model reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+CAPTION_KEYS = ["caption_json", "qwen3_32b_rewrite-dense", "caption"]
+"""Keys in order of preference; the first that is present wins. After them come the legacy styles."""
+
+LEGACY_STYLES = {
+    f"{source}_{style}": weight
+    for source in ("qwen3_235b", "qwen3_32b", "qwen3p5_397b")
+    for style, weight in (("short", 0.1), ("descriptive", 0.2), ("dense", 0.7), ("temporal", 0.0))
+}
+"""Keys of older data sets: one of those present is drawn by these weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """A chosen caption. Structured ones (JSON) are used verbatim, without suffix and metadata sentences."""
+
+    key: str
+    text: str
+    structured: bool
+
+
+def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
+    """The caption to use, or None when the window has none."""
+    for key in keys:
+        if caption := read_caption(captions, key):
+            return caption
+    weights = {key: w for key, w in LEGACY_STYLES.items() if w > 0 and read_caption(captions, key)}
+    if not weights:
+        return None
+    return read_caption(captions, rng.choices(list(weights), weights=list(weights.values()))[0])
+
+
+def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
+    """The caption under `key`; None when it is absent, empty, or neither text nor an object."""
+    value = captions.get(key)
+    if isinstance(value, dict) and value:
+        return Caption(key, json.dumps(value, ensure_ascii=False), structured=True)
+    if isinstance(value, str) and value.strip():
+        return Caption(key, value, structured=key == "caption_json")
+    return None
+
+
+def render_caption(
+    caption: Caption,
+    *,
+    suffix: str,
+    append_duration_fps: bool,
+    append_resolution: bool,
+    dropout_rate: float,
+    dropout_keeps_metadata: bool,
+    num_frames: int,
+    fps: float,
+    size: tuple[int, int],
+    rng: random.Random,
+) -> str:
+    """The text of a training sample.
+
+    A plain caption ends in exactly one period, then come the suffix and the metadata sentences; `size` is (H, W).
+    Dropout (for classifier-free guidance) empties the whole text, or with `dropout_keeps_metadata` all but the
+    metadata sentences.
+    """
+    dropped = rng.random() < dropout_rate
+    if caption.structured or (dropped and not dropout_keeps_metadata):
+        return "" if dropped else caption.text
+    parts = []
+    if not dropped:
+        parts.append(caption.text.rstrip(" \t\r\n.") + ".")
+        if suffix:
+            parts.append(suffix)
+    if append_duration_fps:
+        parts.append(f"The video is {num_frames / fps:.1f} seconds long and is of {fps:.0f} FPS.")
+    if append_resolution:
+        parts.append(f"This video is of {size[0]}x{size[1]} resolution.")
+    return " ".join(parts)

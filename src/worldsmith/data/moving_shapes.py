@@ -1,0 +1,275 @@
+"""A procedural video dataset: one coloured shape that moves in one direction over a plain background."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worldsmith.data.shape_captions import (
+    COMBINATIONS,
+    HELD_OUT_COMBINATIONS,
+    HELD_OUT_WORDINGS,
+    TRAIN_COMBINATIONS,
+    TRAIN_WORDINGS,
+    Attributes,
+    Wording,
+    dense_caption,
+    structured_caption,
+)
+
+FORMAT_VERSION = 1
+CANVAS = 64.0
+MARGIN = 2.0
+RGB = {"red": (215, 45, 45), "green": (45, 175, 75), "blue": (55, 95, 230), "yellow": (230, 200, 50)}
+STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+SPLITS = {"train": 0, "val": 1}
+PROMPT_STREAM = 2
+JSONL_NAME = "video_dataset_file.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that decides the pixels of a clip. Lengths are in units of 1/64 of the picture's side."""
+
+    attributes: Attributes
+    side: float
+    start: tuple[float, float]
+    travel: float
+    wobble: float
+    wobble_phase: float
+    colour: tuple[float, float, float]
+    background: tuple[float, float, float]
+    gradient: tuple[float, float]
+
+
+def sample_scene(rng: np.random.Generator, attributes: Attributes) -> Scene:
+    """A random scene that shows `attributes`; the whole path of the shape lies inside the picture."""
+    side = rng.uniform(22.0, 30.0)
+    low, high = MARGIN + side / 2, CANVAS - MARGIN - side / 2
+    travel = rng.uniform(18.0, min(28.0, high - low))
+    along = rng.uniform(low, high - travel)
+    across = rng.uniform(low, high)
+    dx, dy = STEP[attributes.direction]
+    first = along if dx + dy > 0 else along + travel
+    tone = rng.choice((30.0, 60.0, 90.0)) + rng.uniform(-8, 8)
+    return Scene(
+        attributes=attributes,
+        side=side,
+        start=(first, across) if dx else (across, first),
+        travel=travel,
+        wobble=rng.uniform(0.0, 1.0),
+        wobble_phase=rng.uniform(0.0, 2 * np.pi),
+        colour=tuple(np.array(RGB[attributes.colour]) + rng.uniform(-12, 12, 3)),
+        background=tuple(tone + rng.uniform(-4, 4, 3)),
+        gradient=tuple(rng.uniform(-10, 10, 2)),
+    )
+
+
+def render(scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice = slice(None)) -> np.ndarray:
+    """The clip of a scene with anti-aliased edges, or some of its frames: uint8 [T, H, W, 3]."""
+    scale = size / CANVAS
+    grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
+    dx, dy = STEP[scene.attributes.direction]
+    time = np.linspace(0.0, 1.0, num_frames, dtype=np.float32)[frames]
+    path = scene.travel * time
+    wobble = scene.wobble * np.sin(2 * np.pi * time + scene.wobble_phase).astype(np.float32)
+    centre_x = scene.start[0] + dx * path + abs(dy) * wobble
+    centre_y = scene.start[1] + dy * path + abs(dx) * wobble
+    x = (grid[None, :] - centre_x[:, None]).astype(np.float32)[:, None, :]
+    y = (grid[None, :] - centre_y[:, None]).astype(np.float32)[:, :, None]
+    outside = signed_distance(scene.attributes.shape, x, y, scene.side / 2)
+    cover = np.clip(0.5 - outside * scale, 0.0, 1.0)[..., None].astype(np.float32)
+    ramp = scene.gradient[0] * (grid / CANVAS - 0.5)[None, :] + scene.gradient[1] * (grid / CANVAS - 0.5)[:, None]
+    background = np.array(scene.background, np.float32) + ramp[..., None]
+    picture = background * (1 - cover) + np.array(scene.colour, np.float32) * cover
+    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+
+
+def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np.ndarray:
+    """Distance to the outline of a shape inside the box [-half, half]², negative inside; y points down."""
+    if shape == "square":
+        return np.maximum(np.abs(x), np.abs(y)) - np.float32(half)
+    # The triangle's slanted sides run from (0, -half) to (±half, half): normal (2, -1) / √5.
+    slanted = (2 * np.abs(x) - y - half) / np.float32(np.sqrt(5.0))
+    return np.maximum(slanted, y - half)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetPlan:
+    """The parameters of a dataset; two datasets with equal plans are the same."""
+
+    clips: int = 700
+    val_clips: int = 64
+    seed: int = 0
+    size: int = 64
+    num_frames: int = 17
+    fps: int = 8
+
+    def check(self) -> None:
+        """Raises ValueError for a plan that cannot be made."""
+        for name, low in (("clips", 1), ("val_clips", 0), ("seed", 0), ("size", 32), ("num_frames", 5), ("fps", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"moving-shapes: {name} must be at least {low}, found {getattr(self, name)}")
+        if self.size % 2:
+            raise ValueError(f"moving-shapes: size must be even for H.264 with 4:2:0 colour, found {self.size}")
+        if self.num_frames % 4 != 1:
+            near = self.num_frames // 4 * 4 + 1
+            raise ValueError(
+                f"moving-shapes: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
+            )
+
+
+def make_dataset(
+    out: str | Path,
+    plan: DatasetPlan,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> bool:
+    """Writes train/, val/, prompts.jsonl and, last, dataset.json under `out`; False if all of it was there already.
+
+    An interrupted dataset is made anew. Raises ValueError for an impossible plan, and FileExistsError for a dataset of
+    another plan (unless `force`) or a folder with other content.
+    """
+    plan.check()
+    out = Path(out)
+    if not prepare_folder(out, plan, force):
+        return False
+    total, done = plan.clips + plan.val_clips, 0
+    for split, clips in (("train", plan.clips), ("val", plan.val_clips)):
+        records = []
+        (out / split / "videos").mkdir(parents=True)
+        for index in range(clips):
+            scene, wording = draw_clip(plan, split, index)
+            record = clip_record(plan, split, index, scene, wording)
+            frames = render(scene, size=plan.size, num_frames=plan.num_frames)
+            write_video(out / split / record["vision_path"], frames, plan.fps)
+            records.append(record)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        write_jsonl(out / split / JSONL_NAME, records)
+    write_jsonl(out / "prompts.jsonl", prompts(plan))
+    summary = plan_header(plan) | {
+        "splits": {"train": plan.clips, "val": plan.val_clips},
+        "prompts": len(COMBINATIONS),
+        "held_out_combinations": [list(c) for c in HELD_OUT_COMBINATIONS],
+        "held_out_wordings": len(HELD_OUT_WORDINGS),
+    }
+    write_json(out / "dataset.json", summary)
+    (out / "dataset.partial.json").unlink()
+    return True
+
+
+def draw_clip(plan: DatasetPlan, split: str, index: int) -> tuple[Scene, Wording]:
+    """The scene and the wording of one clip: a pure function of the seed, the split and the index.
+
+    Combinations come round by round, each round in a random order, so that all are equally frequent.
+    """
+    combinations = TRAIN_COMBINATIONS if split == "train" else COMBINATIONS
+    round_index, place = divmod(index, len(combinations))
+    order = np.random.default_rng([plan.seed, SPLITS[split], 0, round_index]).permutation(len(combinations))
+    rng = np.random.default_rng([plan.seed, SPLITS[split], 1, index])
+    scene = sample_scene(rng, combinations[order[place]])
+    wordings = TRAIN_WORDINGS if split == "train" else HELD_OUT_WORDINGS
+    return scene, wordings[rng.integers(len(wordings))]
+
+
+def clip_record(plan: DatasetPlan, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
+    """The dataset line of one clip: one window over all of it, with a structured and a dense caption."""
+    uuid = f"moving-shapes-{split}-{index:05d}"
+    return {
+        "uuid": uuid,
+        "duration": plan.num_frames / plan.fps,
+        "width": plan.size,
+        "height": plan.size,
+        "vision_path": f"videos/{uuid}.mp4",
+        "nb_frames": plan.num_frames,
+        "framerate": float(plan.fps),
+        "t2w_windows": [
+            {
+                "start_frame": 0,
+                "end_frame": plan.num_frames - 1,
+                "temporal_interval": 1,
+                "caption_json": structured_caption(scene.attributes, wording),
+                "caption": dense_caption(scene.attributes, wording),
+            }
+        ],
+        "moving_shapes": scene.attributes._asdict(),
+    }
+
+
+def prompts(plan: DatasetPlan) -> Iterator[dict[str, Any]]:
+    """One evaluation prompt for each combination, in wordings that no training caption has."""
+    rng = np.random.default_rng([plan.seed, PROMPT_STREAM])
+    order = rng.permutation(len(HELD_OUT_WORDINGS))
+    for index, attributes in enumerate(COMBINATIONS):
+        wording = HELD_OUT_WORDINGS[order[index % len(order)]]
+        yield {
+            "prompt": dense_caption(attributes, wording),
+            "caption_json": structured_caption(attributes, wording),
+            "seed": 1_000_000 + 1000 * plan.seed + index,
+            **attributes._asdict(),
+            "held_out": attributes in HELD_OUT_COMBINATIONS,
+            "height": plan.size,
+            "width": plan.size,
+            "num_frames": plan.num_frames,
+            "fps": plan.fps,
+        }
+
+
+def prepare_folder(out: Path, plan: DatasetPlan, force: bool) -> bool:
+    """Makes `out` ready to be written; False if it holds the complete dataset of this plan."""
+    header = plan_header(plan)
+    done, partial = out / "dataset.json", out / "dataset.partial.json"
+    if done.is_file() and not force:
+        found = json.loads(done.read_text())
+        if all(found.get(key) == value for key, value in header.items()):
+            return False
+        different = ", ".join(f"{k} {found.get(k)!r}, asked {v!r}" for k, v in header.items() if found.get(k) != v)
+        raise FileExistsError(
+            f"{out} holds another dataset: {different}; give another folder, or --force to replace it"
+        )
+    if out.exists() and any(out.iterdir()) and not (done.is_file() or partial.is_file()):
+        raise FileExistsError(f"{out} is not empty and was not made by this command; give a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(partial, header)
+    done.unlink(missing_ok=True)
+    for split in SPLITS:
+        if (out / split).exists():
+            shutil.rmtree(out / split)
+    (out / "prompts.jsonl").unlink(missing_ok=True)
+    return True
+
+
+def plan_header(plan: DatasetPlan) -> dict[str, Any]:
+    return {"dataset": "moving-shapes", "format_version": FORMAT_VERSION, **asdict(plan)}
+
+
+def write_video(path: Path, frames: np.ndarray, fps: int) -> None:
+    """Writes uint8 [T, H, W, 3] as H.264 in MP4 at a quality that keeps the colours. One thread: the bytes repeat."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        options = {"crf": "10", "preset": "veryfast", "threads": "1"}
+        stream = container.add_stream("libx264", rate=fps, options=options)
+        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(content, indent=2) + "\n")
+    new.replace(path)
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -1,0 +1,78 @@
+"""Greedy packing of a stream of samples under a token cap or a sample count."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class SequentialPacker(Generic[T]):
+    """Fills packs from a stream, in order.
+
+    Token mode: a sample is taken while packed + sample < `max_sequence_length` (strictly below). One that does not fit
+    is set aside; after `lookahead` of them the pack is closed and they return to the head of the buffer, in order.
+    Count mode: every pack has `max_samples_per_batch` samples. Exactly one of the two caps is given.
+    """
+
+    def __init__(
+        self,
+        num_tokens: Callable[[T], int],
+        *,
+        max_sequence_length: int | None,
+        max_samples_per_batch: int | None,
+        lookahead: int = 10,
+    ) -> None:
+        check_caps(max_sequence_length, max_samples_per_batch, lookahead)
+        self.num_tokens = num_tokens
+        self.max_sequence_length = max_sequence_length
+        self.max_samples_per_batch = max_samples_per_batch
+        self.lookahead = lookahead
+        self.buffer: deque[T] = deque()
+        """Samples that were set aside, the next one first."""
+
+    def fits_alone(self, sample: T) -> bool:
+        """False for a sample that no pack can hold; such a sample must not enter the stream."""
+        return self.max_sequence_length is None or self.num_tokens(sample) < self.max_sequence_length
+
+    def pack(self, source: Iterator[T]) -> list[T]:
+        """The next pack, from the buffer and then from `source`; empty when both are exhausted."""
+        pack: list[T] = []
+        set_aside: list[T] = []
+        packed = 0
+        while len(pack) != self.max_samples_per_batch and len(set_aside) < self.lookahead:
+            try:
+                sample = self.buffer.popleft() if self.buffer else next(source)
+            except StopIteration:
+                break
+            if not self.fits_alone(sample):
+                raise ValueError(
+                    f"a sample of {self.num_tokens(sample)} tokens fits into no pack of {self.max_sequence_length}"
+                )
+            tokens = self.num_tokens(sample)
+            if self.max_sequence_length is None or packed + tokens < self.max_sequence_length:
+                pack.append(sample)
+                packed += tokens
+            else:
+                set_aside.append(sample)
+        self.buffer.extendleft(reversed(set_aside))
+        return pack
+
+
+def check_caps(max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int) -> None:
+    """Raises ValueError unless exactly one cap is set and all values are positive."""
+    if (max_sequence_length is None) == (max_samples_per_batch is None):
+        raise ValueError(
+            f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is {max_samples_per_batch}: "
+            "set exactly one (max_sequence_length = tokens per pack, e.g. 45056; max_samples_per_batch = samples per "
+            "pack) and leave the other unset"
+        )
+    for name, value in (
+        ("max_sequence_length", max_sequence_length),
+        ("max_samples_per_batch", max_samples_per_batch),
+        ("lookahead", lookahead),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -1,0 +1,51 @@
+"""A look at a data set before a run: what is there, what is left out and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from worldsmith.data.errors import SampleError
+from worldsmith.data.sample import Rejection
+from worldsmith.data.video_dataset import VideoDataset, Window
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """Counts of a data set. `rejections` has those of the file's lines and those of the probed windows."""
+
+    records: int
+    windows: int
+    probed: int
+    rejections: list[Rejection]
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Number of rejections per reason."""
+        return dict(sorted(Counter(r.reason for r in self.rejections).items()))
+
+    def __str__(self) -> str:
+        drops = ", ".join(f"{reason} {n}" for reason, n in self.drops.items()) or "nothing"
+        return f"{self.records} records, {self.windows} windows; left out: {drops} ({self.probed} clips opened)"
+
+
+def summarize(dataset: VideoDataset, *, probe: int = 16) -> DatasetSummary:
+    """Looks at every line, and opens `probe` clips spread evenly over the data set (their first frame is decoded)."""
+    from worldsmith.data.sample_maker import check_clip, identify
+
+    windows = spread(dataset.windows, probe)
+    rejections = list(dataset.rejections)
+    for window in windows:
+        try:
+            _, info = identify(window)
+            check_clip(info, max_duration=dataset.config.max_duration, min_short_edge=dataset.config.min_short_edge)
+        except SampleError as error:
+            rejections.append(Rejection(window.key, error.reason, error.detail, window.path))
+    return DatasetSummary(dataset.num_records, len(dataset), len(windows), rejections)
+
+
+def spread(windows: list[Window], count: int) -> list[Window]:
+    """`count` windows at even distances, or all when there are fewer."""
+    if len(windows) <= count:
+        return windows
+    return [windows[i * len(windows) // count] for i in range(count)]

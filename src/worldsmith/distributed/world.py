@@ -1,0 +1,118 @@
+"""The processes of a run: who am I, how many are we, and the few things that all must agree on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place among the processes of the run. One process needs no process group."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: str = "cpu"
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value`, on every rank."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self._object_device())
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def sum(self, *values: float) -> list[float]:
+        """The sums over all ranks, in float64."""
+        if self.size == 1:
+            return [float(value) for value in values]
+        import torch
+        import torch.distributed as dist
+
+        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(totals)
+        return totals.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """True when the flag is set on at least one rank."""
+        return self.sum(float(flag))[0] > 0
+
+    def _object_device(self) -> Any:
+        import torch
+
+        return torch.device(self.device)
+
+
+def start_world() -> World:
+    """Reads the place of this process from the environment that torchrun sets, and joins the process group.
+
+    Without that environment the run is one process. Raises ValueError when the environment is incomplete.
+    """
+    import torch
+    import torch.distributed as dist
+
+    on_cuda = torch.cuda.is_available()
+    size = _environment_int("WORLD_SIZE", 1)
+    local_rank = _environment_int("LOCAL_RANK", 0)
+    if on_cuda:
+        torch.cuda.set_device(local_rank)
+    device = f"cuda:{local_rank}" if on_cuda else "cpu"
+    if size == 1:
+        return World(device=device)
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set; start several processes with "
+            "`torchrun --nproc-per-node=N -m worldsmith train …`, or unset WORLD_SIZE for one process"
+        )
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if on_cuda else "gloo")
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device)
+
+
+def ensure_process_group(world: World) -> None:
+    """Makes a process group of one for a single process, which FSDP's mesh needs; no port is opened."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        backend = "nccl" if world.device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def stop_world() -> None:
+    """Leaves the process group, if there is one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _environment_int(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdigit():
+        raise ValueError(f"environment variable {name} must be a whole number, found {text!r}")
+    return int(text)

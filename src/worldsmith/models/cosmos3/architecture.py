@@ -1,0 +1,146 @@
+"""Shape of the Mixture-of-Transformers network: `NetworkConfig`, the released tiers as data, and a tiny one.
+
+The field values of the tiers are those of the released checkpoints. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from worldsmith.config import Config
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "latent_channel", "latent_patch_size", "base_fps",
+    "temporal_compression_factor", "max_action_dim", "num_embodiment_domains", "sound_dim",
+)  # fmt: skip
+
+
+class NetworkConfig(Config):
+    """Every number that fixes the tensors and the arithmetic of `Cosmos3Network`. Defaults are the Nano backbone."""
+
+    vocab_size: int = 151936
+    """Rows of the token embedding and of the (unused) language head."""
+    hidden_size: int = 4096
+    """Width of both residual streams."""
+    intermediate_size: int = 12288
+    """Width inside each MLP."""
+    num_hidden_layers: int = 36
+    """Decoder layers; each holds an understanding and a generation parameter set."""
+    num_attention_heads: int = 32
+    """Query heads. heads x head_dim may differ from hidden_size."""
+    num_key_value_heads: int = 8
+    """Key and value heads (grouped-query attention)."""
+    head_dim: int = 128
+    """Channels per head."""
+    rms_norm_eps: float = 1e-6
+    """Epsilon of every RMSNorm."""
+    hidden_act: Literal["silu", "relu2"] = "silu"
+    """silu: gated MLP, Qwen-style RMSNorm. relu2: squared ReLU without gate, RMSNorm weight applied in fp32 (Edge)."""
+    qk_norm_for_text: bool = True
+    """Normalise queries and keys of the understanding tower per head."""
+    use_und_k_norm_for_gen: bool = False
+    """Give the generation tower its own RMSNorm of the (un-normed) text keys. Needs qk_norm_for_text = false."""
+    rope_theta: float = 5e6
+    """Base of the rotary frequencies."""
+    mrope_section: list[int] = field(default_factory=lambda: [24, 20, 20])
+    """Rotary frequency slots for time, height and width, interleaved; sums to head_dim / 2."""
+    attention_bias: bool = False
+    """Biases in the attention projections; only false exists in this family."""
+    latent_channel: int = 48
+    """Channels of a video latent."""
+    latent_patch_size: int = 2
+    """Side, in latent pixels, of the square that becomes one token."""
+    base_fps: int = 24
+    """Frame rate at which one latent frame advances the temporal position by exactly one."""
+    enable_fps_modulation: bool = True
+    """Scale temporal positions by base_fps / fps. false: every latent frame is one step."""
+    unified_3d_mrope_reset_spatial_ids: bool = True
+    """Height and width positions start at 0. false: they start at the temporal offset of the video."""
+    unified_3d_mrope_temporal_modality_margin: int = 15000
+    """Gap in temporal positions between the last text token and the first latent frame."""
+    temporal_compression_factor: int = 4
+    """Video frames per latent frame."""
+    timestep_scale: float = 0.001
+    """Factor from timestep (0..1000) to the input of the sinusoid (0..1)."""
+    action_gen: bool = False
+    """Hold the action heads."""
+    max_action_dim: int = 64
+    """Action channels; shorter actions are zero-padded."""
+    num_embodiment_domains: int = 32
+    """Rows of the domain-aware action heads."""
+    sound_gen: bool = False
+    """Hold the sound heads."""
+    sound_dim: int = 64
+    """Channels of a sound latent."""
+    sound_latent_fps: float = 25.0
+    """Sound latents per second."""
+    initializer_range: float = 0.02
+    """Standard deviation of the normal initialisation of the understanding tower."""
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers in one vision token: patch side squared times latent channels."""
+        return self.latent_patch_size**2 * self.latent_channel
+
+    def check(self) -> None:
+        """Raises ValueError for sizes that do not fit together, naming both fields."""
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"network.{name} must be at least 1, found {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"network.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"network.num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"network.head_dim must be even for rotary positions, found {self.head_dim}")
+        slots = self.head_dim // 2
+        if len(self.mrope_section) != 3 or sum(self.mrope_section) != slots:
+            raise ValueError(
+                f"network.mrope_section must be three numbers that sum to head_dim / 2 = {slots}, "
+                f"found {self.mrope_section}"
+            )
+        for axis in (1, 2):  # slots axis, axis + 3, … belong to height (1) and width (2)
+            if self.mrope_section[axis] and axis + 3 * (self.mrope_section[axis] - 1) >= slots:
+                raise ValueError(
+                    f"network.mrope_section {self.mrope_section} cannot be interleaved in {slots} slots: "
+                    "the height and width sections may not be longer than the time section"
+                )
+        if self.use_und_k_norm_for_gen and self.qk_norm_for_text:
+            raise ValueError(
+                "network.use_und_k_norm_for_gen normalises raw text keys and needs network.qk_norm_for_text = false"
+            )
+        if self.attention_bias:
+            raise ValueError("network.attention_bias = true does not exist in this family; leave it false")
+
+
+def edge() -> NetworkConfig:
+    """Edge: 2B Nemotron-style backbone (3.37 B parameters with all heads)."""
+    return NetworkConfig(
+        vocab_size=131072, hidden_size=2048, intermediate_size=9216, num_hidden_layers=28, num_attention_heads=16,
+        rms_norm_eps=1e-5, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True, rope_theta=1e8,
+    )  # fmt: skip
+
+
+def nano() -> NetworkConfig:
+    """Nano: Qwen3-VL-8B backbone (15.17 B parameters with all heads)."""
+    return NetworkConfig()
+
+
+def super_() -> NetworkConfig:
+    """Super: Qwen3-VL-32B backbone (64.02 B parameters with all heads)."""
+    return NetworkConfig(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
+
+
+def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
+    """A network for a CPU: the same code path as the released tiers at about 12 M parameters."""
+    network = NetworkConfig(
+        vocab_size=vocab_size, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, mrope_section=[12, 10, 10],
+    )  # fmt: skip
+    if edge_style:
+        network.hidden_act, network.rms_norm_eps, network.rope_theta = "relu2", 1e-5, 1e8
+        network.qk_norm_for_text, network.use_und_k_norm_for_gen = False, True
+    return network

@@ -1,0 +1,156 @@
+"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents.
+
+Parameter names are the native ones of the released checkpoints (`language_model.model.layers.0.self_attn.
+q_proj_moe_gen.weight`, `vae2llm.weight`, …), so that name filters and checkpoints mean the same here. There are no
+buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.attention import check_attention_mode
+from worldsmith.models.cosmos3.heads import DomainAwareLinear, TimestepEmbedder, patchify, unpatchify
+from worldsmith.models.cosmos3.initialization import init_weights
+from worldsmith.models.cosmos3.layers import MoTDecoderLayer, TextMemory, stream_norm
+from worldsmith.models.cosmos3.sequence import PackedSequence
+
+
+class Cosmos3Network(nn.Module):
+    """Text and latents in, velocity out, for any number of samples at once.
+
+    Action and sound heads exist (in the state dict) when the config asks for them; their inputs are not read here.
+    Raises ValueError for an attention mode that does not exist.
+    """
+
+    def __init__(self, config: NetworkConfig, joint_attn_implementation: str = "two_way") -> None:
+        super().__init__()
+        check_attention_mode(joint_attn_implementation)
+        config.check()
+        self.config = config
+        hidden, patch_dim = config.hidden_size, config.patch_dim
+        self.language_model = LanguageModel(config)
+        self.vae2llm = nn.Linear(patch_dim, hidden)
+        self.llm2vae = nn.Linear(hidden, patch_dim)
+        self.time_embedder = TimestepEmbedder(hidden)
+        if config.action_gen:
+            self.action2llm = DomainAwareLinear(config.max_action_dim, hidden, config.num_embodiment_domains)
+            self.llm2action = DomainAwareLinear(hidden, config.max_action_dim, config.num_embodiment_domains)
+            self.action_modality_embed = nn.Parameter(torch.zeros(hidden))
+        if config.sound_gen:
+            self.sound2llm = nn.Linear(config.sound_dim, hidden)
+            self.llm2sound = nn.Linear(hidden, config.sound_dim)
+            self.sound_modality_embed = nn.Parameter(torch.zeros(hidden))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fills every parameter from the generator; a parameter's values depend on its name, not on its neighbours."""
+        init_weights(self, generator)
+
+    def cast(self, dtype: torch.dtype) -> Cosmos3Network:
+        """Converts all weights but the time embedder's, which stay float32."""
+        self.to(dtype)
+        self.time_embedder.float()
+        return self
+
+    def forward(
+        self,
+        pack: PackedSequence,
+        latents: Sequence[Tensor],
+        timesteps: Tensor,
+        text_memory: Sequence[TextMemory] | None = None,
+    ) -> list[Tensor]:
+        """Velocity of every sample.
+
+        Args:
+            pack: the samples' layout.
+            latents: per sample the noisy latent [C, t, h, w] of its layout, clean frames already clean.
+            timesteps: 1000 * sigma per sample, [n].
+            text_memory: result of `read_text` for this pack, to skip the understanding tower.
+
+        Returns: per sample the velocity [C, t, h, w], float32, exactly 0 at clean frames.
+
+        Raises ValueError when latents or timesteps do not fit the pack.
+        """
+        check_inputs(pack, latents, timesteps, self.config.latent_channel)
+        model = self.language_model.model
+        gen = self.embed_latents(pack, latents, timesteps)
+        und = model.embed_tokens(pack.text_ids).to(gen.dtype) if text_memory is None else None
+        geometry = pack.geometry.to(gen.dtype)
+        for index, layer in enumerate(model.layers):
+            und, gen = layer(und, gen, geometry, None if text_memory is None else text_memory[index])
+        return self.read_velocity(pack, model.norm_moe_gen(gen))
+
+    def embed_latents(self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor) -> Tensor:
+        """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
+        patches = torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents])
+        tokens = self.vae2llm(patches.to(self.vae2llm.weight.dtype))
+        embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale).to(tokens.dtype)
+        # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
+        embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
+        return tokens + embedded.index_select(0, pack.timestep_rows)
+
+    def read_velocity(self, pack: PackedSequence, gen: Tensor) -> list[Tensor]:
+        """Final latent states [N_gen, hidden] to velocities, float32."""
+        velocity = self.llm2vae(gen).float().masked_fill(pack.clean, 0.0)
+        return [
+            unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
+            for tokens, layout in zip(velocity.split(pack.gen_lengths), pack.layouts, strict=True)
+        ]
+
+    def read_text(self, pack: PackedSequence) -> list[TextMemory]:
+        """What each layer's latents will see of the text. It depends on nothing but the text: one call per pack."""
+        return self.read_layers(pack)[1]
+
+    def text_states(self, pack: PackedSequence) -> Tensor:
+        """Final hidden states of the understanding tower, [N_und, hidden]."""
+        return self.language_model.model.norm(self.read_layers(pack)[0])
+
+    def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
+        model = self.language_model.model
+        und = model.embed_tokens(pack.text_ids)
+        geometry = pack.geometry.to(und.dtype)
+        memories = []
+        for layer in model.layers:
+            und, memory = layer.read(und, geometry)
+            memories.append(memory)
+        return und, memories
+
+
+class LanguageModel(nn.Module):
+    """The backbone and its language head, which generation does not use but checkpoints carry."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.model = DecoderStack(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+class DecoderStack(nn.Module):
+    """Embedding, decoder layers and the two final norms."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(MoTDecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = stream_norm(config)
+        self.norm_moe_gen = stream_norm(config)
+
+
+def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, channels: int) -> None:
+    """Raises ValueError when latents or timesteps do not fit the pack."""
+    count = len(pack.layouts)
+    if len(latents) != count or tuple(timesteps.shape) != (count,):
+        raise ValueError(
+            f"a pack of {count} samples needs {count} latents and timesteps of shape [{count}], "
+            f"found {len(latents)} latents and timesteps of shape {list(timesteps.shape)}"
+        )
+    for index, (latent, layout) in enumerate(zip(latents, pack.layouts, strict=True)):
+        if tuple(latent.shape) != (channels, *layout.latent_shape):
+            raise ValueError(
+                f"sample {index}: its layout needs a latent of shape {[channels, *layout.latent_shape]}, "
+                f"found {list(latent.shape)}"
+            )

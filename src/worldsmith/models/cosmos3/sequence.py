@@ -1,0 +1,161 @@
+"""Packing: many samples become two token streams, text (understanding) and latents (generation), without padding.
+
+Sample i's tokens are consecutive in each stream. Everything that does not change between two forward passes (indices,
+positions, rotary tables, attention plans) is computed here once, so that a sampler reuses one pack for all its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.attention import SegmentPlan, plan_segments
+from worldsmith.models.cosmos3.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLayout:
+    """What the packer must know of one sample."""
+
+    text_ids: Sequence[int]
+    """Chat-templated caption ids; EOS and vision-start are appended by the packer."""
+    latent_shape: tuple[int, int, int]
+    """(t, h, w) of the latent, before patching."""
+    fps: float | None
+    """Frames per second of the video; None makes every latent frame one position step."""
+    condition_frames: int = 0
+    """Clean leading latent frames (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Positions and attention of a pack: all that a decoder layer needs beside the two streams."""
+
+    und_rotary: Rotary
+    gen_rotary: Rotary
+    und_segments: SegmentPlan
+    gen_segments: SegmentPlan
+
+    def to(self, dtype: torch.dtype) -> Geometry:
+        """The same with rotary tables of another dtype."""
+        return replace(self, und_rotary=self.und_rotary.to(dtype), gen_rotary=self.gen_rotary.to(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequence:
+    """Two token streams of n samples: `text_ids` [N_und] and N_gen latent tokens, each in sample order."""
+
+    layouts: tuple[SampleLayout, ...]
+    text_ids: Tensor
+    """Caption ids + EOS + vision-start of all samples, int64 [N_und]."""
+    text_lengths: tuple[int, ...]
+    """Tokens of each sample in the text stream."""
+    grids: tuple[tuple[int, int, int], ...]
+    """(t, rows, columns) of each sample's latent tokens, in raster order in the latent stream."""
+    und_positions: Tensor
+    """[3, N_und] float32."""
+    gen_positions: Tensor
+    """[3, N_gen] float32."""
+    timestep_rows: Tensor
+    """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
+    clean: Tensor
+    """True at latent tokens of clean frames, [N_gen, 1]."""
+    geometry: Geometry
+
+    @property
+    def num_tokens(self) -> int:
+        """Text and latent tokens together."""
+        return len(self.text_ids) + len(self.timestep_rows)
+
+    @property
+    def gen_lengths(self) -> list[int]:
+        """Latent tokens of each sample."""
+        return [math.prod(grid) for grid in self.grids]
+
+
+def pack_samples(
+    layouts: Sequence[SampleLayout],
+    config: NetworkConfig,
+    *,
+    eos_id: int,
+    vision_start_id: int,
+    device: torch.device | str | None = None,
+) -> PackedSequence:
+    """Packs samples into two streams.
+
+    Positions restart with every sample. Raises ValueError for an empty pack and for a layout that does not fit the
+    network, naming the sample.
+    """
+    if not layouts:
+        raise ValueError("cannot pack an empty list of samples")
+    for index, layout in enumerate(layouts):
+        check_layout(index, layout)
+    patch = config.latent_patch_size
+    grids = tuple((t, -(-h // patch), -(-w // patch)) for t, h, w in (layout.latent_shape for layout in layouts))
+    ids = [[*layout.text_ids, eos_id, vision_start_id] for layout in layouts]
+    check_ids(ids, config.vocab_size)
+
+    text_lengths = tuple(len(sample) for sample in ids)
+    gen_lengths = [math.prod(grid) for grid in grids]
+    und_positions = text_positions(text_lengths)
+    gen_positions = video_positions(grids, text_lengths, [layout.fps for layout in layouts], config)
+
+    samples = torch.arange(len(layouts))
+    und_samples, gen_samples = (
+        samples.repeat_interleave(torch.tensor(lengths)) for lengths in (text_lengths, gen_lengths)
+    )
+    clean_lengths = [layout.condition_frames * math.prod(grid[1:]) for layout, grid in zip(layouts, grids, strict=True)]
+    clean = count_within(gen_lengths) < torch.tensor(clean_lengths)[gen_samples]
+    # Rows of the joint key stream [text; latents], sample after sample: the stable sort keeps text before latents.
+    visible = torch.cat((und_samples, gen_samples)).argsort(stable=True)
+    visible_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
+    und_rotary, gen_rotary = (
+        rotary_tables(positions.to(device), config.head_dim, config.rope_theta, config.mrope_section)
+        for positions in (und_positions, gen_positions)
+    )
+    return PackedSequence(
+        layouts=tuple(layouts),
+        text_ids=torch.tensor([token for sample in ids for token in sample], device=device),
+        text_lengths=text_lengths,
+        grids=grids,
+        und_positions=und_positions.to(device),
+        gen_positions=gen_positions.to(device),
+        timestep_rows=gen_samples.masked_fill(clean, len(layouts)).to(device),
+        clean=clean[:, None].to(device),
+        geometry=Geometry(
+            und_rotary=und_rotary,
+            gen_rotary=gen_rotary,
+            und_segments=plan_segments(text_lengths, text_lengths, causal=True, device=device),
+            gen_segments=plan_segments(gen_lengths, visible_lengths, visible, causal=False, device=device),
+        ),
+    )
+
+
+def check_layout(index: int, layout: SampleLayout) -> None:
+    """Raises ValueError for sizes that no video has."""
+    if len(layout.latent_shape) != 3 or min(layout.latent_shape) < 1:
+        raise ValueError(
+            f"sample {index}: latent_shape must be (t, h, w) of at least 1 each, found {layout.latent_shape}"
+        )
+    if layout.fps is not None and not layout.fps > 0:
+        raise ValueError(f"sample {index}: fps must be above 0 or None, found {layout.fps}")
+    if not 0 <= layout.condition_frames <= layout.latent_shape[0]:
+        raise ValueError(
+            f"sample {index}: condition_frames must be between 0 and its {layout.latent_shape[0]} latent frames, "
+            f"found {layout.condition_frames}"
+        )
+
+
+def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Raises ValueError for a token id outside the embedding table."""
+    for index, sample in enumerate(ids):
+        if min(sample) < 0 or max(sample) >= vocab_size:
+            raise ValueError(
+                f"sample {index}: token ids span {min(sample)}..{max(sample)}, but the network's vocab_size is "
+                f"{vocab_size}; the text tokenizer and the network do not belong together"
+            )

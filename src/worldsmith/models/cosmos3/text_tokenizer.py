@@ -1,0 +1,76 @@
+"""`TextTokenizer`: caption → chat-templated token ids, and the two special ids that the packer appends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worldsmith.config import Configurable
+
+VISION_START = "<|vision_start|>"
+
+
+class TextTokenizer(Configurable):
+    """Wraps a Hugging Face tokenizer that lives in a local folder.
+
+    Raises:
+        FileNotFoundError: there is no tokenizer in the folder.
+        ValueError: the tokenizer lacks a chat template, an end-of-sequence token or `<|vision_start|>`.
+    """
+
+    class Config(Configurable.Config):
+        path: str = "${asset:tiny_tokenizer}"
+        """Folder with tokenizer.json, tokenizer_config.json and the chat template."""
+
+    def __init__(self, config: Config) -> None:
+        folder = Path(config.path)
+        if not (folder / "tokenizer_config.json").is_file():
+            raise FileNotFoundError(
+                f"text_tokenizer.path: no tokenizer_config.json in '{folder}'; give the folder that "
+                "`tokenizer.save_pretrained` wrote (in a pipeline export it is the subfolder 'text_tokenizer')"
+            )
+        from transformers import AutoTokenizer
+
+        self.config = config
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        if self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer in '{folder}' has no chat template; add a chat_template.jinja file to the folder"
+            )
+        if self.tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer in '{folder}' has no end-of-sequence token; "
+                'set "eos_token" (Qwen: "<|im_end|>") in its tokenizer_config.json'
+            )
+        if VISION_START not in self.tokenizer.get_vocab():
+            raise ValueError(
+                f"the tokenizer in '{folder}' has no token '{VISION_START}', which opens the video part of a sample; "
+                "use a Qwen3-VL tokenizer, or rename a reserved token to it (a new id would lie outside the network's "
+                "embedding table)"
+            )
+        self.eos_id: int = self.tokenizer.eos_token_id
+        self.vision_start_id: int = self.tokenizer.convert_tokens_to_ids(VISION_START)
+
+    @property
+    def vocab_size(self) -> int:
+        """Smallest embedding table that holds every id, added tokens included."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    def encode(self, caption: str) -> list[int]:
+        """Ids of the caption as one user turn that opens the assistant's turn: no system prompt, no EOS."""
+        encoded = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": caption}],
+            tokenize=True,
+            add_generation_prompt=True,
+            add_vision_id=False,
+            return_dict=True,
+        )
+        return list(encoded["input_ids"])
+
+    def check_vocab_size(self, vocab_size: int) -> None:
+        """Raises ValueError when the tokenizer makes ids that a network with `vocab_size` rows does not have."""
+        if self.vocab_size > vocab_size:
+            raise ValueError(
+                f"the tokenizer in '{self.config.path}' makes ids up to {self.vocab_size - 1}, but "
+                f"model.config.network.vocab_size is {vocab_size}; set it to at least {self.vocab_size} "
+                "or use the tokenizer that belongs to the network"
+            )

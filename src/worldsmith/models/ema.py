@@ -1,0 +1,141 @@
+"""Power-function exponential moving average of a network's parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# The exponent falls to -1, where the average no longer moves, at this rate; beyond it the average would diverge.
+RATE_LIMIT = math.sqrt(2) / 3
+
+
+class PowerEMA(Configurable):
+    """A float32 copy of all parameters that averages the live ones: ema ← β·ema + (1-β)·w, β = (1 - 1/(i+1))^(γ+1).
+
+    The weight of step t in the average grows like t^γ, so the averaging window is a fixed share of the run so far.
+
+    - Starts as a copy of the live parameters and stays one until the first `update`, whatever `iteration_shift` is: an
+      average of values from before a warm start is never blended in. After `load_state_dict` it continues the average
+      that was loaded.
+    - Frozen parameters are in the copy and in the state dict; they cost nothing per step.
+    - Works on sharded parameters (DTensor), shard by shard.
+    """
+
+    class Config(Configurable.Config):
+        enabled: bool = True
+        """Whether the average is kept (one more float32 copy of the parameters)."""
+        rate: float = 0.1
+        """Width of the averaging window relative to the length of the run; must be below sqrt(2)/3 = 0.4714."""
+        iteration_shift: int = 0
+        """Steps added to the step count before the decay is computed; positive starts with a slow average."""
+
+        def check(self) -> None:
+            if not 0 < self.rate < RATE_LIMIT:
+                raise ValueError(
+                    f"ema.rate must be above 0 and below sqrt(2)/3 = {RATE_LIMIT:.4f}, found {self.rate}; from there "
+                    f"on the decay would be 1 or more and the average would stand still or diverge; 0.1 is usual"
+                )
+            if self.iteration_shift < 0:
+                raise ValueError(f"ema.iteration_shift must not be negative, found {self.iteration_shift}")
+
+    def __init__(self, config: Config, *, network: nn.Module) -> None:
+        config.check()
+        if not config.enabled:
+            raise ValueError("ema.enabled is false: there is no average to build")
+        import torch
+
+        self.config = config
+        self.exponent = exponent(config.rate)
+        self.live = dict(network.named_parameters(remove_duplicate=False))
+        self.average = {
+            name: torch.empty_like(p, dtype=torch.float32, requires_grad=False) for name, p in self.live.items()
+        }
+        self.started = False
+        self.copy_live()
+
+    def beta(self, iteration: int) -> float:
+        """The share of the old average that the update after the 0-based `iteration` keeps."""
+        step = iteration + self.config.iteration_shift
+        return 0.0 if step < 1 else (1 - 1 / (step + 1)) ** (self.exponent + 1)
+
+    def update(self, iteration: int) -> None:
+        """Takes in the live parameters; call after the optimizer step, with the step count from before it."""
+        import torch
+
+        beta = self.beta(iteration)
+        if beta == 0.0 or not self.started:
+            self.copy_live()
+            self.started = True
+            return
+        moving = [name for name, p in self.live.items() if p.requires_grad]
+        if moving:
+            with torch.no_grad():
+                average = [shard(self.average[name]) for name in moving]
+                torch._foreach_lerp_(average, [shard(self.live[name].detach()).float() for name in moving], 1 - beta)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average itself (not a copy), under the network's parameter names."""
+        if not self.started:
+            self.copy_live()
+        return dict(self.average)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continues a saved average. Raises ValueError for missing or unknown names."""
+        require_same_names(state, self.average, "the saved average", "the network")
+        copy_tensors(self.average, state)
+        self.started = True
+
+    def copy_live(self) -> None:
+        """Makes the average equal to the live parameters, frozen ones included."""
+        copy_tensors(self.average, self.live)
+
+    @contextlib.contextmanager
+    def swapped(self, network: nn.Module) -> Iterator[None]:
+        """Within the block `network` has the averaged weights; afterwards its own, bit for bit."""
+        own = dict(network.named_parameters(remove_duplicate=False))
+        average = self.state_dict()
+        require_same_names(own, average, "the network", "the average")
+        backup = {name: p.detach().clone() for name, p in own.items()}
+        try:
+            copy_tensors(own, average)
+            yield
+        finally:
+            copy_tensors(own, backup)
+
+
+def exponent(rate: float) -> float:
+    """γ: the largest real part among the roots of t³ + 7t² + (16 - rate⁻²)·t + (12 - rate⁻²)."""
+    import numpy as np
+
+    width = rate**-2
+    return float(np.roots([1.0, 7.0, 16.0 - width, 12.0 - width]).real.max())
+
+
+def copy_tensors(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(sources[name])
+
+
+def shard(tensor: Tensor) -> Tensor:
+    """The local part of a DTensor, which shares its memory; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def require_same_names(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], who: str, whom: str) -> None:
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    if missing or unknown:
+        raise ValueError(
+            f"{who} and {whom} do not have the same parameters: "
+            f"{len(missing)} missing from {who} {missing[:3]}, {len(unknown)} unknown to {whom} {unknown[:3]}"
+        )

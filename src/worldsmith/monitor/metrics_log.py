@@ -1,0 +1,103 @@
+"""`metrics.jsonl`: one JSON object per line, each with its step, appended and flushed at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Appends metrics to a file that never holds a step twice.
+
+    Opening it for a run that goes on from `resumed_step` (0 for a new run) removes what an interrupted run wrote beyond
+    that step, and a last line that was cut off. Numbers that are NaN or infinite are written as null, since JSON has no
+    word for them.
+    """
+
+    def __init__(self, path: Path, *, resumed_step: int = 0) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            truncate_after(path, resumed_step)
+        self.file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one line. Raises TypeError for a value that is no number, text, list or mapping."""
+        record = {"step": step, **{key: plain(key, value) for key, value in metrics.items() if key != "step"}}
+        self.file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All complete lines of a metrics file, in order."""
+    return [record for _, record in records(path) if record is not None]
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Rewrites the file, atomically, without the lines whose step is greater and without lines that are no JSON."""
+    kept, dropped, broken = [], 0, 0
+    for line, record in records(path):
+        if record is None:
+            broken += 1
+        elif record["step"] > step:
+            dropped += 1
+        else:
+            kept.append(line)
+    if not dropped and not broken:
+        return
+    if dropped:
+        logger.info("%s: removed %d lines of steps after %d, which are run again", path, dropped, step)
+    if broken:
+        logger.warning("%s: removed %d lines that are not complete", path, broken)
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("wb") as file:
+        file.write(b"".join(kept))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
+    """Each line and what it says; None for a line that is cut off or holds no step."""
+    found: list[tuple[bytes, dict[str, Any] | None]] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            record = None
+        complete = isinstance(record, dict) and isinstance(record.get("step"), int)
+        found.append((line, record if complete else None))
+    return found
+
+
+def plain(key: str, value: Any) -> Any:
+    """The value as JSON has it: scalars of numeric libraries as numbers, non-finite numbers as null."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(f"{key}.{k}", v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(f"{key}[{i}]", v) for i, v in enumerate(value)]
+    raise TypeError(
+        f"metric '{key}' is a {type(value).__name__}; a metric is a number, a text, a list or a mapping of them"
+    )

@@ -1,0 +1,150 @@
+"""`launch_info.yaml` and `job_env.yaml`: how a run was started, and on what."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worldsmith.monitor.redaction import redact_arguments, redact_environment, redact_urls
+
+PACKAGES = (
+    "worldsmith",
+    *(
+        "torch",
+        "numpy",
+        "safetensors",
+        "pydantic",
+        "omegaconf",
+        "av",
+        "pillow",
+        "transformers",
+        "diffusers",
+        "accelerate",
+    ),
+    *("peft", "tensorboard", "datasets", "wandb"),
+)
+DISTRIBUTED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def write_run_record(
+    folder: Path,
+    *,
+    command: Sequence[str],
+    config_path: str | None,
+    overrides: Sequence[str],
+    world_size: int = 1,
+    seed: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Writes both files into the run folder; the launches of an earlier record are kept under `earlier_launches`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    launch_path = folder / "launch_info.yaml"
+    launch: dict[str, Any] = {
+        "cmd": shlex.join(redact_arguments(command)),
+        "args_cfg_path": config_path,
+        "args_override": redact_arguments(overrides),
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "working_directory": str(Path.cwd()),
+    }
+    earlier = earlier_launches(launch_path)
+    if earlier:
+        launch["earlier_launches"] = earlier
+    write_yaml(launch_path, launch)
+    write_yaml(folder / "job_env.yaml", describe_environment(world_size=world_size, seed=seed, environment=environment))
+
+
+def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Host, processors, package versions, torch build and threads, git state, and the environment without secrets."""
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": sys.version.split()[0],
+        "cpu_count": os.cpu_count(),
+        "world_size": world_size,
+        "seed": seed,
+        "distributed": {name: environment[name] for name in DISTRIBUTED_VARIABLES if name in environment},
+        "packages": package_versions(),
+        "torch": describe_torch(),
+        "git": git_state(Path.cwd()),
+        "environment": redact_environment(environment),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """The installed versions of the packages that can change a run's numbers."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def describe_torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit, branch, remote and changed files of the repository around `folder`; None when there is none."""
+    commit = git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = git(folder, "status", "--porcelain", "--untracked-files=no") or ""
+    return {
+        "commit": commit,
+        "branch": git(folder, "rev-parse", "--abbrev-ref", "HEAD"),
+        "remote": redact_urls(git(folder, "config", "--get", "remote.origin.url") or "") or None,
+        "changed_files": [line.strip().split(maxsplit=1)[-1] for line in changed.splitlines()],
+    }
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command; None when git or a repository is missing."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def earlier_launches(path: Path) -> list[dict[str, Any]]:
+    """The launches that a file records already, oldest first."""
+    if not path.exists():
+        return []
+    try:
+        launch = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        return [{"unreadable": path.read_text(encoding="utf-8", errors="replace")}]
+    if not isinstance(launch, dict):
+        return []
+    earlier = launch.pop("earlier_launches", [])
+    return [*earlier, launch]
+
+
+def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes the file whole or not at all."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000), encoding="utf-8")
+    os.replace(aside, path)

@@ -1,0 +1,135 @@
+"""What a run shows in the terminal: one live line, and messages that scroll by above it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+
+class TerminalView:
+    """A progress line: step, loss, tokens/s, time left. To be used as a context manager.
+
+    In a terminal the line is redrawn in place, at most four times a second. Elsewhere (a file, a pipe) a plain line is
+    printed for the first and last step and then every `plain_interval` seconds. Log records of `worldsmith` and
+    everything printed meanwhile appear above the line.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        first_step: int = 0,
+        console: Console | None = None,
+        plain_interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.console = console or Console()
+        self.plain_interval = plain_interval
+        self.clock = clock
+        self.shown_at: float | None = None
+        self.handler = ViewHandler(self)
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+        if self.console.is_terminal:
+            # One line even in 80 columns: a short bar, and text that is cropped rather than wrapped.
+            columns = (
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=16),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            )
+            self.progress = Progress(*columns, console=self.console, refresh_per_second=4)
+            self.task = self.progress.add_task("starting", total=total_steps, completed=first_step)
+
+    def __enter__(self) -> TerminalView:
+        logger = logging.getLogger("worldsmith")
+        self.former = logger.level, logger.propagate
+        logger.addHandler(self.handler)
+        logger.setLevel(min(logger.level or logging.INFO, logging.INFO))
+        logger.propagate = False
+        if self.progress is not None:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+        logger = logging.getLogger("worldsmith")
+        logger.removeHandler(self.handler)
+        logger.setLevel(self.former[0])
+        logger.propagate = self.former[1]
+
+    def update(
+        self,
+        step: int,
+        *,
+        loss: float,
+        tokens_per_second: float | None = None,
+        remaining_seconds: float | None = None,
+    ) -> None:
+        """Shows the state after `step` optimizer steps. Unknown rates are left out."""
+        parts = [f"loss {loss:.4f}"]
+        if tokens_per_second is not None:
+            parts.append(f"{short_number(tokens_per_second)} tokens/s")
+        if remaining_seconds is not None and step < self.total_steps:
+            parts.append(f"{duration(remaining_seconds)} left")
+        text = "  ".join(parts)
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=step, description=text)
+            return
+        now = self.clock()
+        if self.shown_at is None or step >= self.total_steps or now - self.shown_at >= self.plain_interval:
+            self.shown_at = now
+            self.print(f"step {step}/{self.total_steps}  {text}")
+
+    def print(self, message: str, *, style: str = "") -> None:
+        """Prints a message above the live line."""
+        self.console.print(Text(message, style=style), soft_wrap=True)
+
+    def warning(self, message: str) -> None:
+        self.print(f"warning: {message}", style="yellow")
+
+
+class ViewHandler(logging.Handler):
+    """Shows log records in a view."""
+
+    def __init__(self, view: TerminalView) -> None:
+        super().__init__(logging.INFO)
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = self.format(record)
+            if record.levelno >= logging.ERROR:
+                self.view.print(f"error: {message}", style="red")
+            elif record.levelno >= logging.WARNING:
+                self.view.warning(message)
+            else:
+                self.view.print(message)
+        except Exception:
+            self.handleError(record)
+
+
+def duration(seconds: float) -> str:
+    """45s, 3m05s, 2h07m, 3d04h."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    if total < 86400:
+        return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    return f"{total // 86400}d{total % 86400 // 3600:02d}h"
+
+
+def short_number(value: float) -> str:
+    """812, 12.3k, 4.5M."""
+    if abs(value) < 1e4:
+        return f"{value:.0f}"
+    return f"{value / 1e3:.1f}k" if abs(value) < 1e6 else f"{value / 1e6:.1f}M"

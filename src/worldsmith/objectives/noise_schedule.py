@@ -1,0 +1,84 @@
+"""How noisy a training sample is made: distributions of σ, their shift, and the random streams behind them.
+
+σ = 1 is pure noise, σ = 0 is clean data. Everything random about a sample is a pure function of the run's seed and the
+sample's position in the data stream, so that packing, ranks and accumulation cannot change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SIGMA_STREAM = 0
+NOISE_STREAM = 1
+
+# The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the share of uniform draws.
+LTX2_UPPER_Z = 3.0902
+LTX2_LOWER_Z = -2.5758
+LTX2_FLOOR = 1e-3
+LTX2_UNIFORM_SHARE = 0.1
+
+
+def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
+    """An independent generator for each (seed, position, stream).
+
+    Philox is a counter-based generator whose bits are the same on every processor; NumPy's normal variates are made
+    from them by table lookup, whereas torch takes different vector paths on different processors.
+    """
+    if seed < 0 or position < 0:
+        raise ValueError(f"seed and sample position must not be negative, found seed={seed}, position={position}")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, position))))
+
+
+def sample_noise(shape: Sequence[int], *, seed: int, position: int) -> Tensor:
+    """Standard normal noise of the sample at `position`, float32, on the CPU."""
+    return torch.from_numpy(random_stream(seed, position, NOISE_STREAM).standard_normal(tuple(shape), dtype=np.float32))
+
+
+def sample_sigma(distribution: str, shift: float, *, seed: int, position: int) -> float:
+    """The noise level σ in [0, 1] of the sample at `position`."""
+    rng = random_stream(seed, position, SIGMA_STREAM)
+    if distribution == "ltx2":
+        return ltx2(shift, z=rng.standard_normal(), choice=rng.random(), uniform=rng.random())
+    if distribution == "logitnormal":
+        time = sigmoid(rng.standard_normal())
+    elif distribution == "waver":
+        time = waver(rng.random())
+    elif distribution == "uniform":
+        time = rng.random()
+    else:
+        raise ValueError(f"unknown noise distribution '{distribution}'; known: waver, logitnormal, uniform, ltx2")
+    return shift_sigma(time, shift)
+
+
+def waver(u: float) -> float:
+    """Maps u in [0, 1] to 1 - u - 1.29·(cos²(πu/2) - 1 + u); 0 gives 1, 1 gives 0, the middle is flattened."""
+    return 1.0 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1.0 + u)
+
+
+def shift_sigma(time: float, shift: float) -> float:
+    """s·t / (1 + (s-1)·t): moves mass towards noise for s > 1 and keeps the ends."""
+    return shift * time / (1.0 + (shift - 1.0) * time)
+
+
+def ltx2(shift: float, *, z: float, choice: float, uniform: float) -> float:
+    """A logit-normal of mean ln(shift), stretched between two of its quantiles, with a share of uniform draws.
+
+    Takes a standard normal `z` and two uniforms: the shift is the mean already and is not applied again.
+    """
+    if choice < LTX2_UNIFORM_SHARE:
+        return LTX2_FLOOR + (1.0 - LTX2_FLOOR) * uniform
+    mean = math.log(shift)
+    low, high = sigmoid(mean + LTX2_LOWER_Z), sigmoid(mean + LTX2_UPPER_Z)
+    sigma = (sigmoid(mean + z) - low) / (high - low)
+    if sigma < LTX2_FLOOR:
+        sigma = 2 * LTX2_FLOOR - sigma
+    return min(max(sigma, 0.0), 1.0)
+
+
+def sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))

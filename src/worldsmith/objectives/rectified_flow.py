@@ -1,0 +1,188 @@
+"""Rectified flow: the network learns the velocity ε - x0 at x_t = σ·ε + (1-σ)·x0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.objectives.loss_weighting import StepCounts
+
+Distribution = Literal["waver", "logitnormal", "uniform", "ltx2"]
+Shift = int | float | dict[str, int | float]
+
+TIMESTEP_SCALE = 1000.0
+DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, "480": 5, "720": 10}
+DYNAMIC_KEYS = {"video": "dynamic_shift_base_num_tokens_video", "image": "dynamic_shift_base_num_tokens_image"}
+
+
+class Sample(Protocol):
+    """What the objective needs to know about a training sample."""
+
+    position: int
+    latent_shape: tuple[int, int, int]
+    num_frames: int
+    condition_frames: int
+    resolution: str
+
+
+class Conditioned(Protocol):
+    """Anything that says how many leading latent frames are given clean."""
+
+    @property
+    def condition_frames(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseDraw:
+    """The noise level σ in [0, 1] of one sample and its noise, float32 of the latents' shape."""
+
+    sigma: float
+    noise: Tensor
+
+
+class RectifiedFlow(Configurable):
+    """Draws σ and noise, makes the network's input, and turns velocities into losses and losses into a step's loss."""
+
+    class Config(Configurable.Config):
+        video_distribution: Distribution = "waver"
+        """Distribution of the noise level of videos, before the shift."""
+        image_distribution: Distribution = "logitnormal"
+        """Distribution of the noise level of images (samples of one frame), before the shift."""
+        shift: Shift = field(default_factory=lambda: dict(DEFAULT_SHIFTS))
+        """How far noise levels are moved towards noise: one number, a number per resolution tier, or, under the key
+        dynamic_shift_base_num_tokens_video (or _image), the latent size at which sqrt(size / base) is 1."""
+        shift_image: Shift | None = None
+        """The same for images. None: images use `shift`."""
+        loss_scale: float = 1.0
+        """Factor of the loss."""
+        image_loss_scale: float | None = None
+        """Factor of the loss of images; videos and images are then averaged apart and added. None: one mean of all."""
+        normalize_loss_by_active: bool = False
+        """Whether clean condition frames are left out of a sample's mean. False: they count as zero error."""
+        sample_level_loss_averaging: bool = True
+        """Whether a step's loss is the mean over all its samples. False: the mean over packs of each pack's mean."""
+
+        def check(self) -> None:
+            check_shift("shift", self.shift)
+            if self.shift_image is not None:
+                check_shift("shift_image", self.shift_image)
+            for name in ("loss_scale", "image_loss_scale"):
+                value = getattr(self, name)
+                if value is not None and not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"objective.{name} must be a positive number, found {value}")
+
+    def __init__(self, config: Config) -> None:
+        config.check()
+        self.config = config
+
+    def draw(self, samples: Sequence[Sample], latents: Sequence[Tensor], *, seed: int) -> list[NoiseDraw]:
+        """σ and noise of each sample, a pure function of (seed, sample.position); noise on the latents' device."""
+        from worldsmith.objectives.noise_schedule import sample_noise
+
+        return [
+            NoiseDraw(
+                sigma=self.sigma(sample, seed=seed),
+                noise=sample_noise(x0.shape, seed=seed, position=sample.position).to(x0.device),
+            )
+            for sample, x0 in zip(samples, latents, strict=True)
+        ]
+
+    def sigma(self, sample: Sample, *, seed: int) -> float:
+        """The noise level of one sample."""
+        from worldsmith.objectives.noise_schedule import sample_sigma
+
+        distribution = self.config.image_distribution if is_image(sample) else self.config.video_distribution
+        return sample_sigma(distribution, self.shift_of(sample), seed=seed, position=sample.position)
+
+    def shift_of(self, sample: Sample) -> float:
+        """The shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""
+        image = is_image(sample)
+        own = image and self.config.shift_image is not None
+        name, shift = ("shift_image", self.config.shift_image) if own else ("shift", self.config.shift)
+        if not isinstance(shift, dict):
+            return float(shift)  # type: ignore[arg-type]
+        base = shift.get(DYNAMIC_KEYS["image" if image else "video"])
+        if base is not None:
+            return math.sqrt(math.prod(sample.latent_shape) / base)
+        if sample.resolution not in shift:
+            raise ValueError(
+                f"objective.{name} has no entry for the resolution tier '{sample.resolution}' of the sample at "
+                f"position {sample.position}; the table is {shift}; "
+                f"add '{sample.resolution}' to it or give one number for all tiers"
+            )
+        return float(shift[sample.resolution])
+
+    def losses(
+        self,
+        network: Any,
+        pack: Any,
+        latents: Sequence[Tensor],
+        draws: Sequence[NoiseDraw],
+        layouts: Sequence[Conditioned],
+    ) -> Tensor:
+        """Runs the network on the noisy pack and returns each sample's loss, float32 [n].
+
+        `latents` are clean x0, [C, t, h, w] each; `layouts` may be samples or the layouts that they were packed from.
+        """
+        import torch
+
+        from worldsmith.objectives.flow_matching import noisy_input, per_sample_losses, velocity_target
+
+        clean = [layout.condition_frames for layout in layouts]
+        noisy = [noisy_input(x0, d.noise, d.sigma, k) for x0, d, k in zip(latents, draws, clean, strict=True)]
+        timesteps = torch.tensor(
+            [TIMESTEP_SCALE * d.sigma for d in draws], device=latents[0].device, dtype=torch.float32
+        )
+        targets = [velocity_target(x0, d.noise) for x0, d in zip(latents, draws)]
+        velocities = network(pack, noisy, timesteps)
+        return per_sample_losses(velocities, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
+
+    def backward_loss(self, losses: Tensor, samples: Sequence[Sample], counts: StepCounts) -> Tensor:
+        """The scalar on which to call backward for this micro-batch.
+
+        `counts` describe the whole step, over all micro-batches and ranks. When gradients are summed over micro-batches
+        and averaged over ranks, the result is the gradient of the mean over all samples of the step (or, without
+        `sample_level_loss_averaging`, of the mean of pack means).
+        """
+        from worldsmith.objectives.loss_weighting import exact_mean_weights, pack_mean_weights
+
+        weigh = exact_mean_weights if self.config.sample_level_loss_averaging else pack_mean_weights
+        weights = weigh(
+            [is_image(sample) for sample in samples],
+            counts,
+            loss_scale=self.config.loss_scale,
+            image_loss_scale=self.config.image_loss_scale,
+        )
+        return (losses * losses.new_tensor(weights)).sum()
+
+
+def is_image(sample: Sample) -> bool:
+    return sample.num_frames == 1
+
+
+def count_kinds(samples: Sequence[Sample]) -> tuple[int, int]:
+    """(videos, images) among the samples: sum it over the step's packs and ranks to make its `StepCounts`."""
+    images = sum(is_image(sample) for sample in samples)
+    return len(samples) - images, images
+
+
+def check_shift(name: str, shift: Shift) -> None:
+    """Raises ValueError unless every shift is a positive number under a tier or a dynamic key."""
+    entries = shift if isinstance(shift, dict) else {"": shift}
+    if not entries:
+        raise ValueError(f"objective.{name} is an empty table; give a number, or one number per resolution tier")
+    for key, value in entries.items():
+        where = f"objective.{name}['{key}']" if key else f"objective.{name}"
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{where} must be a positive number, found {value}")
+        if key and not key.isdigit() and key not in DYNAMIC_KEYS.values():
+            raise ValueError(
+                f'{where}: a key is a resolution tier such as "256" or one of {", ".join(DYNAMIC_KEYS.values())}'
+            )

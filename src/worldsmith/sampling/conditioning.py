@@ -1,0 +1,191 @@
+"""Requests for videos, and what becomes of them before the first step: text ids, clean frames and noise."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from worldsmith.data.captions import Caption, render_caption
+from worldsmith.data.token_count import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION, latent_shape
+from worldsmith.models.cosmos3.sequence import SampleLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One video to generate."""
+
+    prompt: str
+    """A caption, or a structured caption as a JSON object, which is used as it stands."""
+    height: int
+    """Pixels, a multiple of 16."""
+    width: int
+    """Pixels, a multiple of 16."""
+    num_frames: int
+    """Rounded up to 4k+1, with a warning."""
+    fps: float
+    """Frames per second."""
+    seed: int = 0
+    """Fixes the noise."""
+    condition: Tensor | None = None
+    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the opening frames for video-to-video."""
+    condition_frames: int = 0
+    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video (5 frames of the clip)."""
+    negative_prompt: str | None = None
+    """What guidance moves away from. None: the empty caption, as in training."""
+
+    def check(self) -> None:
+        """Raises ValueError, naming the prompt, for sizes and conditions that no video can have."""
+        where = f"request {self.prompt[:60]!r}"
+        for name, side in (("height", self.height), ("width", self.width)):
+            if side < 1 or side % SPATIAL_COMPRESSION:
+                raise ValueError(
+                    f"{where}: {name} must be a multiple of {SPATIAL_COMPRESSION}, found {side}; "
+                    f"the nearest is {max(1, round(side / SPATIAL_COMPRESSION)) * SPATIAL_COMPRESSION}"
+                )
+        if self.num_frames < 1 or not self.fps > 0:
+            raise ValueError(f"{where}: num_frames and fps must be positive, found {self.num_frames} and {self.fps}")
+        if self.seed < 0:
+            raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")
+        if (self.condition is None) != (self.condition_frames == 0):
+            raise ValueError(
+                f"{where}: condition_frames is {self.condition_frames} and there is "
+                f"{'no condition' if self.condition is None else 'a condition'}; give both or neither"
+            )
+        if self.condition is not None:
+            check_condition(self.condition, pixel_frames(self.condition_frames), self.num_frames, where)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request in the network's terms."""
+
+    start: Tensor
+    """State at the highest noise level: noise, with clean frames in their place; float32 [C, t, h, w] on the device."""
+    conditional: SampleLayout
+    unconditional: SampleLayout
+
+
+def prepare(generator: Cosmos3Generator, request: GenerationRequest) -> PreparedRequest:
+    """Text ids of both branches of guidance, and the start of sampling. Raises ValueError for an impossible request."""
+    request.check()
+    request = with_whole_latent_frames(request)
+    shape = latent_shape(request.num_frames, request.height, request.width)
+    texts = conditional_text(request, generator.defaults), unconditional_text(request, generator.defaults)
+    layouts = [
+        SampleLayout(
+            text_ids=generator.tokenize(text)[: generator.defaults.max_caption_tokens],
+            latent_shape=shape,
+            fps=request.fps,
+            condition_frames=request.condition_frames,
+        )
+        for text in texts
+    ]
+    start = seeded_noise(request.seed, (generator.config.network.latent_channel, *shape))
+    start = start.to(generator.device)
+    if request.condition is not None:
+        start[:, : request.condition_frames] = clean_frames(generator, request)
+    return PreparedRequest(start, *layouts)
+
+
+def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
+    """The prompt as training would have written it."""
+    return training_text(request, defaults, dropped=not request.prompt.strip())
+
+
+def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
+    """The negative prompt as it is, or else what training showed for a dropped caption."""
+    return (
+        training_text(request, defaults, dropped=True) if request.negative_prompt is None else request.negative_prompt
+    )
+
+
+def training_text(request: GenerationRequest, defaults: GenerationDefaults, *, dropped: bool) -> str:
+    return render_caption(
+        Caption("prompt", request.prompt, structured=is_structured(request.prompt)),
+        suffix=defaults.caption_suffix,
+        append_duration_fps=defaults.append_duration_fps,
+        append_resolution=defaults.append_resolution,
+        dropout_rate=1.0 if dropped else 0.0,
+        dropout_keeps_metadata=defaults.unconditional_keeps_metadata,
+        num_frames=request.num_frames,
+        fps=request.fps,
+        size=(request.height, request.width),
+        rng=random.Random(0),
+    )
+
+
+def is_structured(prompt: str) -> bool:
+    """Whether a prompt is a JSON object."""
+    if not prompt.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(prompt), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def clean_frames(generator: Cosmos3Generator, request: GenerationRequest) -> Tensor:
+    """Latents of the condition's opening frames [C, k, h, w].
+
+    The VAE is causal: the first k latents of a clip depend on its first 4(k-1)+1 frames and on nothing after them.
+    """
+    opening = request.condition[:, : pixel_frames(request.condition_frames)]
+    return generator.encode(resize_and_crop(opening, request.height, request.width)).to(generator.device)
+
+
+def resize_and_crop(video: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [3, T, H, W] to the given size: scaled to cover it (bilinear, antialiased), then cut around the centre."""
+    if video.shape[-2:] == (height, width):
+        return video
+    source_height, source_width = video.shape[-2:]
+    scale = max(height / source_height, width / source_width)
+    size = (math.ceil(scale * source_height), math.ceil(scale * source_width))
+    frames = video.movedim(1, 0).float()
+    frames = F.interpolate(frames, size=size, mode="bilinear", align_corners=False, antialias=True)
+    top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+    frames = frames[:, :, top : top + height, left : left + width]
+    return frames.round().clamp(0, 255).to(torch.uint8).movedim(0, 1).contiguous()
+
+
+def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise, float32, that depends on nothing but seed and shape: Philox is the same everywhere."""
+    stream = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))
+
+
+def with_whole_latent_frames(request: GenerationRequest) -> GenerationRequest:
+    frames = pixel_frames(1 + -(-(request.num_frames - 1) // TEMPORAL_COMPRESSION))
+    if frames != request.num_frames:
+        logger.warning("num_frames %d is not 4k+1; %d frames are generated instead", request.num_frames, frames)
+    return replace(request, num_frames=frames)
+
+
+def pixel_frames(latent_frames: int) -> int:
+    return 1 + (latent_frames - 1) * TEMPORAL_COMPRESSION
+
+
+def check_condition(condition: Tensor, needed: int, num_frames: int, where: str) -> None:
+    shape = list(condition.shape)
+    if condition.dtype != torch.uint8 or len(shape) != 4 or shape[0] != 3:
+        raise ValueError(f"{where}: expected a uint8 condition [3, T, H, W], found {condition.dtype} {shape}")
+    if shape[1] < needed:
+        raise ValueError(
+            f"{where}: its clean latent frames need {needed} frames of video, the condition has {shape[1]}"
+        )
+    if needed >= num_frames:
+        raise ValueError(f"{where}: {needed} clean frames leave nothing to generate of num_frames={num_frames}")

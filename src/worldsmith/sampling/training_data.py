@@ -1,0 +1,53 @@
+"""What the clips of a run look like: the size, length and frame rate to generate at when nothing else is asked."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from worldsmith.config.tree import from_dict
+from worldsmith.data.errors import DataError
+from worldsmith.data.sample import VideoSample
+from worldsmith.data.video_dataset import VideoDataset
+
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.load_model import StoredModel
+    from worldsmith.models.cosmos3.generator import GenerationDefaults
+
+logger = logging.getLogger(__name__)
+
+CLIPS_TO_TRY = 8
+
+
+def with_clip_size(model: StoredModel) -> StoredModel:
+    """The model with height, width, frames and frame rate of the first usable training clip in its defaults.
+
+    An exported pipeline has them already. When the data are gone, a warning says so and the defaults stay open.
+    """
+    if model.tree is None:
+        return model
+    try:
+        clip = first_clip(from_dict(model.tree["dataloader_train"]["dataset"], VideoDataset.Config))
+    except DataError as error:
+        logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
+        return model
+    return replace(model, defaults=from_clip(model.defaults, clip))
+
+
+def first_clip(config: VideoDataset.Config) -> VideoSample:
+    """The first usable sample of a data set. Raises DataError when the first few cannot be read."""
+    from worldsmith.data.sample_maker import SampleMaker
+
+    dataset = VideoDataset(config)
+    maker = SampleMaker(dataset, seed=0, shuffle=False, latent_cache=None)
+    for position in range(min(CLIPS_TO_TRY, len(dataset))):
+        item = maker[position].item
+        if isinstance(item, VideoSample):
+            return item
+    raise DataError(f"none of the first clips of {dataset.file} can be read")
+
+
+def from_clip(defaults: GenerationDefaults, clip: VideoSample) -> GenerationDefaults:
+    height, width = clip.size
+    return replace(defaults, height=height, width=width, num_frames=clip.num_frames, fps=clip.fps)

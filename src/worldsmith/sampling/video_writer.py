@@ -1,0 +1,164 @@
+"""Videos on disk: H.264 MP4 files, and contact sheets that show many clips in one picture."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+FRAME_SIDE = 112  # smaller frames are enlarged by a whole factor to at least this many pixels on a contact sheet
+GAP = 10
+LABEL_WIDTH = 130
+HEADER_LINES = 3
+LINE_HEIGHT = 19
+INK, PAPER, RULE = (30, 30, 30), (255, 255, 255), (205, 205, 205)
+
+
+def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) -> None:
+    """Writes uint8 frames [3, T, H, W] as H.264 (yuv420p). The file appears only when complete.
+
+    Odd sides are padded by one repeated pixel row or column, which a notice in the log says, since yuv420p has none.
+    `crf`: x264 quality, 0 (lossless) to 51. Raises ValueError for another shape or dtype, or fps that is not positive.
+    """
+    if frames.dtype != torch.uint8 or frames.ndim != 4 or frames.shape[0] != 3 or frames.shape[1] == 0:
+        raise ValueError(f"{path}: expected uint8 frames [3, T, H, W], found {frames.dtype} {list(frames.shape)}")
+    if not fps > 0:
+        raise ValueError(f"{path}: frames per second must be positive, found {fps}")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = frames.permute(1, 2, 3, 0).cpu().numpy()
+    height, width = images.shape[1:3]
+    if height % 2 or width % 2:
+        logger.warning("%s: %dx%d px padded to even sides for H.264", path.name, width, height)
+        images = np.pad(images, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+    partial = path.with_name(f".{path.name}.partial")
+    with av.open(str(partial), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001 * 240))
+        stream.height, stream.width = images.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        stream.options = {"crf": str(crf), "threads": "1"}
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
+        container.mux(stream.encode())
+    os.replace(partial, path)
+
+
+def read_mp4(path: str | Path) -> tuple[Tensor, float]:
+    """All frames of a video as uint8 [3, T, H, W], and its frames per second.
+
+    Raises ValueError when the file has no video stream or no frames.
+    """
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            raise ValueError(f"{path} has no video stream")
+        stream = container.streams.video[0]
+        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        fps = float(stream.average_rate or stream.base_rate or 0)
+    if not images:
+        raise ValueError(f"{path} has a video stream without frames")
+    return torch.from_numpy(np.stack(images)).permute(3, 0, 1, 2).contiguous(), fps
+
+
+def read_image(path: str | Path) -> Tensor:
+    """A picture as uint8 [3, H, W]."""
+    with Image.open(path) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def contact_sheet(
+    path: str | Path,
+    rows: Sequence[tuple[str, Sequence[Tensor]]],
+    prompts: Sequence[str],
+    *,
+    frames_per_clip: int = 4,
+    columns: int = 4,
+) -> None:
+    """One PNG: a column per prompt, a row per label, each cell some evenly spaced frames of a clip from left to right.
+
+    `rows`: (label, one uint8 clip [3, T, H, W] per prompt). Past `columns` prompts the sheet goes on below.
+    Raises ValueError when a row has not one clip for each prompt.
+    """
+    for label, clips in rows:
+        if len(clips) != len(prompts):
+            raise ValueError(f"contact sheet row '{label}' has {len(clips)} clips for {len(prompts)} prompts")
+    if not rows or not prompts:
+        raise ValueError("a contact sheet needs at least one row and one prompt")
+    cells = [[filmstrip(clip, frames_per_clip) for clip in clips] for _, clips in rows]
+    cell_width = max(cell.width for row in cells for cell in row)
+    row_heights = [max(cell.height for cell in row) for row in cells]
+    shown = min(columns, len(prompts))
+    bands = [range(start, min(start + shown, len(prompts))) for start in range(0, len(prompts), shown)]
+    header = HEADER_LINES * LINE_HEIGHT + GAP
+    band_height = header + sum(row_heights) + GAP * len(rows) + GAP
+    left = LABEL_WIDTH + GAP
+    sheet = Image.new("RGB", (left + shown * (cell_width + GAP), GAP + band_height * len(bands)), PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=15)
+    for band, members in enumerate(bands):
+        top = GAP + band * band_height
+        if band:
+            draw.line([(GAP, top - GAP), (sheet.width - GAP, top - GAP)], fill=RULE)
+        for column, index in enumerate(members):
+            x = left + column * (cell_width + GAP)
+            draw.multiline_text((x, top), wrap(prompts[index], font, cell_width), fill=INK, font=font, spacing=3)
+        y = top + header
+        for (label, _), row, height in zip(rows, cells, row_heights):
+            text = wrap(label, font, LABEL_WIDTH - GAP)
+            draw.multiline_text((GAP, y + GAP), text, fill=INK, font=font, spacing=3)
+            for column, index in enumerate(members):
+                sheet.paste(row[index], (left + column * (cell_width + GAP), y))
+            y += height + GAP
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    sheet.save(partial, format="PNG")
+    os.replace(partial, path)
+
+
+def filmstrip(clip: Tensor, count: int) -> Image.Image:
+    """Evenly spaced frames of a clip side by side, the first and the last among them."""
+    total, height, width = clip.shape[1:]
+    picks = np.linspace(0, total - 1, min(count, total)).round().astype(int)
+    scale = max(1, -(-FRAME_SIDE // min(height, width)))
+    strip = Image.new("RGB", ((width * scale + 2) * len(picks) - 2, height * scale), PAPER)
+    for place, pick in enumerate(picks):
+        frame = Image.fromarray(np.ascontiguousarray(clip[:, pick].permute(1, 2, 0).cpu().numpy()))
+        strip.paste(
+            frame.resize((width * scale, height * scale), Image.Resampling.NEAREST), (place * (width * scale + 2), 0)
+        )
+    return strip
+
+
+def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """Breaks text at spaces to fit `width` pixels; what goes past the header's lines becomes an ellipsis."""
+    lines: list[str] = [""]
+    for word in text.split():
+        candidate = f"{lines[-1]} {word}".strip()
+        if font.getlength(candidate) <= width or not lines[-1]:
+            lines[-1] = candidate
+        else:
+            lines.append(word)
+    if len(lines) > HEADER_LINES:
+        lines = [*lines[: HEADER_LINES - 1], lines[HEADER_LINES - 1] + " …"]
+    return "\n".join(shorten(line, font, width) for line in lines)
+
+
+def shorten(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    if font.getlength(line) <= width:
+        return line
+    while line and font.getlength(line + "…") > width:
+        line = line[:-1]
+    return line.rstrip(" …") + "…"

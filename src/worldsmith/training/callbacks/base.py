@@ -1,0 +1,46 @@
+"""`Callback`: named points of a run at which a component may act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    from worldsmith.training.step import Step
+    from worldsmith.training.trainer import Trainer
+
+
+class Callback(Configurable):
+    """Does nothing at every point; subclasses override the points that they need.
+
+    Points in the order of a step: on_training_step_start → (forward and backward of all packs) →
+    on_before_optimizer_step → (optimizer, scheduler, average) → on_training_step_end → (save, when it is due) →
+    on_save_checkpoint_end. All ranks call all points. `folder` belongs to the callback; it exists on rank 0.
+    """
+
+    class Config(Configurable.Config):
+        """A callback without settings."""
+
+    def __init__(self, config: Config, *, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        """Everything is built and restored; `trainer.iteration` steps are done."""
+
+    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
+        """The step's packs are read; nothing is computed yet."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+        """Gradients of all packs are summed; `step.loss` is known. Here gradients may be changed."""
+
+    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+        """The step is done or skipped and counted."""
+
+    def on_save_checkpoint_end(self, trainer: Trainer, checkpoint: Path) -> None:
+        """A complete checkpoint has become visible."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """The last step is done, or the run stops early; also called when the run fails."""

@@ -1,0 +1,31 @@
+"""Gradient clipping as a callback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.grad_clip import clip_gradients
+
+if TYPE_CHECKING:
+    from worldsmith.training.step import Step
+    from worldsmith.training.trainer import Trainer
+
+
+class GradClip(Callback):
+    """Scales the gradient of all trained parameters down to a global L2 norm."""
+
+    class Config(Callback.Config):
+        clip_norm: float = 1.0
+        """Largest global L2 norm of the gradient; steps with a larger one are scaled down to it."""
+        force_finite: bool = True
+        """Whether NaN and infinite gradient entries become zero. False: such a step is skipped."""
+
+        def check(self) -> None:
+            if not self.clip_norm > 0:
+                raise ValueError(f"trainer.callbacks.grad_clip.clip_norm must be above 0, found {self.clip_norm}")
+
+    config: Config
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+        step.gradient = clip_gradients(trainer.parameters, self.config.clip_norm, force_finite=self.config.force_finite)

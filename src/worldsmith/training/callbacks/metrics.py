@@ -1,0 +1,81 @@
+"""`metrics.jsonl` and TensorBoard files."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.monitor.metrics_log import MetricsLog
+from worldsmith.training.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from worldsmith.monitor.tensorboard_log import TensorBoardLog
+    from worldsmith.training.step import Step
+    from worldsmith.training.trainer import Trainer
+
+
+class Metrics(Callback):
+    """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
+
+    A run that goes on from a checkpoint first removes the lines of the steps that it will do again.
+    """
+
+    class Config(Callback.Config):
+        tensorboard: bool = True
+        """Whether TensorBoard files are written beside metrics.jsonl."""
+
+    config: Config
+    log: MetricsLog | None = None
+    board: TensorBoardLog | None = None
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if not trainer.world.is_main:
+            return
+        self.log = MetricsLog(trainer.run_folder / "metrics.jsonl", resumed_step=trainer.iteration)
+        if self.config.tensorboard:
+            from worldsmith.monitor.tensorboard_log import TensorBoardLog
+
+            self.board = TensorBoardLog(self.folder, resumed_step=trainer.iteration)
+
+    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+        number, loop = step.index + 1, trainer.config.trainer
+        if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
+            return
+        rejected = trainer.rejected()  # on every rank: it is a sum over them
+        metrics = step_metrics(step, trainer, rejected)
+        if self.log is not None:
+            self.log.write(number, metrics)
+        if self.board is not None:
+            self.board.write(number, metrics)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        for log in (self.log, self.board):
+            if log is not None:
+                log.close()
+
+
+def step_metrics(step: Step, trainer: Trainer, rejected: dict[str, int]) -> dict[str, Any]:
+    """The figures of one step, over all ranks; seconds and memory are this rank's."""
+    return {
+        "loss": step.loss,
+        "lr": step.learning_rate,
+        "grad_norm": step.gradient.norm if step.gradient else None,
+        "samples": step.samples,
+        "tokens": step.tokens,
+        "tokens_per_second": step.tokens / step.seconds if step.seconds else None,
+        "step_seconds": step.seconds,
+        "data_seconds": step.data_seconds,
+        "skipped": step.skipped,
+        "skipped_total": trainer.guard.skipped,
+        "rejected": rejected,
+        "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
+    }
+
+
+def peak_memory_bytes(device: str) -> int:
+    """The most memory held so far: of the accelerator, or of this process."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

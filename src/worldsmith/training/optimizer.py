@@ -1,0 +1,180 @@
+"""AdamW over the parameters that a run trains."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that share a learning rate, in the network's order."""
+
+    lr: float
+    names: list[str]
+
+
+class AdamW(Configurable):
+    """`torch.optim.AdamW` with an allow-list of parameters and learning rates by name.
+
+    - `keys_to_select` freezes every parameter whose name contains none of the substrings.
+    - `lr_multipliers`: the first substring, in the order of the table, that a name contains decides.
+    - A pattern that reaches no parameter is an error. One that an earlier pattern robs is reported in the log.
+    """
+
+    class Config(Configurable.Config):
+        lr: float = 2e-4
+        """Base learning rate."""
+        betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+        """Decay of the running means of the gradient and of its square."""
+        eps: float = 1e-8
+        """Added to the denominator; 1e-6 suits bfloat16 gradients."""
+        weight_decay: float = 0.0
+        """Decoupled weight decay. 0: none."""
+        fused: bool = True
+        """Whether the fused kernel is used; on a device that has none the plain one is taken and the log says so."""
+        keys_to_select: list[str] = field(default_factory=list)
+        """Substrings of the names of the parameters to train; all others are frozen. Empty: train everything."""
+        lr_multipliers: dict[str, float] = field(default_factory=dict)
+        """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
+
+        def check(self) -> None:
+            if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+                raise ValueError(f"optimizer.betas must be two numbers in [0, 1), found {self.betas}")
+            for name in ("lr", "eps", "weight_decay"):
+                value = getattr(self, name)
+                if not (math.isfinite(value) and value >= 0):
+                    raise ValueError(f"optimizer.{name} must be a number of at least 0, found {value}")
+            for pattern, factor in self.lr_multipliers.items():
+                if not (math.isfinite(factor) and factor >= 0):
+                    raise ValueError(f"optimizer.lr_multipliers['{pattern}'] must be at least 0, found {factor}")
+            if "" in self.keys_to_select or "" in self.lr_multipliers:
+                raise ValueError("optimizer: an empty pattern fits every parameter; remove it")
+
+    def __init__(self, config: Config, *, network: nn.Module) -> None:
+        config.check()
+        self.config = config
+        select_parameters(network, config.keys_to_select)
+        named = dict(trainable_parameters(network))
+        self.groups = group_by_lr(list(named), config.lr, config.lr_multipliers, frozen_names(network))
+        self.optimizer = build_adamw(
+            [{"params": [named[name] for name in group.names], "lr": group.lr} for group in self.groups], config
+        )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the optimizer's order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) of what is not frozen, in the order in which the network registers them."""
+    return [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+
+
+def frozen_names(network: nn.Module) -> list[str]:
+    return [name for name, p in network.named_parameters() if not p.requires_grad]
+
+
+def select_parameters(network: nn.Module, patterns: list[str]) -> None:
+    """Freezes every parameter whose name contains none of the patterns; never unfreezes one."""
+    trainable = [name for name, _ in trainable_parameters(network)]
+    if not trainable:
+        raise ValueError("the network has no parameter that is not frozen: there is nothing to train")
+    if not patterns:
+        return
+    frozen = frozen_names(network)
+    for pattern in patterns:
+        if not any(pattern in name for name in trainable):
+            raise no_match("optimizer.keys_to_select", pattern, trainable, frozen)
+    for name, parameter in network.named_parameters():
+        if not any(pattern in name for pattern in patterns):
+            parameter.requires_grad_(False)
+    names = [name for name, _ in trainable_parameters(network)]
+    logger.info("training %d of %d parameter tensors", len(names), len(trainable) + len(frozen))
+
+
+def group_by_lr(names: list[str], lr: float, multipliers: dict[str, float], frozen: list[str]) -> list[ParameterGroup]:
+    """Groups names by learning rate, in order of first appearance. Raises ValueError for a pattern that fits none."""
+    taken: dict[str, str] = {}
+    for pattern in multipliers:
+        fits = [name for name in names if pattern in name]
+        if not fits:
+            raise no_match("optimizer.lr_multipliers", pattern, names, frozen)
+        lost = [name for name in fits if name in taken]
+        if lost:
+            logger.warning(
+                "optimizer.lr_multipliers['%s'] = %g has no effect on %d of the %d parameters that it fits, "
+                "such as %s: '%s' comes first in the table and decides; put the narrower pattern first",
+                *(pattern, multipliers[pattern], len(lost), len(fits), lost[0], taken[lost[0]]),
+            )
+        taken.update({name: pattern for name in fits if name not in taken})
+    groups: dict[float, list[str]] = {}
+    for name in names:
+        groups.setdefault(lr * multipliers.get(taken.get(name, ""), 1.0), []).append(name)
+    return [ParameterGroup(rate, members) for rate, members in groups.items()]
+
+
+def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
+    """The torch optimizer; falls back from the fused kernel, with a warning, where a device has none."""
+    import torch
+
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (config.betas[0], config.betas[1]),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+    kinds = {(p.device, p.dtype) for group in groups for p in group["params"]}
+    lacking = sorted(f"{dtype} on {device}" for device, dtype in kinds if not has_fused_kernel(device, dtype))
+    if config.fused and lacking:
+        logger.warning("optimizer.fused: there is no fused AdamW for %s; the plain one is used", ", ".join(lacking))
+    return torch.optim.AdamW(groups, fused=config.fused and not lacking, **options)
+
+
+def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Takes one fused step of a single zero: torch refuses an unsupported device or type at the first step only."""
+    import torch
+
+    probe = torch.zeros(1, device=device, dtype=dtype)
+    probe.grad = torch.zeros_like(probe)
+    try:
+        torch.optim.AdamW([probe], fused=True).step()
+    except RuntimeError:
+        return False
+    return True
+
+
+def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> ValueError:
+    """The error for a pattern that reaches no trained parameter; names those that come closest."""
+    stopped = [name for name in frozen if pattern in name]
+    if stopped:
+        return ValueError(
+            f"{where}: '{pattern}' fits only parameters that are frozen, such as {stopped[0]}, and has no effect"
+        )
+    return ValueError(
+        f"{where}: '{pattern}' is in the name of none of the {len(names)} parameters that are trained; "
+        f"the nearest are: {', '.join(nearest_names(pattern, names))}"
+    )
+
+
+def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """One name for each of the parts, between dots, that look most like the pattern."""
+    example: dict[str, str] = {}
+    for name in names:
+        for part in (*name.split("."), name):
+            example.setdefault(part, name)
+    close = difflib.get_close_matches(pattern, example, n=count, cutoff=0.4) or list(example)[:count]
+    return list(dict.fromkeys(example[part] for part in close))

@@ -1,0 +1,129 @@
+"""Learning-rate schedules in cycles: linear warm-up, then a linear or cosine way down."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+logger = logging.getLogger(__name__)
+
+
+class LambdaSchedule(Configurable):
+    """Multiplies every group's learning rate by f(n), n the number of optimizer steps taken.
+
+    In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then
+    f_min + (f_max - f_min)·decay((n - W)/(L - W)). The step on which a cycle ends still belongs to it. After the last
+    cycle f stays at its end value. A subclass gives `decay`, which falls from 1 to 0.
+    """
+
+    class Config(Configurable.Config):
+        cycle_lengths: list[int] = field(default_factory=lambda: [20000])
+        """Length of each cycle in optimizer steps, warm-up included."""
+        warm_up_steps: list[int] = field(default_factory=lambda: [100])
+        """Warm-up of each cycle in optimizer steps."""
+        f_start: list[float] = field(default_factory=lambda: [1.0e-6])
+        """Multiplier at the start of each cycle's warm-up."""
+        f_max: list[float] = field(default_factory=lambda: [1.0])
+        """Multiplier at the end of each cycle's warm-up."""
+        f_min: list[float] = field(default_factory=lambda: [0.0])
+        """Multiplier at the end of each cycle."""
+        verbosity_interval: int = 0
+        """How often the learning rate is logged, in optimizer steps. 0: never."""
+
+        def check(self) -> None:
+            per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
+            lengths = {name: len(getattr(self, name)) for name in per_cycle}
+            if len(set(lengths.values())) > 1 or not self.cycle_lengths:
+                found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                raise ValueError(
+                    f"scheduler: every list needs one entry per cycle, at least one; entries found: {found}"
+                )
+            for cycle, (length, warm_up) in enumerate(zip(self.cycle_lengths, self.warm_up_steps)):
+                if not 0 <= warm_up < length:
+                    raise ValueError(
+                        f"scheduler: cycle {cycle} has {warm_up} warm-up steps and a length of {length} that includes "
+                        f"them; warm_up_steps[{cycle}] must be at least 0 and below cycle_lengths[{cycle}]"
+                    )
+            for name in ("f_start", "f_max", "f_min"):
+                if not all(math.isfinite(value) and value >= 0 for value in getattr(self, name)):
+                    raise ValueError(f"scheduler.{name} must hold numbers of at least 0, found {getattr(self, name)}")
+            if self.verbosity_interval < 0:
+                raise ValueError(f"scheduler.verbosity_interval must not be negative, found {self.verbosity_interval}")
+
+    def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
+        from torch.optim.lr_scheduler import LambdaLR
+
+        config.check()
+        self.config = config
+        self.scheduler = LambdaLR(optimizer, lambda n: multiplier(config, n))
+
+    @staticmethod
+    def decay(progress: float) -> float:
+        raise NotImplementedError("use LambdaLinear or LambdaCosine")
+
+    def step(self) -> None:
+        """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""
+        self.scheduler.step()
+        count, every = self.scheduler.last_epoch, self.config.verbosity_interval
+        if every and count % every == 0:
+            logger.info("learning rate after step %d: %s", count, ", ".join(f"{lr:.3e}" for lr in self.learning_rates))
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group for the next optimizer step."""
+        return [float(lr) for lr in self.scheduler.get_last_lr()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state)
+
+
+class LambdaLinear(LambdaSchedule):
+    """A straight line down after the warm-up."""
+
+    class Config(LambdaSchedule.Config):
+        """As `LambdaSchedule.Config`."""
+
+    @staticmethod
+    def decay(progress: float) -> float:
+        return 1.0 - progress
+
+
+class LambdaCosine(LambdaSchedule):
+    """Half a cosine down after the warm-up."""
+
+    class Config(LambdaSchedule.Config):
+        """As `LambdaSchedule.Config`."""
+
+    @staticmethod
+    def decay(progress: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def multiplier(config: LambdaSchedule.Config, n: int) -> float:
+    """f(n): the factor of the learning rate for the optimizer step that follows n others."""
+    cycle, last = 0, len(config.cycle_lengths) - 1
+    while cycle < last and n > config.cycle_lengths[cycle]:
+        n -= config.cycle_lengths[cycle]
+        cycle += 1
+    length, warm_up = config.cycle_lengths[cycle], config.warm_up_steps[cycle]
+    start, top, bottom = config.f_start[cycle], config.f_max[cycle], config.f_min[cycle]
+    if n < warm_up:
+        return start + (top - start) * n / warm_up
+    progress = min(1.0, (n - warm_up) / (length - warm_up))
+    decay = config._owner.decay  # type: ignore[attr-defined]
+    return bottom + (top - bottom) * float(decay(progress))
+
+
+def covers(config: LambdaSchedule.Config, max_iter: int) -> bool:
+    """Whether the cycles are at least as long as the run; after them the multiplier stays at its end value."""
+    return sum(config.cycle_lengths) >= max_iter

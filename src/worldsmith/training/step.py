@@ -1,0 +1,103 @@
+"""One optimizer step: the forward and backward passes of its packs, weighted as one mean."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsmith.models.cosmos3.sequence import SampleLayout
+from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
+from worldsmith.objectives.rectified_flow import count_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from worldsmith.data.latent_cache import LatentCache
+    from worldsmith.data.sample import VideoSample
+    from worldsmith.distributed.world import World
+    from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.objectives.rectified_flow import RectifiedFlow
+    from worldsmith.training.grad_clip import GradNorm
+
+
+@dataclass(slots=True)
+class Step:
+    """What is known of a step; it is filled in as the step goes on. Sums are over all ranks."""
+
+    index: int
+    """0-based: how many steps were done before this one."""
+    packs: list[list[VideoSample]]
+    """This rank's samples, one list for each forward pass."""
+    samples: int = 0
+    tokens: int = 0
+    """Text and latent tokens of all samples."""
+    loss: float = math.nan
+    """Mean over all samples of the step."""
+    gradient: GradNorm | None = None
+    """Norm of the gradient before clipping."""
+    learning_rate: float = 0.0
+    """Of the first parameter group, in this step."""
+    skipped: bool = False
+    """Whether nothing was updated, because the step was not finite."""
+    data_seconds: float = 0.0
+    """Waiting for the loader."""
+    seconds: float = 0.0
+    """The whole step, waiting included."""
+
+
+def read_packs(batches: Iterator[list[VideoSample]], index: int, grad_accum_iter: int) -> Step:
+    """Fetches all packs of a step first, so that the number of its samples is known before the first backward."""
+    start = time.perf_counter()
+    packs = [next(batches) for _ in range(grad_accum_iter)]
+    return Step(index=index, packs=packs, data_seconds=time.perf_counter() - start)
+
+
+def forward_backward(
+    step: Step,
+    *,
+    generator: Cosmos3Generator,
+    objective: RectifiedFlow,
+    latent_cache: LatentCache | None,
+    seed: int,
+    world: World,
+) -> None:
+    """Adds the gradient of the step's mean loss to the parameters and fills in loss, samples and tokens."""
+    kinds = [count_kinds(samples) for samples in step.packs]
+    videos, images = world.sum(sum(kind[0] for kind in kinds), sum(kind[1] for kind in kinds))
+    counts = StepCounts(int(videos), int(images), micro_batches=len(step.packs), world_size=world.size)
+    total = tokens = number = 0.0
+    for samples in step.packs:
+        latents = [sample_latents(sample, generator, latent_cache) for sample in samples]
+        pack = generator.pack([layout_of(sample) for sample in samples])
+        draws = objective.draw(samples, latents, seed=seed)
+        losses = objective.losses(generator.network, pack, latents, draws, samples)
+        objective.backward_loss(losses, samples, counts).backward()
+        loss_sum, count = loss_sums(losses).tolist()
+        total, number, tokens = total + loss_sum, number + count, tokens + pack.num_tokens
+    total, number, tokens = world.sum(total, number, tokens)
+    step.loss, step.samples, step.tokens = total / number, int(number), int(tokens)
+
+
+def sample_latents(sample: VideoSample, generator: Cosmos3Generator, latent_cache: LatentCache | None) -> Tensor:
+    """The sample's latents [C, t, h, w] on the generator's device, encoded now unless they were cached."""
+    if sample.latents is not None:
+        return sample.latents.to(generator.device)
+    if sample.video is None:
+        raise ValueError(f"sample {sample.key} has neither latents nor a video")
+    latents = generator.encode(sample.video)
+    if latent_cache is not None and sample.cache_key is not None:
+        latent_cache.put(sample.cache_key, latents.cpu())
+    return latents.to(generator.device)
+
+
+def layout_of(sample: VideoSample) -> SampleLayout:
+    return SampleLayout(
+        text_ids=sample.text_ids,
+        latent_shape=sample.latent_shape,
+        fps=sample.fps,
+        condition_frames=sample.condition_frames,
+    )

@@ -1,0 +1,255 @@
+"""`Trainer`: one run, from its config tree to its last checkpoint."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections import Counter
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.checkpointer import Checkpointer, folder_iteration
+from worldsmith.config import Configurable
+from worldsmith.config.references import resolve
+from worldsmith.config.sections import DataSettingConfig, JobConfig
+from worldsmith.data.loader import PackingDataLoader
+from worldsmith.distributed.world import World, start_world
+from worldsmith.models.spec import ModelSpec
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.training.grad_clip import StepGuard, clip_gradients
+from worldsmith.training.loop_config import LoopConfig
+from worldsmith.training.optimizer import AdamW
+from worldsmith.training.preflight import check_tree, require_writable, schedule_remarks
+from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_records
+from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
+from worldsmith.training.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from worldsmith.data.sample import VideoSample
+    from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.training.step import Step
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(enum.Enum):
+    """How `Trainer.train` ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """A signal asked for it; the run has saved and can be resumed."""
+
+
+class Trainer(Configurable):
+    """Builds everything that the tree describes and runs the loop.
+
+    - A run folder that holds a checkpoint is continued, bit for bit, and never started anew.
+    - SIGTERM and SIGINT stop the run at the next step boundary, after a save.
+    - A step whose loss or gradient is not finite changes nothing but the step count.
+
+    Raises UserError for what the user can mend (another config in the run folder, an unwritable folder, …), ConfigError
+    for a tree that contradicts itself, FloatingPointError after too many skipped steps in a row.
+    """
+
+    class Config(Configurable.Config):
+        job: JobConfig = field(default_factory=JobConfig)
+        """Who the run is."""
+        model: ModelSpec
+        """What is trained."""
+        objective: RectifiedFlow.Config = field(default_factory=RectifiedFlow.Config)
+        """What is minimised."""
+        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+        """How weights move, and which."""
+        scheduler: LambdaSchedule.Config = field(default_factory=LambdaLinear.Config)
+        """The learning rate over time."""
+        trainer: LoopConfig = field(default_factory=LoopConfig)
+        """The loop and its callbacks."""
+        checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
+        """What the run starts from and what it saves."""
+        dataloader_train: PackingDataLoader.Config = field(default_factory=PackingDataLoader.Config)
+        """The training data."""
+        data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
+        """Caps of a reasoner's data path; a generator does not read them."""
+        custom: dict[str, Any] = field(default_factory=dict)
+        """The project's own data, kept with the run and read by nothing here."""
+
+        def check(self) -> None:
+            check_tree(self)
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_folder: Path | None = None,
+        resume_changed: bool = False,
+        launch: Launch | None = None,
+    ) -> None:
+        self.config = config = resolve(config)
+        self.run_folder = Path(run_folder or run_path(config.job))
+        self.world: World = start_world()
+        require_writable(self.run_folder)
+        self.checkpointer: Checkpointer = config.checkpoint.build(
+            folder=self.run_folder / "checkpoints", world=self.world
+        )
+        checkpoint = self.checkpointer.latest()
+        if checkpoint is not None:
+            for line in require_same_run(self.run_folder, config, resume_changed=resume_changed):
+                logger.warning("changed since the run was started: %s", line)
+        self.world.barrier()
+        self.iteration = folder_iteration(checkpoint) if checkpoint else 0
+        """Steps that are done, skipped ones included."""
+        prepare_process(config.trainer, self.world)
+        if self.world.is_main:
+            write_records(self.run_folder, config, launch or Launch(), world_size=self.world.size)
+        self._build()
+        self._restore(checkpoint)
+
+    def train(self) -> Outcome:
+        """Runs to `max_iter`, or to the step boundary after a signal."""
+        loop = self.config.trainer
+        if self.iteration >= loop.max_iter:
+            logger.info("the run is complete: %d of %d steps are done", self.iteration, loop.max_iter)
+            return Outcome.FINISHED
+        with StopSignals() as stop:
+            try:
+                self._call("on_train_start")
+                batches = iter(self.loader)
+                while self.iteration < loop.max_iter:
+                    self.training_step(batches)
+                    stopping = self.world.any(stop.received is not None)
+                    due = self.iteration % self.config.checkpoint.save_iter == 0
+                    if due or stopping or self.iteration == loop.max_iter:
+                        self.save()
+                    if stopping and self.iteration < loop.max_iter:
+                        logger.warning(
+                            "stopped and saved after step %d (%s)", self.iteration, stop.received or "signal"
+                        )
+                        return Outcome.STOPPED
+            finally:
+                self._call("on_train_end")
+        return Outcome.FINISHED
+
+    def training_step(self, batches: Iterator[list[VideoSample]]) -> Step:
+        """One optimizer step over `grad_accum_iter` packs."""
+        from worldsmith.training.step import forward_backward, read_packs
+
+        start = time.perf_counter()
+        step = read_packs(batches, self.iteration, self.config.trainer.grad_accum_iter)
+        self._call("on_training_step_start", step)
+        forward_backward(
+            step,
+            generator=self.generator,
+            objective=self.objective,
+            latent_cache=self.latent_cache,
+            seed=self.config.trainer.seed,
+            world=self.world,
+        )
+        self._call("on_before_optimizer_step", step)
+        step.gradient = step.gradient or clip_gradients(self.parameters, None)
+        step.learning_rate = self.scheduler.learning_rates[0]
+        step.skipped = self.guard.must_skip(step.index + 1, step.loss, step.gradient)
+        if not step.skipped:
+            self.optimizer.step()
+            self.scheduler.step()
+            if self.ema is not None:
+                self.ema.update(self.iteration)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.iteration += 1
+        step.seconds = time.perf_counter() - start
+        self._call("on_training_step_end", step)
+        return step
+
+    def save(self) -> Path:
+        """Writes a checkpoint of the present state."""
+        from worldsmith.training.run_state import save_run
+
+        checkpoint = save_run(self)
+        self._call("on_save_checkpoint_end", checkpoint)
+        return checkpoint
+
+    @property
+    def network(self) -> nn.Module:
+        return self.generator.network
+
+    def rejected(self) -> dict[str, int]:
+        """Samples that are left out, per reason, over all ranks."""
+        found = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
+        for counts in self.world.gather(dict(self.loader.quarantine.counts - found)):
+            found.update(counts)
+        return dict(sorted(found.items()))
+
+    def _build(self) -> None:
+        """Makes every component: network, then what holds on to its parameters, then data and callbacks."""
+        from worldsmith.data.latent_cache import LatentCache
+        from worldsmith.data.quarantine import Quarantine
+        from worldsmith.training.parallel import distribute
+
+        config, world = self.config, self.world
+        self.generator: Cosmos3Generator = config.model.config.build(device=world.device, seed=config.trainer.seed)
+        distribute(self.generator, world)
+        adamw: AdamW = config.optimizer.build(network=self.network)
+        self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
+        ema = config.model.config.ema
+        self.ema = ema.build(network=self.network) if ema.enabled else None
+        self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
+        self.objective: RectifiedFlow = config.objective.build()
+        self.guard = StepGuard(max_consecutive=config.trainer.max_consecutive_skipped)
+        for remark in schedule_remarks(config) if world.is_main else ():
+            logger.warning("%s", remark)
+
+        cache = config.dataloader_train.latent_cache
+        self.latent_cache = LatentCache(Path(cache), self.generator.latent_fingerprint) if cache else None
+        self.loader: PackingDataLoader = config.dataloader_train.build(
+            tokenizer=self.generator.tokenize,
+            latent_cache=self.latent_cache,
+            quarantine=Quarantine(self.run_folder, rank=world.rank),
+            rank=world.rank,
+            world_size=world.size,
+        )
+        self.callbacks = {
+            name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
+        }
+        for callback in self.callbacks.values() if world.is_main else ():
+            callback.folder.mkdir(exist_ok=True)
+
+    def _restore(self, checkpoint: Path | None) -> None:
+        from worldsmith.training.run_state import restore_run, warm_start
+
+        if checkpoint is not None:
+            restore_run(self, checkpoint)
+        elif self.config.checkpoint.load_path is not None:
+            warm_start(self, self.config.checkpoint.load_path)
+
+    def _call(self, point: str, *arguments: Any) -> None:
+        for callback in self.callbacks.values():
+            getattr(callback, point)(self, *arguments)
+
+
+def completed_steps(config: Trainer.Config, run_folder: Path) -> int | None:
+    """The step count of a run that has done all its steps, without building anything; None when there is more to do."""
+    from worldsmith.checkpoint.checkpointer import POINTER, find_damage
+
+    pointer = run_folder / "checkpoints" / POINTER
+    if not pointer.exists():
+        return None
+    newest = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    if find_damage(newest) is not None or folder_iteration(newest) < config.trainer.max_iter:
+        return None
+    return folder_iteration(newest)
+
+
+def prepare_process(loop: LoopConfig, world: World) -> None:
+    """Threads and seeds of this process."""
+    import torch
+
+    from worldsmith.checkpoint.rng_state import seed_everything
+
+    if loop.cpu_threads is not None:
+        torch.set_num_threads(loop.cpu_threads)
+    seed_everything(loop.seed + world.rank)

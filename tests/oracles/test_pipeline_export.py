@@ -1,0 +1,224 @@
+"""An exported folder in diffusers' `Cosmos3OmniPipeline`: same noise, same prompt, same schedule, same latents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import Cosmos3OmniPipeline
+
+from worldsmith.assets import asset_path
+from worldsmith.checkpoint.export_diffusers import ExportSource, export_pipeline
+from worldsmith.checkpoint.load_model import load_generator
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.conditioning import GenerationRequest, conditional_text, prepare
+from worldsmith.sampling.generate import generate, generate_latents
+
+STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
+DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)
+REQUEST = GenerationRequest(
+    prompt="A red square moves to the left.", height=64, width=96, num_frames=9, fps=8.0, seed=3
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_generator(*, edge_style: bool = False, defaults: GenerationDefaults = DEFAULTS) -> Cosmos3Generator:
+    """Random weights of ordinary size in every parameter, norms and biases included, and the shipped VAE."""
+    network = NetworkConfig(
+        vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5],
+    )  # fmt: skip
+    if edge_style:
+        network.hidden_act, network.rms_norm_eps, network.rope_theta = "relu2", 1e-5, 1e8
+        network.qk_norm_for_text, network.use_und_k_norm_for_gen = False, True
+    config = Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+    generator = Cosmos3Generator(config, seed=0, defaults=defaults)
+    stream = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in generator.network.parameters():
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=stream)
+            if parameter.ndim == 1:
+                parameter.add_(0.7)
+    return generator
+
+
+def pipeline_latents(pipeline: Any, request: GenerationRequest, start: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """The pipeline's final latents from the given start, prompts taken as they are."""
+    pipeline.set_progress_bar_config(disable=True)
+    result = pipeline(
+        **{"prompt": request.prompt, "negative_prompt": "", **arguments},
+        height=request.height,
+        width=request.width,
+        num_frames=request.num_frames,
+        fps=request.fps,
+        num_inference_steps=STEPS,
+        guidance_scale=GUIDANCE,
+        latents=start[None],
+        output_type="latent",
+        add_duration_template=False,
+        add_resolution_template=False,
+    )
+    return result.video[0]
+
+
+@pytest.fixture(scope="module", params=["qwen", "edge"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    torch.set_num_threads(1)
+    generator = make_generator(edge_style=request.param == "edge")
+    folder = tmp_path_factory.mktemp("export") / request.param
+    assert export_pipeline(generator, folder, dtype="float32")
+    return generator, Cosmos3OmniPipeline.from_pretrained(folder), folder
+
+
+def test_text_to_video_latents_equal_the_pipeline(exported) -> None:
+    """T2V with guidance: max abs difference of the final latents below 1e-4."""
+    generator, pipeline, _ = exported
+    ours = generate_latents(generator, [REQUEST])[0]
+    theirs = pipeline_latents(pipeline, REQUEST, prepare(generator, REQUEST).start)
+    assert ours.shape == (48, 3, 4, 6)
+    assert (ours - theirs).abs().max() < 1e-4
+    other = generate_latents(generator, [replace(REQUEST, prompt="A blue triangle.")])[0]
+    assert (ours - other).abs().max() > 1e-2  # the comparison would see a wrong prompt
+
+
+def test_image_to_video_latents_equal_the_pipeline(exported) -> None:
+    """I2V: the pipeline encodes the picture itself, resized and cropped, and ends on the same latents."""
+    generator, pipeline, _ = exported
+    image = torch.randint(0, 256, (3, 90, 170), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    request = replace(REQUEST, condition=image[:, None], condition_frames=1)
+    start = prepare(generator, request).start
+    ours = generate_latents(generator, [request])[0]
+    theirs = pipeline_latents(pipeline, request, start, image=image)
+    assert (ours - theirs).abs().max() < 1e-4
+    encoded = pipeline.prepare_latents(
+        image=image, num_frames=9, height=64, width=96, device="cpu", dtype=torch.float32,
+        generator=torch.Generator().manual_seed(0),
+    )[0]  # fmt: skip
+    assert (start[:, 0] - encoded[0, :, 0]).abs().max() < 1e-4
+    assert (ours[:, 0] - encoded[0, :, 0]).abs().max() < 1e-4
+    assert (ours - generate_latents(generator, [REQUEST])[0])[:, 1:].abs().max() > 1e-2
+
+
+def test_video_to_video_latents_equal_the_pipeline(exported) -> None:
+    """V2V: two clean latent frames from the clip's first five frames."""
+    generator, pipeline, _ = exported
+    clip = torch.randint(0, 256, (3, 9, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    request = replace(REQUEST, condition=clip, condition_frames=2)
+    ours = generate_latents(generator, [request])[0]
+    frames = list(clip.permute(1, 2, 3, 0).numpy() / 255.0)
+    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, video=frames)
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_without_guidance_and_with_a_negative_prompt(exported) -> None:
+    """A negative prompt takes the place of the empty caption; guidance 1 needs no second branch."""
+    generator, pipeline, _ = exported
+    request = replace(REQUEST, negative_prompt="blurry")
+    ours = generate_latents(generator, [request])[0]
+    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, negative_prompt="blurry")
+    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - generate_latents(generator, [REQUEST])[0]).abs().max() > 1e-2
+
+
+def test_metadata_sentences_are_the_pipelines_templates() -> None:
+    """A plain prompt with both sentences has the token ids of the pipeline's own templates."""
+    defaults = replace(DEFAULTS, append_duration_fps=True, append_resolution=True)
+    generator = make_generator(defaults=defaults)
+    from worldsmith.checkpoint.export_diffusers import build_pipeline, exported_weights
+
+    pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
+    ids, _ = pipeline.tokenize_prompt(REQUEST.prompt, num_frames=9, height=64, width=96, fps=8.0)
+    tokenizer = generator.text_tokenizer
+    assert ids == [
+        *generator.tokenize(conditional_text(REQUEST, defaults)), tokenizer.eos_id, tokenizer.vision_start_id
+    ]  # fmt: skip
+
+
+def test_bfloat16_export_loads_and_makes_a_video(tmp_path: Path) -> None:
+    """bf16 folder: half the size, weights within bf16 rounding, time embedder still float32, and a video comes out."""
+    generator = make_generator()
+    export_pipeline(generator, tmp_path / "bf16", dtype="bfloat16")
+    pipeline = Cosmos3OmniPipeline.from_pretrained(tmp_path / "bf16", torch_dtype=torch.bfloat16)
+    assert pipeline.transformer.dtype == torch.bfloat16
+    assert pipeline.transformer.time_embedder.linear_1.weight.dtype == torch.float32
+    pipeline.set_progress_bar_config(disable=True)
+    video = pipeline("A red square.", height=64, width=64, num_frames=5, num_inference_steps=2, output_type="pt").video
+    assert torch.isfinite(torch.as_tensor(video).float()).all()
+    reloaded = load_generator(tmp_path / "bf16")
+    for (name, ours), back in zip(generator.network.named_parameters(), reloaded.network.parameters()):
+        rounded = ours if name.startswith("time_embedder") else ours.bfloat16().float()
+        assert torch.equal(back, rounded), name
+
+
+def test_an_export_is_a_model_of_ours_again(exported) -> None:
+    """load_generator on the folder gives the same videos, bit for bit, and keeps what training saw."""
+    generator, _, folder = exported
+    reloaded = load_generator(folder)
+    assert reloaded.defaults == generator.defaults
+    assert torch.equal(generate(reloaded, [REQUEST])[0], generate(generator, [REQUEST])[0])
+    with pytest.raises(ValueError, match="holds the live weights only"):
+        load_generator(folder, weights="ema")
+
+
+def test_shards_with_an_index_load_alike(tmp_path: Path) -> None:
+    """Weights in several files: the pipeline and we read the same tensors from them."""
+    generator = make_generator()
+    export_pipeline(generator, tmp_path / "sharded", dtype="float32", max_shard_size="400KB")
+    files = sorted(p.name for p in (tmp_path / "sharded" / "transformer").iterdir())
+    assert sum(name.endswith(".safetensors") for name in files) > 1
+    assert "diffusion_pytorch_model.safetensors.index.json" in files
+    reloaded = load_generator(tmp_path / "sharded")
+    for ours, back in zip(generator.network.parameters(), reloaded.network.parameters()):
+        assert torch.equal(ours, back)
+    Cosmos3OmniPipeline.from_pretrained(tmp_path / "sharded")
+
+
+def test_exporting_again_is_free_and_replacing_needs_force(tmp_path: Path) -> None:
+    """The same export again does nothing; other weights, or a damaged folder, need force; other files are never touched."""
+    generator = make_generator()
+    out = tmp_path / "export"
+    source = ExportSource(run="demo/a/b", iteration=7, weights="ema")
+    assert export_pipeline(generator, out, source=source, dtype="float32")
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    assert not export_pipeline(generator, out, source=source, dtype="float32")
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+    manifest = json.loads((out / "worldsmith.json").read_text())
+    assert (manifest["source"]["iteration"], manifest["source"]["weights"], manifest["dtype"]) == (7, "ema", "float32")
+    assert 'from_pretrained("export"' in (out / "README.md").read_text()
+
+    with torch.no_grad():
+        next(generator.network.parameters()).add_(1)
+    with pytest.raises(FileExistsError, match="another export"):
+        export_pipeline(generator, out, source=source, dtype="float32")
+    assert export_pipeline(generator, out, source=source, dtype="float32", force=True)
+    (out / "vae" / "config.json").unlink()
+    with pytest.raises(FileExistsError, match="missing or changed files"):
+        export_pipeline(generator, out, source=source, dtype="float32")
+    assert export_pipeline(generator, out, source=source, dtype="float32", force=True)
+    assert (out / "vae" / "config.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["export"]
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="is not an export"):
+        export_pipeline(generator, tmp_path / "mine", dtype="float32", force=True)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"

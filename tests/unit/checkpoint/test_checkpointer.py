@@ -1,0 +1,279 @@
+"""Checkpoints are complete or invisible, and what is read back is what was written, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from worldsmith.checkpoint import atomic
+from worldsmith.checkpoint import checkpointer as checkpointing
+from worldsmith.checkpoint.checkpointer import POINTER, Checkpointer, find_damage, stored_shapes
+from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
+from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
+from worldsmith.checkpoint.warm_start import load_weights
+from worldsmith.config.errors import UserError
+
+
+def checkpointer(folder: Path, **settings) -> Checkpointer:
+    return Checkpointer.Config(init="scratch", **settings).build(folder=folder)
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {f"net.{name}": torch.randn(shape, generator=generator) for name, shape in (("a", (4, 6)), ("b", (3,)))}
+
+
+def save(one: Checkpointer, iteration: int) -> Path:
+    return one.save(iteration, {"model": weights(iteration)}, dataloader={"position": iteration})
+
+
+def test_layout_pointer_and_round_trip(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    folder = one.save(20, {"model": weights(1), "trainer": {"iteration": torch.tensor(20)}}, dataloader={"position": 7})
+    assert folder.name == "iter_000000020"
+    assert sorted(p.name for p in folder.iterdir()) == ["dataloader", "manifest.json", "model", "trainer"]
+    assert (tmp_path / POINTER).read_text() == "iter_000000020\n"
+    assert one.latest() == folder
+    read = {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+    one.load_part(folder, "model", read)
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights(1).items())
+    assert one.load_dataloader(folder) == {"position": 7}
+    assert stored_shapes(folder / "model") == {"net.a": [4, 6], "net.b": [3]}
+
+
+def test_torch_reads_our_checkpoint_without_us(tmp_path: Path) -> None:
+    """The independent reader of PyTorch turns the model folder into a plain torch.save file."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    folder = save(checkpointer(tmp_path), 5)
+    dcp_to_torch_save(folder / "model", tmp_path / "model.pt")
+    read = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {name: tensor.shape for name, tensor in read.items()} == {n: t.shape for n, t in weights().items()}
+    assert torch.equal(read["net.a"], weights(5)["net.a"])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "folder"])
+def test_damaged_newest_falls_back_loudly(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    one = checkpointer(tmp_path)
+    previous, newest = save(one, 10), save(one, 20)
+    shard = newest / "model" / "__0_0.distcp"
+    if damage == "truncate":
+        os.truncate(shard, shard.stat().st_size - 5)
+    elif damage == "flip":
+        content = bytearray(shard.read_bytes())
+        content[-20] ^= 1
+        shard.write_bytes(content)
+    elif damage == "remove":
+        shard.unlink()
+    elif damage == "manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        atomic.remove_folder(newest)
+    assert one.latest() == previous
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "iter_000000020" in warnings[0]
+    assert "iter_000000010" in warnings[1]
+
+
+def test_nothing_complete_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    assert one.latest() is None
+    (save(one, 10) / "manifest.json").unlink()
+    with pytest.raises(UserError, match="iter_000000010: it has no manifest"):
+        one.latest()
+    atomic.remove_folder(tmp_path / "iter_000000010")
+    with pytest.raises(UserError, match="names a checkpoint"):
+        one.latest()
+
+
+def test_pointer_chooses_among_complete_checkpoints(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    previous, newest = save(one, 10), save(one, 20)
+    assert one.latest() == newest
+    (tmp_path / POINTER).write_text("iter_000000010\n")
+    assert one.latest() == previous
+    (tmp_path / POINTER).unlink()
+    assert one.latest() == newest
+
+
+def test_keep_latest_k(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path, keep_latest_k=2)
+    for iteration in (1, 2, 3, 4):
+        save(one, iteration)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_000000003", "iter_000000004", POINTER]
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 3)
+    one.save(3, {"model": weights(99)})
+    read = weights()
+    one.load_part(one.latest(), "model", read)
+    assert torch.equal(read["net.a"], weights(99)["net.a"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_000000003", POINTER]
+
+
+def kill_during_save(folder: Path, point: int) -> bool:
+    """Saves in a forked process that kills itself (SIGKILL) at the `point`-th file operation; True when killed."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def mortal(function):
+            def call(*args, **kwargs):
+                nonlocal seen
+                seen += 1
+                if seen == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+
+            return call
+
+        targets = [(module, name) for module in (checkpointing,) for name in ("save_part", "summary")]
+        for module, name in [*targets, (os, "replace"), (os, "fsync"), (shutil, "rmtree")]:
+            setattr(module, name, mortal(getattr(module, name)))
+        checkpointer(folder, keep_latest_k=2).save(20, {"model": weights(20), "trainer": {"i": torch.tensor(20)}})
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_kill_at_any_moment_of_a_save_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    """Every file operation of a save is a kill point, from the first file to the removal of the oldest checkpoint."""
+    outcomes: list[str] = []
+    for point in range(1, 100):
+        folder = tmp_path / str(point)
+        one = checkpointer(folder)
+        save(one, 5)
+        save(one, 10)
+        killed = kill_during_save(folder, point)
+        latest = checkpointer(folder).latest()
+        assert find_damage(latest) is None
+        read = weights()
+        one.load_part(latest, "model", read)
+        assert torch.equal(read["net.a"], weights(int(latest.name[-2:]))["net.a"])
+        assert not [p.name for p in folder.iterdir() if p.name.startswith(".")], "leftovers are removed at start"
+        save(one, 20)
+        assert one.latest().name == "iter_000000020"
+        if not killed:
+            break
+        outcomes.append(latest.name)
+    assert len(outcomes) > 20
+    assert set(outcomes) == {"iter_000000010", "iter_000000020"}
+
+
+def test_rng_state_continues_every_generator() -> None:
+    def draw() -> list:
+        return [random.random(), random.gauss(0, 1), np.random.randn(3).tolist(), torch.randn(3).tolist()]
+
+    seed_everything(5)
+    random.gauss(0, 1)
+    np.random.randn()
+    state = {name: tensor.clone() for name, tensor in rng_state().items()}
+    expected = [draw(), draw()]
+    seed_everything(6)
+    set_rng_state(state)
+    assert [draw(), draw()] == expected
+
+
+def test_optimizer_state_by_name_continues_exactly() -> None:
+    """AdamW with restored state takes the same next step; a frozen and an unused parameter are left alone."""
+
+    def make() -> tuple[nn.Module, torch.optim.AdamW]:
+        torch.manual_seed(0)
+        network = nn.ModuleDict({"frozen": nn.Linear(3, 3), "used": nn.Linear(3, 2), "unused": nn.Linear(2, 2)})
+        trained = [p for name, p in network.named_parameters() if not name.startswith("frozen")]
+        return network, torch.optim.AdamW(trained, lr=0.1)
+
+    def step(network: nn.Module, optimizer: torch.optim.AdamW, seed: int) -> None:
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        network["used"](x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    network, optimizer = make()
+    step(network, optimizer, 1)
+    saved = {key: value.clone() for key, value in optimizer_state(network, optimizer).items()}
+    assert sorted(saved) == sorted(
+        f"state.used.{name}.{quantity}" for name in ("weight", "bias") for quantity in ("step", "exp_avg", "exp_avg_sq")
+    )
+    weights_then = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    step(network, optimizer, 2)
+
+    again, resumed = make()
+    again.load_state_dict(weights_then)
+    template = empty_optimizer_state(again, resumed, saved)
+    for key, value in saved.items():
+        template[key].copy_(value)
+    restore_optimizer_state(again, resumed, template)
+    step(again, resumed, 2)
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.state_dict().values(), again.state_dict().values(), strict=True)
+    )
+    with pytest.raises(UserError, match=r"frozen\.weight"):
+        empty_optimizer_state(again, resumed, ["state.frozen.weight.exp_avg"])
+
+
+class TestWarmStart:
+    def source(self, folder: Path) -> Path:
+        one = checkpointer(folder / "run" / "checkpoints")
+        return one.save(7, {"model": {**weights(1), "net_ema.a": torch.full((4, 6), 5.0)}})
+
+    @pytest.mark.parametrize("level", ["run", "iter", "model"])
+    def test_run_iter_or_model_folder(self, tmp_path: Path, level: str) -> None:
+        iteration = self.source(tmp_path)
+        path = {"run": tmp_path / "run", "iter": iteration, "model": iteration / "model"}[level]
+        target = weights(2)
+        report = load_weights(str(path), target)
+        assert torch.equal(target["net.a"], weights(1)["net.a"])
+        assert (sorted(report.loaded), report.unexpected) == (["net.a", "net.b"], ["net_ema.a"])
+        assert "net_ema.a" in "\n".join(report.lines())
+
+    def test_skipped_average_starts_from_live_weights(self, tmp_path: Path) -> None:
+        target = {**weights(2), "net_ema.a": torch.zeros(4, 6)}
+        report = load_weights(str(self.source(tmp_path)), target, keys_to_skip=["net_ema."])
+        assert torch.equal(target["net_ema.a"], weights(1)["net.a"])
+        assert report.skipped == ["net_ema.a"]
+
+    def test_missing_and_mismatched_are_errors_unless_skipped(self, tmp_path: Path) -> None:
+        source = str(self.source(tmp_path))
+        with pytest.raises(UserError, match=r"Not in the checkpoint: 1 \(net.new_head\)"):
+            load_weights(source, {**weights(), "net.new_head": torch.zeros(2)})
+        with pytest.raises(UserError, match=r"net.b \(here \[4\], stored \[3\]\)"):
+            load_weights(source, {"net.b": torch.zeros(4)})
+        with pytest.raises(UserError, match=r'Add "net_ema\."'):
+            load_weights(source, {**weights(), "net_ema.b": torch.zeros(3)})
+        target = {**weights(2), "net.new_head": torch.zeros(2)}
+        assert load_weights(source, target, keys_to_skip=["new_head"]).skipped == ["net.new_head"]
+
+    def test_wrong_paths_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="no such folder"):
+            load_weights(str(tmp_path / "nowhere"), weights())
+        with pytest.raises(FileNotFoundError, match="no checkpoint in this folder"):
+            load_weights(str(tmp_path), weights())
+        (tmp_path / "model.pt").write_bytes(b"")
+        with pytest.raises(UserError, match="is a file"):
+            load_weights(str(tmp_path / "model.pt"), weights())
+
+
+def test_a_run_without_weights_must_say_so() -> None:
+    with pytest.raises(ValueError, match='init = "scratch"'):
+        Checkpointer.Config().check()
+    Checkpointer.Config(init="scratch").check()
+    Checkpointer.Config(load_path="somewhere").check()
+
+
+def test_manifest_lists_every_file(tmp_path: Path) -> None:
+    folder = checkpointer(tmp_path).save(1, {"model": weights()}, texts={"config.yaml": "job: {}\n"})
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"manifest.json"}
+    assert set(listed) == present
+    assert "config.yaml" in listed

@@ -1,0 +1,243 @@
+"""A small run tree with the shape of the real one, registered as the recipes `small` (vfm) and `small_vlm`."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import field
+from typing import Any, Literal
+
+import pytest
+
+from worldsmith.config import Config, Configurable, recipe
+from worldsmith.config.class_tags import trust
+from worldsmith.config.sections import (
+    ActivationCheckpointingConfig,
+    CompileConfig,
+    DataSettingConfig,
+    JobConfig,
+    ParallelismConfig,
+)
+
+trust(__name__)
+
+
+class Ema(Configurable):
+    class Config(Configurable.Config):
+        enabled: bool = True
+        """Keep the average."""
+        rate: float = 0.1
+        """Its width,
+        as a share."""
+        iteration_shift: int = 0
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class Vae(Configurable):
+    class Config(Configurable.Config):
+        vae_path: str = "vae"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class Generator(Configurable):
+    class Config(Configurable.Config):
+        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        max_num_tokens_after_packing: int = 13312
+        joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
+        lora_enabled: bool = False
+        lora_rank: int = 16
+        lora_alpha: int = 32
+        lora_target_modules: str = "q_proj"
+        ema: Ema.Config = field(default_factory=Ema.Config)
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+        compile: CompileConfig = field(default_factory=CompileConfig)
+        activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+        tokenizer: Vae.Config = field(default_factory=Vae.Config)
+
+    def __init__(self, config: Config, *, device: str = "cpu") -> None:
+        self.config, self.device = config, device
+
+
+class BackboneConfig(Config):
+    model_name: str = "none"
+    safetensors_path: str | None = None
+
+
+class PolicyConfig(Config):
+    attn_implementation: str = "sdpa"
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+
+
+class Reasoner(Configurable):
+    class Config(Configurable.Config):
+        precision: str = "bfloat16"
+        lora_enabled: bool = False
+        lora_rank: int = 16
+        lora_alpha: int = 32
+        lora_target_modules: str = "q_proj"
+        policy: PolicyConfig = field(default_factory=PolicyConfig)
+        ema: Ema.Config = field(default_factory=Ema.Config)
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+        compile: CompileConfig = field(default_factory=CompileConfig)
+        activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class ModelSpec(Config):
+    name: str = "small"
+    config: Configurable.Config = field(default_factory=Generator.Config)
+
+
+class AdamW(Configurable):
+    class Config(Configurable.Config):
+        lr: float = 2e-4
+        betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+        eps: float = 1e-8
+        fused: bool = True
+        keys_to_select: list[str] = field(default_factory=list)
+        lr_multipliers: dict[str, float] = field(default_factory=dict)
+        weight_decay: float = 0.0
+
+        def check(self) -> None:
+            if self.lr <= 0:
+                raise ValueError(f"lr is {self.lr}; write a positive number")
+
+    def __init__(self, config: Config, *, network: object) -> None:
+        self.config, self.network = config, network
+
+
+class Linear(Configurable):
+    class Config(Configurable.Config):
+        cycle_lengths: list[int] = field(default_factory=lambda: [20000])
+        f_max: list[float] = field(default_factory=lambda: [1.0])
+        f_min: list[float] = field(default_factory=lambda: [0.0])
+        f_start: list[float] = field(default_factory=lambda: [1e-6])
+        warm_up_steps: list[int] = field(default_factory=lambda: [100])
+        verbosity_interval: int = 0
+
+        def check(self) -> None:
+            if len(self.cycle_lengths) != len(self.f_max):
+                raise ValueError("cycle_lengths and f_max differ in length")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class Cosine(Linear):
+    class Config(Linear.Config):
+        power: float = 1.0
+
+
+class Callback(Configurable):
+    class Config(Configurable.Config):
+        enabled: bool = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class GradClip(Callback):
+    class Config(Callback.Config):
+        clip_norm: float = 1.0
+        force_finite: bool = True
+
+
+class CompileTokenizer(Callback):
+    class Config(Callback.Config):
+        compile_after_iterations: int = 3
+        warmup_resolutions: list[str] | None = None
+
+
+class LoopConfig(Config):
+    max_iter: int = 500
+    grad_accum_iter: int = 1
+    logging_iter: int = 50
+    seed: int = 0
+    distributed_parallelism: str = "fsdp"
+    callbacks: dict[str, Callback.Config] = field(
+        default_factory=lambda: {"grad_clip": GradClip.Config(), "compile_tokenizer": CompileTokenizer.Config()}
+    )
+
+
+class Checkpointer(Configurable):
+    class Config(Configurable.Config):
+        load_path: str | None = None
+        save_iter: int = 100
+        keys_to_skip_loading: list[str] = field(default_factory=list)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class Loader(Configurable):
+    class Config(Configurable.Config):
+        max_samples_per_batch: int | None = None
+        max_sequence_length: int | None = None
+        max_caption_tokens: int | None = None
+        seed: int = 42
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class ReasonerLoader(Configurable):
+    class Config(Configurable.Config):
+        max_batch_size: int | None = None
+        max_tokens: int | None = None
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+class Trainer(Configurable):
+    class Config(Configurable.Config):
+        job: JobConfig = field(default_factory=JobConfig)
+        model: ModelSpec = field(default_factory=ModelSpec)
+        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+        scheduler: Linear.Config | Cosine.Config = field(default_factory=Cosine.Config)
+        trainer: LoopConfig = field(default_factory=LoopConfig)
+        checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
+        dataloader_train: Loader.Config | ReasonerLoader.Config = field(default_factory=Loader.Config)
+        data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
+        custom: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+@recipe("small")
+def small() -> Trainer.Config:
+    """A small generator run."""
+    return Trainer.Config(
+        job=JobConfig(project="p", group="g", name="small"),
+        optimizer=AdamW.Config(lr_multipliers={"head": 2.0}),
+        scheduler=Cosine.Config(cycle_lengths=["${trainer.max_iter}"]),  # type: ignore[list-item]
+    )
+
+
+@recipe("small_vlm")
+def small_vlm() -> Trainer.Config:
+    """A small reasoner run."""
+    return Trainer.Config(
+        job=JobConfig(task="vlm"),
+        model=ModelSpec(config=Reasoner.Config()),
+        dataloader_train=ReasonerLoader.Config(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped recipes are not imported: these tests are about the config system alone."""
+    monkeypatch.setitem(sys.modules, "worldsmith.recipes", types.ModuleType("worldsmith.recipes"))
+
+
+@pytest.fixture
+def t() -> types.ModuleType:
+    """This module, for its classes."""
+    return sys.modules[__name__]

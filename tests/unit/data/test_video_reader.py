@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from worldsmith.data.errors import SampleError
+from worldsmith.data.resolution import Geometry, cover_and_crop
+from worldsmith.data.video_reader import VideoInfo, probe, read_frames
+
+
+def look(path: Path) -> VideoInfo:
+    return probe(str(path), os.path.getsize(path), os.stat(path).st_mtime_ns)
+
+
+def read(path: Path, indices: range, target: tuple[int, int]) -> np.ndarray:
+    info = look(path)
+    return read_frames(str(path), info, indices, cover_and_crop(info.width, info.height, target))
+
+
+def reason_of(path: Path, indices: range = range(0, 17)) -> SampleError:
+    with pytest.raises(SampleError) as caught:
+        read_frames(str(path), probe(str(path), 0, hash(path)), indices, Geometry(96, 64, 0, 0, 96, 64))
+    return caught.value
+
+
+def graph_frames(path: Path, geometry: Geometry) -> np.ndarray:
+    """The independent route: a libavfilter graph scales and crops."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        graph = av.filter.Graph()
+        source = graph.add_buffer(template=stream)
+        g = geometry
+        last = source
+        for name, arguments in (
+            # H.264 pictures have their chroma samples at the left of a pixel pair, half-way between two lines.
+            ("scale", f"{g.width}:{g.height}:flags=bicubic+accurate_rnd+bitexact:in_h_chr_pos=0:in_v_chr_pos=128"),
+            ("format", "rgb24"),
+            ("crop", f"{g.crop_width}:{g.crop_height}:{g.left}:{g.top}"),
+            ("buffersink", None),
+        ):
+            node = graph.add(name, arguments)
+            last.link_to(node)
+            last = node
+        graph.configure()
+        frames = []
+        for frame in container.decode(stream):
+            graph.push(frame)
+            frames.append(graph.pull().to_ndarray())
+        return np.stack(frames).transpose(3, 0, 1, 2)
+
+
+def test_probe_states_size_rate_and_frames(tmp_path: Path, write_clip: Callable) -> None:
+    assert look(write_clip(tmp_path / "a.mp4", frames=19, fps=8)) == VideoInfo(96, 64, 8.0, 19, 0)
+
+
+def test_frames_are_counted_where_the_container_does_not_state_them(tmp_path: Path, write_clip: Callable) -> None:
+    path = write_clip(tmp_path / "a.mkv", frames=19)
+    assert av.open(str(path)).streams.video[0].frames == 0
+    assert look(path).num_frames == 19
+
+
+def test_scaling_and_cropping_equal_a_filter_graph(tmp_path: Path, write_clip: Callable) -> None:
+    """The same bits as libavfilter's scale + crop, on noise, where any offset would show."""
+    path = write_clip(tmp_path / "a.mp4", frames=9, width=160, height=96, noise=True)
+    assert np.array_equal(read(path, range(9), (64, 64)), graph_frames(path, cover_and_crop(160, 96, (64, 64))))
+
+
+def test_scaling_is_bicubic_as_in_pillow(tmp_path: Path, write_clip: Callable) -> None:
+    """Pillow's bicubic of the decoded picture agrees closely, its bilinear and nearest do not agree as well."""
+    path = write_clip(tmp_path / "a.mp4", frames=1, width=64, height=64, noise=True, options={})
+    frame = next(av.open(str(path)).decode(video=0)).to_image()
+    mine = read(path, range(1), (128, 128))[:, 0].transpose(1, 2, 0).astype(float)
+
+    def distance(method: Image.Resampling) -> float:
+        return float(np.abs(np.asarray(frame.resize((128, 128), method), float) - mine).mean())
+
+    # The decoded chroma has half the size and is scaled on its own, so the agreement is close and not exact.
+    assert distance(Image.Resampling.BICUBIC) < 12
+    assert distance(Image.Resampling.BICUBIC) < distance(Image.Resampling.BILINEAR)
+    assert distance(Image.Resampling.BICUBIC) < distance(Image.Resampling.NEAREST)
+
+
+def test_exactly_the_asked_frames_come_in_order(tmp_path: Path, write_clip: Callable) -> None:
+    """The red level counts the frames: 4, 7, 10, … must show 40, 70, 100."""
+    path = write_clip(tmp_path / "a.mp4", frames=20)
+    frames = read(path, range(4, 19, 3), (96, 64))
+    assert frames.shape == (3, 5, 64, 96)
+    assert frames.dtype == np.uint8
+    assert np.allclose(frames[0, :, 40:].mean(axis=(1, 2)), [40, 70, 100, 130, 160], atol=4)
+
+
+def test_a_rotated_clip_is_read_upright(tmp_path: Path, write_clip: Callable) -> None:
+    """Metadata that asks for a quarter turn counter-clockwise: the green upper half becomes the left half."""
+    path = write_clip(tmp_path / "a.mp4", rotation=90)
+    assert look(path) == VideoInfo(64, 96, 8.0, 17, 1)
+    frames = read(path, range(5), (64, 96))
+    assert frames.shape == (3, 5, 96, 64)
+    assert frames[1, 0, :, :28].mean() > 150
+    assert frames[1, 0, :, 36:].mean() < 50
+
+
+def test_a_window_before_the_damage_is_still_read(tmp_path: Path, write_clip: Callable) -> None:
+    whole = write_clip(tmp_path / "a.mp4", frames=40, noise=True, options={"movflags": "faststart"})
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * 0.6)])
+    assert np.array_equal(read(cut, range(5), (96, 64)), read(whole, range(5), (96, 64)))
+    error = reason_of(cut, range(33))
+    assert error.reason == "truncated"
+    assert "40" in error.detail
+
+
+def test_reasons_for_files_that_are_no_readable_video(tmp_path: Path, write_clip: Callable) -> None:
+    """Each kind of damage has a reason of its own."""
+    whole = write_clip(tmp_path / "whole.mp4", noise=True).read_bytes()
+    (tmp_path / "text.mp4").write_text("This is a letter, not a video.\n" * 50)
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "no_index.mp4").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "cut_index.mp4").write_bytes(whole[:-200])
+    (tmp_path / "folder.mp4").mkdir()
+    write_audio(tmp_path / "audio.mp4")
+    with av.open(str(tmp_path / "header_only.avi"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        container.start_encoding()
+    found = {path.stem: reason_of(path).reason for path in sorted(tmp_path.iterdir()) if path.stem != "whole"}
+    assert found == {
+        "text": "not_a_video",
+        "folder": "not_a_video",
+        "empty": "empty_file",
+        "no_index": "truncated",
+        "cut_index": "truncated",
+        "audio": "no_video_stream",
+        "header_only": "no_frames",
+    }
+    assert reason_of(tmp_path / "absent.mp4").reason == "missing_file"
+
+
+def write_audio(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000, layout="mono")
+        for number in range(10):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 16000, number * 1024
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())

@@ -1,0 +1,145 @@
+"""The generator component: cheap to describe, deterministic to build, and frank about what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from worldsmith.assets import asset_path
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.sequence import SampleLayout
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_vae.wan import WanVAE
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def config() -> Cosmos3Generator.Config:
+    network = NetworkConfig(
+        vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5],
+    )  # fmt: skip
+    return Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+
+
+def test_config_needs_no_torch() -> None:
+    """Importing the module and making a Config loads neither torch nor transformers nor diffusers."""
+    code = (
+        "import sys; from worldsmith.models.cosmos3.generator import Cosmos3Generator; Cosmos3Generator.Config().check();"
+        "print([m for m in ('torch', 'transformers', 'diffusers', 'numpy') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
+    """A deep copy is equal and independent."""
+    other = copy.deepcopy(config)
+    assert other == config
+    other.network.hidden_size = 128
+    assert other != config
+    assert config.network.hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("joint_attn_implementation", "three_way"),
+        ("joint_attn_implementation", "flex"),
+        ("lora_enabled", True),
+        ("compile.enabled", True),
+        ("parallelism.context_parallel_shard_degree", 2),
+        ("parallelism.cfg_parallel_shard_degree", 2),
+    ],
+)
+def test_what_does_not_work_is_refused(config: Cosmos3Generator.Config, path: str, value: object) -> None:
+    """An option without an effect is an error that names it and the value that works."""
+    *sections, name = path.split(".")
+    section = config
+    for part in sections:
+        section = getattr(section, part)
+    setattr(section, name, value)
+    with pytest.raises(ValueError, match=f"{path} = .*does not work yet; in this version it can only be"):
+        config.check()
+
+
+def test_weights_follow_the_seed_and_nothing_else(config: Cosmos3Generator.Config) -> None:
+    """Same seed, same bits, whatever the global generator does; and building does not draw from it."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = Cosmos3Generator(config, seed=5).network.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second = Cosmos3Generator(config, seed=5).network.state_dict()
+    other = Cosmos3Generator(config, seed=6).network.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["vae2llm.weight"], other["vae2llm.weight"])
+    assert all(tensor.dtype == torch.float32 and torch.isfinite(tensor).all() for tensor in first.values())
+
+
+def test_vae_and_tokenizer_are_loaded_when_used(config: Cosmos3Generator.Config) -> None:
+    """A missing VAE folder does not disturb what needs no VAE."""
+    config.tokenizer.vae_path = "/nowhere"
+    generator = Cosmos3Generator(config, seed=0)
+    assert generator.tokenize("a red square")
+    with pytest.raises(FileNotFoundError):
+        _ = generator.vae
+
+
+def test_pack_and_velocity_have_the_samples_shapes(config: Cosmos3Generator.Config) -> None:
+    """Text ids plus EOS plus vision-start plus 2x2 latent patches; one velocity per sample."""
+    generator = Cosmos3Generator(config, seed=0)
+    ids = generator.tokenize("a red square")
+    pack = generator.pack([SampleLayout(ids, (3, 4, 4), 8.0), SampleLayout(ids, (2, 4, 6), 8.0, 1)])
+    assert pack.num_tokens == 2 * (len(ids) + 2) + 3 * 4 + 2 * 6
+    latents = [torch.randn(48, 3, 4, 4), torch.randn(48, 2, 4, 6)]
+    velocities = generator.network(pack, latents, torch.tensor([500.0, 10.0]))
+    assert [v.shape for v in velocities] == [x.shape for x in latents]
+
+
+def test_encode_and_decode_are_the_vaes(config: Cosmos3Generator.Config) -> None:
+    """uint8 video to latents of the documented shape and back; the fingerprint is the VAE's."""
+    generator = Cosmos3Generator(config, seed=0)
+    video = torch.randint(0, 256, (3, 9, 64, 48), dtype=torch.uint8)
+    latents = generator.encode(video)
+    assert latents.shape == (48, 3, 4, 3)
+    assert latents.dtype == torch.float32
+    assert generator.decode(latents).shape == video.shape
+    assert generator.latent_fingerprint == generator.vae.fingerprint
+
+
+def test_precision_rules_the_matrix_products(config: Cosmos3Generator.Config) -> None:
+    """bfloat16 runs products in bf16 inside autocast(), float32 does not."""
+    product = torch.nn.Linear(4, 4)
+    with Cosmos3Generator(config, seed=0).autocast():
+        assert product(torch.ones(1, 4)).dtype == torch.float32
+    config.precision = "bfloat16"
+    with Cosmos3Generator(config, seed=0).autocast():
+        assert product(torch.ones(1, 4)).dtype == torch.bfloat16
+
+
+def test_a_tokenizer_that_is_too_large_is_refused(config: Cosmos3Generator.Config) -> None:
+    """Ids outside the embedding table are found before anything runs."""
+    config.network.vocab_size = 100
+    with pytest.raises(ValueError, match="vocab_size is 100"):
+        Cosmos3Generator(config, seed=0).tokenize("a red square")

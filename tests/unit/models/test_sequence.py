@@ -1,0 +1,113 @@
+"""Packing: streams, attention plans against a masked dense reference, and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from worldsmith.models.cosmos3 import attention
+from worldsmith.models.cosmos3.architecture import tiny
+from worldsmith.models.cosmos3.attention import check_attention_mode, packed_attention, plan_segments
+from worldsmith.models.cosmos3.heads import patchify, unpatchify
+from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+
+
+def pack(*layouts: SampleLayout):
+    return pack_samples(layouts, tiny(vocab_size=50), eos_id=48, vision_start_id=49)
+
+
+def test_streams_hold_each_samples_tokens_in_order():
+    packed = pack(SampleLayout([1, 2], (2, 4, 3), 24.0, condition_frames=1), SampleLayout([], (1, 2, 2), None))
+    assert packed.text_ids.tolist() == [1, 2, 48, 49, 48, 49]
+    assert packed.text_lengths == (4, 2)
+    assert packed.grids == ((2, 2, 2), (1, 1, 1))
+    assert packed.timestep_rows.tolist() == [2, 2, 2, 2, 0, 0, 0, 0, 1]  # 2 = no timestep
+    assert packed.clean[:, 0].tolist() == [True] * 4 + [False] * 5
+    assert packed.num_tokens == 15
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (SampleLayout([50], (1, 2, 2), 24.0), "sample 1: token ids span 48..50, but the network's vocab_size is 50"),
+        (SampleLayout([1], (0, 2, 2), 24.0), "sample 1: latent_shape"),
+        (SampleLayout([1], (1, 2, 2), 0.0), "sample 1: fps must be above 0 or None, found 0.0"),
+        (SampleLayout([1], (1, 2, 2), 24.0, 2), "sample 1: condition_frames must be between 0 and its 1 latent"),
+    ],
+)
+def test_a_bad_layout_is_named(layout, words):
+    with pytest.raises(ValueError, match=words):
+        pack(SampleLayout([1], (1, 2, 2), 24.0), layout)
+
+
+def test_an_empty_pack_and_an_unknown_attention_mode_are_refused():
+    with pytest.raises(ValueError, match="empty"):
+        pack()
+    for mode in ("three_way", "flex"):
+        with pytest.raises(ValueError, match=f"'{mode}' is not available; use 'two_way'"):
+            check_attention_mode(mode)
+
+
+def dense_reference(q, k, v, allowed):
+    """Attention over everything with a full boolean mask, heads repeated for grouped queries."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=allowed)
+    return out[0].transpose(0, 1)
+
+
+lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=lengths, share=st.sampled_from([0.0, 0.25]), entries=st.sampled_from([0, 40, 10**6]))
+def test_any_plan_equals_block_masked_dense_attention_with_gradients(lengths, share, entries):
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    gen_lengths, text_lengths = [a for a, _ in lengths], [b for _, b in lengths]
+    gen_sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(gen_lengths))
+    stream = torch.cat((torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(text_lengths)), gen_sample))
+    saved = attention.PADDING_SHARE, attention.PADDING_ENTRIES
+    attention.PADDING_SHARE, attention.PADDING_ENTRIES = share, entries
+    try:
+        causal = plan_segments(gen_lengths, gen_lengths, causal=True)
+        visible = [a + b for a, b in lengths]
+        full = plan_segments(gen_lengths, visible, stream.argsort(stable=True), causal=False)
+    finally:
+        attention.PADDING_SHARE, attention.PADDING_ENTRIES = saved
+    same = gen_sample[:, None] == gen_sample
+    for plan, keys, allowed in ((causal, gen_sample, same.tril()), (full, stream, gen_sample[:, None] == stream)):
+        tensors = [
+            torch.randn(len(rows), heads, 4, generator=generator, requires_grad=True)
+            for rows, heads in ((gen_sample, 4), (keys, 2), (keys, 2))
+        ]
+        weight = torch.randn(len(gen_sample), 4, 4, generator=generator)
+        ours, theirs = packed_attention(*tensors, plan), dense_reference(*tensors, allowed)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        for a, b in zip(*(torch.autograd.grad((out * weight).sum(), tensors) for out in (ours, theirs))):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_variable_length_tensors_name_the_same_segments():
+    plan = pack(SampleLayout([1, 2], (1, 2, 2), 24.0), SampleLayout([], (2, 2, 4), 24.0)).geometry.gen_segments
+    assert plan.cu_q.tolist() == [0, 1, 5]
+    assert plan.cu_kv.tolist() == [0, 5, 11]
+    assert (plan.max_q, plan.max_kv, plan.cu_q.dtype) == (4, 6, torch.int32)
+    assert plan.key_rows.tolist() == [0, 1, 2, 3, 6, 4, 5, 7, 8, 9, 10]
+
+
+def test_similar_segments_share_a_group_and_very_different_ones_do_not():
+    plan = plan_segments([400] * 4 + [4], [420, 425, 430, 435, 8], causal=False)
+    assert sorted(group.batch for group in plan.groups) == [1, 4]
+
+
+def test_patch_order_is_row_column_channel_and_odd_sides_are_padded_then_cropped():
+    latent = torch.arange(2 * 1 * 3 * 4, dtype=torch.float32).view(2, 1, 3, 4)
+    tokens = patchify(latent, 2)
+    assert tokens.shape == (4, 8)
+    assert tokens[1].tolist() == [2, 14, 3, 15, 6, 18, 7, 19]
+    assert tokens[2].tolist() == [8, 20, 9, 21, 0, 0, 0, 0]
+    assert torch.equal(unpatchify(tokens, (1, 3, 4), 2), latent)

@@ -1,0 +1,212 @@
+"""The rectified-flow component: shifts, draws, and a step's loss over packs, accumulation and ranks."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
+from worldsmith.objectives.rectified_flow import RectifiedFlow, count_kinds
+
+
+@dataclass
+class Clip:
+    position: int
+    latent_shape: tuple[int, int, int] = (5, 4, 4)
+    num_frames: int = 17
+    condition_frames: int = 0
+    resolution: str = "256"
+
+
+class ChannelMixer(nn.Module):
+    """A small network with the generator's call: one linear map over channels, with the timestep as a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, pack, latents, timesteps):
+        return [self.mix((x + t / 1000).movedim(0, -1)).movedim(-1, 0) for x, t in zip(latents, timesteps)]
+
+
+def latents_of(clips: list[Clip]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(8, *clip.latent_shape, generator=generator) for clip in clips]
+
+
+def image(position: int, **fields) -> Clip:
+    return Clip(position, latent_shape=(1, 4, 4), num_frames=1, **fields)
+
+
+def flow(**fields) -> RectifiedFlow:
+    return RectifiedFlow.Config(**fields).build()
+
+
+@pytest.mark.parametrize(("tier", "shift"), [("256", 3), ("480", 5), ("720", 10), ("128", 2), ("64", 1)])
+def test_the_default_shift_is_looked_up_by_tier(tier, shift):
+    assert flow().shift_of(Clip(0, resolution=tier)) == shift
+
+
+def test_a_tier_that_is_not_in_the_table_is_an_error_that_names_both():
+    with pytest.raises(ValueError, match=r"'768'.*position 4.*'720': 10"):
+        flow().shift_of(Clip(4, resolution="768"))
+
+
+def test_one_number_holds_for_all_tiers_and_images_may_have_their_own():
+    component = flow(shift=5, shift_image={"256": 2})
+    assert component.shift_of(Clip(0, resolution="768")) == 5
+    assert component.shift_of(image(0)) == 2
+
+
+def test_a_dynamic_shift_grows_with_the_root_of_the_unpatchified_latent_size():
+    component = flow(shift={"dynamic_shift_base_num_tokens_video": 20, "256": 3})
+    assert component.shift_of(Clip(0, latent_shape=(5, 4, 4))) == 2.0
+    assert component.shift_of(image(0)) == 3
+
+
+def test_images_and_videos_have_their_own_distributions():
+    """With the same stream, an image's level is that of the image distribution: one component equals the other's."""
+    component = flow(video_distribution="uniform", image_distribution="logitnormal", shift=1)
+    both_uniform = flow(video_distribution="uniform", image_distribution="uniform", shift=1)
+    assert component.sigma(Clip(3), seed=0) == both_uniform.sigma(Clip(3), seed=0)
+    assert component.sigma(image(3), seed=0) != both_uniform.sigma(image(3), seed=0)
+
+
+def test_draws_depend_on_seed_and_position_alone():
+    """The same samples drawn one by one, in another order and in other company have the same noise, bit for bit."""
+    clips = [Clip(4), Clip(9, condition_frames=1), image(2)]
+    latents = latents_of(clips)
+    together = flow().draw(clips, latents, seed=7)
+    for clip, x0, draw in zip(clips, latents, together):
+        (alone,) = flow().draw([clip], [x0], seed=7)
+        assert alone.sigma == draw.sigma
+        assert torch.equal(alone.noise, draw.noise)
+        assert alone.noise.shape == x0.shape
+    assert flow().draw(clips, latents, seed=8)[0].sigma != together[0].sigma
+
+
+@pytest.mark.parametrize("by_active", [False, True])
+def test_losses_of_a_pack_equal_an_unpacked_transcription(by_active):
+    """x_t, the timestep 1000·σ, the target and the masked mean, written out for one sample at a time."""
+    clips = [Clip(0), Clip(1, condition_frames=2), image(2), Clip(3, latent_shape=(2, 2, 6))]
+    latents, network, component = latents_of(clips), ChannelMixer(), flow(normalize_loss_by_active=by_active)
+    draws = component.draw(clips, latents, seed=0)
+    losses = component.losses(network, None, latents, draws, clips)
+    for clip, x0, draw, loss in zip(clips, latents, draws, losses):
+        sigma = torch.full(clip.latent_shape, draw.sigma)
+        sigma[: clip.condition_frames] = 0
+        x_t = sigma * draw.noise + (1 - sigma) * x0
+        (velocity,) = network(None, [x_t], torch.tensor([1000 * draw.sigma]))
+        error = ((velocity - (draw.noise - x0)) ** 2)[:, clip.condition_frames :]
+        expected = error.mean() if by_active else error.sum() / x0.numel()
+        assert torch.allclose(loss, expected, rtol=1e-5)
+
+
+def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip]]], seed: int = 0):
+    """Gradients, summed over micro-batches and averaged over ranks, and logged mean of `packs[rank][micro_batch]`."""
+    world_size, micro_batches = len(packs), len(packs[0])
+    kinds = [count_kinds(pack) for rank in packs for pack in rank]
+    counts = StepCounts(
+        videos=sum(k[0] for k in kinds),
+        images=sum(k[1] for k in kinds),
+        micro_batches=micro_batches,
+        world_size=world_size,
+    )
+    average, sums = None, torch.zeros(2, dtype=torch.float64)
+    for rank in packs:
+        network = ChannelMixer()
+        for pack in rank:
+            latents = [full_latents(clip) for clip in pack]
+            losses = component.losses(network, None, latents, component.draw(pack, latents, seed=seed), pack)
+            component.backward_loss(losses, pack, counts).backward()
+            sums += loss_sums(losses)
+        own = torch.cat([p.grad.flatten() for p in network.parameters()]) / world_size
+        average = own if average is None else average + own
+    return average, float(sums[0] / sums[1])
+
+
+def full_latents(clip: Clip) -> torch.Tensor:
+    return torch.randn(8, *clip.latent_shape, generator=torch.Generator().manual_seed(100 + clip.position))
+
+
+def uneven_packs() -> list[list[list[Clip]]]:
+    clips = [Clip(i, condition_frames=i % 3) for i in range(8)] + [image(i) for i in range(8, 12)]
+    sizes = [[1, 4, 2], [2, 1, 2]]
+    clips = iter(clips)
+    return [[[next(clips) for _ in range(size)] for size in rank] for rank in sizes]
+
+
+def test_two_ranks_and_three_micro_batches_give_the_gradient_of_one_big_batch():
+    """Uneven packs, images among them: gradient and logged loss are those of the mean over all samples."""
+    packs = uneven_packs()
+    everything = [clip for rank in packs for pack in rank for clip in pack]
+    component, network = flow(), ChannelMixer()
+    latents = [full_latents(clip) for clip in everything]
+    losses = component.losses(network, None, latents, component.draw(everything, latents, seed=0), everything)
+    losses.mean().backward()
+    whole = torch.cat([p.grad.flatten() for p in network.parameters()])
+    split, logged = gradients_of_split_step(component, packs)
+    assert torch.allclose(split, whole, rtol=1e-5, atol=1e-7)
+    assert logged == pytest.approx(losses.mean().item(), rel=1e-6)
+    pack_means, _ = gradients_of_split_step(flow(sample_level_loss_averaging=False), packs)
+    assert not torch.allclose(pack_means, whole, rtol=1e-2)
+
+
+def test_without_sample_averaging_the_step_is_the_mean_of_pack_means():
+    packs = uneven_packs()
+    component, network = flow(sample_level_loss_averaging=False, loss_scale=10.0), ChannelMixer()
+    means = []
+    for pack in (pack for rank in packs for pack in rank):
+        latents = [full_latents(clip) for clip in pack]
+        means.append(component.losses(network, None, latents, component.draw(pack, latents, seed=0), pack).mean())
+    (10 * torch.stack(means).mean()).backward()
+    whole = torch.cat([p.grad.flatten() for p in network.parameters()])
+    assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
+
+
+def test_with_an_image_scale_videos_and_images_are_averaged_apart():
+    packs = uneven_packs()
+    component, network = flow(loss_scale=2.0, image_loss_scale=0.5), ChannelMixer()
+    losses = {True: [], False: []}
+    for clip in (clip for rank in packs for pack in rank for clip in pack):
+        latents = [full_latents(clip)]
+        draws = component.draw([clip], latents, seed=0)
+        losses[clip.num_frames == 1].append(component.losses(network, None, latents, draws, [clip])[0])
+    (2.0 * torch.stack(losses[False]).mean() + 0.5 * torch.stack(losses[True]).mean()).backward()
+    whole = torch.cat([p.grad.flatten() for p in network.parameters()])
+    assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
+
+
+def test_counts_smaller_than_the_micro_batch_are_refused():
+    clips = [Clip(0), Clip(1)]
+    with pytest.raises(ValueError, match="said to hold 1 samples, but this micro-batch alone has 2"):
+        flow().backward_loss(torch.ones(2), clips, StepCounts(videos=1, images=0, micro_batches=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shift": {}}, "objective.shift is an empty table"),
+        ({"shift": 0}, "objective.shift must be a positive number, found 0"),
+        ({"shift": {"256": -3}}, r"objective.shift\['256'\] must be a positive"),
+        ({"shift_image": {"256p": 3}}, r"objective.shift_image\['256p'\]: a key is a resolution tier"),
+        ({"loss_scale": 0.0}, "objective.loss_scale must be a positive"),
+        ({"image_loss_scale": -1.0}, "objective.image_loss_scale must be a positive"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RectifiedFlow.Config(**fields).check()
+
+
+def test_the_config_copies_and_compares_by_value():
+    config = RectifiedFlow.Config(shift={"256": 3}, shift_image=2)
+    twin = copy.deepcopy(config)
+    assert twin == config
+    twin.shift["256"] = 4
+    assert twin != config

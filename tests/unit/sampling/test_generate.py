@@ -1,0 +1,208 @@
+"""Sampling: packing changes nothing, conditions stay, texts are those of training, impossible requests are refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from worldsmith.assets import asset_path
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.conditioning import (
+    GenerationRequest,
+    conditional_text,
+    prepare,
+    resize_and_crop,
+    seeded_noise,
+    unconditional_text,
+)
+from worldsmith.sampling.generate import generate, generate_latents
+
+SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
+REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_frames=9, fps=8.0, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def generator() -> Cosmos3Generator:
+    network = NetworkConfig(
+        vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5], initializer_range=0.2,
+    )  # fmt: skip
+    config = Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+    return Cosmos3Generator(config, seed=0)
+
+
+def test_a_result_does_not_depend_on_its_neighbours(generator: Cosmos3Generator) -> None:
+    """Requests of different size, length, rate and condition: all in one pack, one by one, and cut by a token limit."""
+    clip = torch.randint(0, 256, (3, 5, 80, 70), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    requests = [
+        REQUEST,
+        replace(REQUEST, prompt="A much longer prompt about a green triangle that drifts upward.", width=96, fps=24.0),
+        replace(REQUEST, condition=clip, condition_frames=2, seed=5, num_frames=17),
+        replace(REQUEST, condition=clip[:, :1], condition_frames=1, negative_prompt="blurry", height=32, width=48),
+    ]
+    together = generate_latents(generator, requests, **SETTINGS)
+    alone = [generate_latents(generator, [request], **SETTINGS)[0] for request in requests]
+    cut = generate_latents(generator, requests, max_tokens=150, **SETTINGS)
+    for a, b, c in zip(together, alone, cut):
+        assert (a - b).abs().max() < 1e-4
+        assert (a - c).abs().max() < 1e-4
+    assert (together[0] - generate_latents(generator, [replace(REQUEST, seed=2)], **SETTINGS)[0]).abs().max() > 0.1
+
+
+def test_packs_stay_under_the_token_limit_and_hold_both_branches(
+    generator: Cosmos3Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many prompts share a forward pass as far as the limit allows; guidance 1 packs no unconditional branch."""
+    packs = []
+    original = generator.pack
+    monkeypatch.setattr(generator, "pack", lambda layouts: packs.append(original(layouts)) or packs[-1])
+    requests = [replace(REQUEST, seed=i) for i in range(5)]
+    generate_latents(generator, requests, **SETTINGS)
+    assert [len(pack.layouts) for pack in packs] == [10]
+    size = packs[0].num_tokens // 5
+    packs.clear()
+    generate_latents(generator, requests, max_tokens=2 * size, **SETTINGS)
+    assert [len(pack.layouts) for pack in packs] == [4, 4, 2]
+    assert all(pack.num_tokens <= 2 * size for pack in packs)
+    packs.clear()
+    generate_latents(generator, requests, **{**SETTINGS, "guidance": 1.0})
+    assert [len(pack.layouts) for pack in packs] == [5]
+
+
+def test_guidance_one_is_the_conditional_branch(generator: Cosmos3Generator) -> None:
+    """v = u + g(c - u): g = 1 without the second branch equals g just above 1 with it; larger g moves away."""
+    one = generate_latents(generator, [REQUEST], **{**SETTINGS, "guidance": 1.0})[0]
+    near = generate_latents(generator, [REQUEST], **{**SETTINGS, "guidance": 1.0 + 1e-6})[0]
+    far = generate_latents(generator, [REQUEST], **{**SETTINGS, "guidance": 5.0})[0]
+    assert (one - near).abs().max() < 1e-4 < 1e-2 < (one - far).abs().max()
+
+
+def test_clean_frames_are_those_of_the_whole_clip(generator: Cosmos3Generator) -> None:
+    """The condition's latents equal the first latents of the whole clip (opening frames, the last one repeated), and stay
+    bit for bit to the end."""
+    clip = torch.randint(0, 256, (3, 5, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for frames, opening in ((1, clip[:, :1]), (2, clip)):
+        repeated = torch.cat((opening, opening[:, -1:].expand(-1, 9 - opening.shape[1], -1, -1)), dim=1)
+        expected = generator.encode(repeated)[:, :frames]
+        request = replace(REQUEST, condition=clip, condition_frames=frames)
+        start = prepare(generator, request).start
+        assert (start[:, :frames] - expected).abs().max() < 1e-5
+        assert torch.equal(start[:, frames:], seeded_noise(1, tuple(start.shape))[:, frames:])
+        assert torch.equal(generate_latents(generator, [request], **SETTINGS)[0][:, :frames], start[:, :frames])
+
+
+def test_video_has_the_asked_size_and_frames_are_rounded_up(
+    generator: Cosmos3Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """7 frames become 9, the log says so, and the video is uint8 [3, T, H, W]."""
+    with caplog.at_level(logging.WARNING):
+        video = generate(generator, [replace(REQUEST, num_frames=7, width=96)], **SETTINGS)[0]
+    assert video.shape == (3, 9, 64, 96)
+    assert video.dtype == torch.uint8
+    assert "num_frames 7 is not 4k+1; 9 frames" in caplog.text
+
+
+def test_noise_is_a_function_of_seed_and_shape_alone() -> None:
+    """Same seed, same bits, whatever torch's global generator does; the values are Philox's, as recorded here."""
+    torch.manual_seed(1)
+    first = seeded_noise(7, (48, 3, 4, 4))
+    torch.manual_seed(2)
+    assert torch.equal(first, seeded_noise(7, (48, 3, 4, 4)))
+    assert not torch.equal(first, seeded_noise(8, (48, 3, 4, 4)))
+    assert abs(first.mean()) < 0.1
+    assert abs(first.std() - 1) < 0.05
+
+
+def test_progress_reaches_the_end(generator: Cosmos3Generator) -> None:
+    """(done, total) rises to the number of request steps over all packs."""
+    seen: list[tuple[int, int]] = []
+    requests = [REQUEST] * 3
+    generate_latents(generator, requests, max_tokens=1, progress=lambda *step: seen.append(step), **SETTINGS)
+    assert seen == [(done, 12) for done in range(1, 13)]
+
+
+def test_texts_are_those_of_training() -> None:
+    """Plain prompts get one period, suffix and sentences; structured ones nothing; dropped ones what training showed."""
+    plain, structured = REQUEST, replace(REQUEST, prompt=json.dumps({"subjects": []}))
+    bare = GenerationDefaults()
+    full = GenerationDefaults(append_duration_fps=True, append_resolution=True, caption_suffix="Cartoon.")
+    sentences = "The video is 1.1 seconds long and is of 8 FPS. This video is of 64x64 resolution."
+    assert conditional_text(plain, bare) == "A red square."
+    assert conditional_text(replace(plain, prompt="A red square.. "), bare) == "A red square."
+    assert conditional_text(plain, full) == f"A red square. Cartoon. {sentences}"
+    assert conditional_text(structured, full) == structured.prompt
+    assert conditional_text(replace(plain, prompt="{not json"), bare) == "{not json."
+    assert unconditional_text(plain, full) == ""
+    keeps = replace(full, unconditional_keeps_metadata=True)
+    assert unconditional_text(plain, keeps) == sentences
+    assert unconditional_text(structured, keeps) == ""
+    assert unconditional_text(replace(plain, negative_prompt="blurry"), keeps) == "blurry"
+
+
+def test_captions_are_cut_where_training_cut_them(generator: Cosmos3Generator) -> None:
+    """max_caption_tokens of training also cuts prompts."""
+    short = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(max_caption_tokens=4))
+    assert len(prepare(short, REQUEST).conditional.text_ids) == 4
+    assert len(prepare(generator, REQUEST).conditional.text_ids) > 4
+
+
+def test_resize_covers_and_cuts_the_centre() -> None:
+    """A wide picture loses its sides, a tall one its top and bottom; the right size is left alone."""
+    wide = torch.zeros(3, 1, 20, 60, dtype=torch.uint8)
+    wide[:, :, :, 20:40] = 200
+    assert (resize_and_crop(wide, 40, 40)[:, :, :, 3:-3] == 200).all()
+    assert resize_and_crop(wide, 40, 40).shape == (3, 1, 40, 40)
+    tall = wide.transpose(2, 3)
+    assert (resize_and_crop(tall, 40, 40)[:, :, 3:-3] == 200).all()
+    assert resize_and_crop(wide, 20, 60) is wide
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"height": 60}, "height must be a multiple of 16, found 60; the nearest is 64"),
+        ({"width": 0}, "width must be a multiple of 16, found 0; the nearest is 16"),
+        ({"num_frames": 0}, "num_frames and fps must be positive"),
+        ({"fps": 0.0}, "num_frames and fps must be positive"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"condition_frames": 1}, "there is no condition"),
+        ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "give both or neither"),
+        ({"condition": torch.zeros(3, 1, 8, 8), "condition_frames": 1}, "expected a uint8 condition"),
+        ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8), "condition_frames": 2}, "need 5 frames of video"),
+        ({"condition": torch.zeros(3, 9, 8, 8, dtype=torch.uint8), "condition_frames": 3}, "nothing to generate"),
+    ],
+)
+def test_impossible_requests_are_refused(generator: Cosmos3Generator, change: dict[str, Any], message: str) -> None:
+    """The error names the prompt, the value and what would work."""
+    with pytest.raises(ValueError, match=message) as error:
+        generate_latents(generator, [replace(REQUEST, **change)], **SETTINGS)
+    assert "'A red square.'" in str(error.value)
+
+
+def test_defaults_of_the_model_fill_what_the_call_leaves_open(generator: Cosmos3Generator) -> None:
+    """steps, guidance and shift come from the model; a shift that nobody knows is an error."""
+    with pytest.raises(ValueError, match="shift is not known"):
+        generate_latents(generator, [REQUEST], steps=2)
+    known = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(steps=4, guidance=3.0, shift=3.0))
+    assert torch.equal(generate_latents(known, [REQUEST])[0], generate_latents(generator, [REQUEST], **SETTINGS)[0])

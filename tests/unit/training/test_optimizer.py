@@ -1,0 +1,151 @@
+"""Which parameters are trained, with which learning rates, and that the steps are those of torch."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from worldsmith.training.optimizer import AdamW, trainable_parameters
+
+
+class TwoTowers(nn.Module):
+    """Names as a generator has them: one tower for text, one with the suffix for generation, and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"q_proj": nn.Linear(4, 4), "q_proj_moe_gen": nn.Linear(4, 4)}) for _ in range(2)
+        )
+        self.vae2llm = nn.Linear(4, 4)
+        self.llm2vae = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.vae2llm(x)
+        for layer in self.layers:
+            x = x + torch.tanh(layer["q_proj_moe_gen"](x) + layer["q_proj"](x))
+        return self.llm2vae(x)
+
+
+def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        network(torch.randn(8, 4, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in network.parameters()]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_ten_steps_equal_those_of_torch_with_the_same_groups(fused):
+    """Two learning rates and weight decay, bit for bit; the torch optimizer is set up by hand."""
+    ours, theirs = TwoTowers(), TwoTowers()
+    config = AdamW.Config(
+        lr=1e-2, betas=[0.9, 0.95], eps=1e-6, weight_decay=0.1, fused=fused, lr_multipliers={"moe_gen": 5.0}
+    )
+    component = config.build(network=ours)
+    slow = [p for name, p in theirs.named_parameters() if "moe_gen" not in name]
+    fast = [p for name, p in theirs.named_parameters() if "moe_gen" in name]
+    reference = torch.optim.AdamW(
+        [{"params": slow}, {"params": fast, "lr": 5e-2}],
+        lr=1e-2,
+        betas=(0.9, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        fused=fused,
+    )
+    assert [g["fused"] for g in component.optimizer.param_groups] == [fused] * 2
+    for mine, other in zip(train(ours, component.optimizer), train(theirs, reference)):
+        assert torch.equal(mine, other)
+
+
+def test_the_fused_kernel_agrees_with_the_plain_one():
+    networks = [TwoTowers(), TwoTowers()]
+    fused, plain = (
+        train(network, AdamW.Config(lr=1e-2, fused=fused).build(network=network).optimizer)
+        for network, fused in zip(networks, (True, False))
+    )
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(fused, plain))
+
+
+def test_a_device_without_a_fused_kernel_falls_back_and_says_so(caplog):
+    """Complex parameters have no fused kernel on any device."""
+    network = nn.Linear(2, 2, dtype=torch.complex64)
+    with caplog.at_level(logging.WARNING, logger="worldsmith"):
+        component = AdamW.Config().build(network=network)
+    assert not component.optimizer.param_groups[0]["fused"]
+    assert "optimizer.fused: there is no fused AdamW for torch.complex64 on cpu" in caplog.text
+
+
+def test_selection_freezes_everything_else_and_keeps_the_order():
+    network = TwoTowers()
+    component = AdamW.Config(keys_to_select=["vae2llm", "moe_gen"]).build(network=network)
+    expected = [name for name, _ in TwoTowers().named_parameters() if "vae2llm" in name or "moe_gen" in name]
+    assert [name for name, _ in trainable_parameters(network)] == expected
+    assert component.groups[0].names == expected
+    assert [id(p) for p in component.parameters] == [id(p) for _, p in trainable_parameters(network)]
+    before = network.layers[0]["q_proj"].weight.detach().clone()
+    train(network, component.optimizer)
+    assert torch.equal(network.layers[0]["q_proj"].weight, before)
+    assert network.layers[0]["q_proj"].weight.grad is None
+
+
+def test_without_a_selection_everything_is_trained_except_what_is_frozen_already():
+    network = TwoTowers()
+    network.vae2llm.requires_grad_(False)
+    component = AdamW.Config().build(network=network)
+    assert component.groups[0].names == [n for n, _ in TwoTowers().named_parameters() if "vae2llm" not in n]
+
+
+def test_the_first_pattern_in_the_table_decides_and_a_robbed_one_is_reported(caplog):
+    network = TwoTowers()
+    config = AdamW.Config(lr=1.0, lr_multipliers={"proj": 2.0, "moe_gen": 5.0, "llm2vae": 2.0})
+    with caplog.at_level(logging.WARNING, logger="worldsmith"):
+        component = config.build(network=network)
+    rates = {name: group.lr for group in component.groups for name in group.names}
+    assert rates["layers.0.q_proj_moe_gen.weight"] == 2.0
+    assert rates["llm2vae.bias"] == 2.0
+    assert rates["vae2llm.bias"] == 1.0
+    assert len(component.groups) == 2
+    assert "lr_multipliers['moe_gen'] = 5 has no effect on 4 of the 4 parameters" in caplog.text
+    assert "'proj' comes first" in caplog.text
+
+
+def test_a_pattern_that_selects_nothing_names_the_nearest_parameters():
+    with pytest.raises(
+        ValueError, match=r"keys_to_select: 'moe_gn' .* none of the 12 .*layers\.0\.q_proj_moe_gen\.weight"
+    ):
+        AdamW.Config(keys_to_select=["vae2llm", "moe_gn"]).build(network=TwoTowers())
+
+
+def test_a_multiplier_that_fits_no_trained_parameter_is_refused():
+    with pytest.raises(ValueError, match=r"lr_multipliers: 'vae2lm' .*vae2llm\.weight"):
+        AdamW.Config(lr_multipliers={"vae2lm": 2.0}).build(network=TwoTowers())
+    with pytest.raises(ValueError, match="lr_multipliers: 'vae2llm' fits only parameters that are frozen"):
+        AdamW.Config(keys_to_select=["moe_gen"], lr_multipliers={"vae2llm": 2.0}).build(network=TwoTowers())
+
+
+def test_a_selection_of_frozen_parameters_is_refused():
+    network = TwoTowers()
+    network.vae2llm.requires_grad_(False)
+    with pytest.raises(ValueError, match="keys_to_select: 'vae2llm' fits only parameters that are frozen"):
+        AdamW.Config(keys_to_select=["moe_gen", "vae2llm"]).build(network=network)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"betas": [0.9]}, "optimizer.betas must be two numbers"),
+        ({"betas": [0.9, 1.0]}, "optimizer.betas"),
+        ({"lr": -1.0}, "optimizer.lr must be"),
+        ({"eps": -1e-8}, "optimizer.eps must be"),
+        ({"lr_multipliers": {"a": -1.0}}, r"optimizer.lr_multipliers\['a'\]"),
+        ({"keys_to_select": [""]}, "an empty pattern fits every parameter"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        AdamW.Config(**fields).check()
