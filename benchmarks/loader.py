@@ -1,6 +1,6 @@
 """Samples per second with and without cached latents, side by side in one run.
 
-    python benchmarks/loader.py DATASET_FOLDER [--resolution 256] [--workers 0] [--packs 16]
+    python benchmarks/loader.py DATASET_FOLDER [--resolution 256] [--workers 0] [--seconds 10]
 
 What is measured is the loader alone: reading, decoding, scaling, captions, packing. The cached side reads latents of
 the right shape in place of the clips. What the encoder costs on top, once per clip, is not in the ratio.
@@ -32,13 +32,14 @@ def build(arguments: argparse.Namespace, folder: str = "") -> PackingDataLoader:
     return config.build(tokenizer=lambda text: list(text.encode()), latent_cache=cache)
 
 
-def samples_per_second(loader: PackingDataLoader, packs: int) -> float:
-    """The first pack is left out: it pays for starting workers and opening files."""
+def samples_per_second(loader: PackingDataLoader, seconds: float) -> float:
+    """The first pack is left out: it pays for starting workers."""
     stream = iter(loader)
     next(stream)
-    start = time.perf_counter()
-    count = sum(len(pack) for pack in islice(stream, packs))
-    return count / (time.perf_counter() - start)
+    start, count = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < seconds:
+        count += len(next(stream))
+    return count / elapsed
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--resolution", default="256")
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--packs", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,8 +55,8 @@ def main() -> None:
         for pack in islice(filler, -(-len(filler.dataset) // 2)):
             for sample in pack:
                 filler.latent_cache.put(sample.cache_key, torch.randn(LATENT_CHANNELS, *sample.latent_shape))
-        decoding = samples_per_second(build(arguments), arguments.packs)
-        cached = samples_per_second(build(arguments, folder), arguments.packs)
+        decoding = samples_per_second(build(arguments), arguments.seconds)
+        cached = samples_per_second(build(arguments, folder), arguments.seconds)
     print(f"decoding {decoding:8.1f} samples/s")
     print(f"cached   {cached:8.1f} samples/s")
     print(f"ratio    {cached / decoding:8.1f}")

@@ -3,7 +3,7 @@
     python scripts/make_tiny_vae.py [--out src/worldsmith/assets/tiny_vae] [--checkpoint outputs/tiny_vae.pt]
 
 The result is a folder that `diffusers.AutoencoderKLWan` loads. A run that was stopped goes on from its checkpoint. With
-the same seed and the same number of threads the weights come out the same.
+the same seed the weights come out the same.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ARCHITECTURE = dict(
     scale_factor_spatial=16,
 )
 # (steps, frames, clips, share of other pictures): stills of plain shapes first, they are cheap and teach the most.
-PHASES = ((400, 1, 8, 0.05), (700, 5, 8, 0.2), (300, 9, 6, 0.2), (100, 17, 4, 0.2))
+PHASES = ((400, 1, 8, 0.05), (500, 5, 6, 0.2), (200, 9, 4, 0.2), (60, 17, 2, 0.2))
 TOTAL_STEPS = sum(steps for steps, *_ in PHASES)
 TRAIN_STREAM, HELD_OUT_STREAM, STATISTICS_STREAM = 0, 1, 2
-MUON_RATE, ADAM_RATE, FINAL_RATE = 2e-2, 2e-3, 0.02
+MUON_RATE, ADAM_RATE, DECAY_STEPS = 2e-2, 2e-3, 350
 EMA_DECAY = 0.995
 KL_WEIGHT = 1e-6
 SHARES = 2
@@ -212,8 +212,8 @@ def phase_of(step: int) -> tuple[int, int, float]:
 
 
 def rate_factor(step: int) -> float:
-    """Cosine from 1 to FINAL_RATE."""
-    return FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / TOTAL_STEPS)))
+    """Constant, then linear to almost zero over the last DECAY_STEPS."""
+    return min(1.0, max(TOTAL_STEPS - step, 1) / DECAY_STEPS)
 
 
 def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.ndarray:

@@ -66,9 +66,11 @@ def damaged_set(folder: Path) -> Path:
     return file
 
 
-def loader_for(path: Path, quarantine: Path, workers: int = 0, **changes: object) -> PackingDataLoader:
+def loader_for(
+    path: Path, quarantine: Path, workers: int = 0, resolution: str = "64", **changes: object
+) -> PackingDataLoader:
     config = PackingDataLoader.Config(max_samples_per_batch=2, num_workers=workers, **changes)
-    config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(path), "64", 5
+    config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(path), resolution, 5
     return config.build(tokenizer=lambda text: list(text.encode())[:20], quarantine=Quarantine(quarantine))
 
 
@@ -126,8 +128,7 @@ real_clips = pytest.mark.skipif(
 @real_clips
 def test_real_clips_load_at_tier_256(tmp_path: Path) -> None:
     """Every clip of the set, whole: 4k + 1 frames at a size of the tier, nothing left out."""
-    loader = loader_for(Path(os.environ["DATASET_PATH"]), tmp_path)
-    loader.config.dataset.resolution = loader.dataset.config.resolution = "256"
+    loader = loader_for(Path(os.environ["DATASET_PATH"]), tmp_path, resolution="256")
     samples = {s.key: s for pack in islice(loader, len(loader.dataset) // 2) for s in pack}
     assert len(samples) == len(loader.dataset) == loader.dataset.num_records
     assert not loader.quarantine.keys

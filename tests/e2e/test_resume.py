@@ -35,7 +35,7 @@ class Runs:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
 
-    def start(self, name: str, *, workers: int = 0, save_iter: int = 5, kill: tuple[int, str] | None = None) -> int:
+    def start(self, name: str, *, workers: int = 0, save_iter: int = 20, kill: tuple[int, str] | None = None) -> int:
         """The exit code of one process of the run `name`."""
         run = {"world": str(self.world), "run": str(self.folder / name)}
         job = {**run, "steps": STEPS, "workers": workers, "save_iter": save_iter, "kill": kill}
@@ -74,7 +74,7 @@ def require_equal(runs: Runs, name: str) -> None:
     last = f"checkpoints/iter_{STEPS:09d}"
     expected, found = tiny_runs.read_checkpoint(whole / last), tiny_runs.read_checkpoint(resumed / last)
     assert found.keys() == expected.keys()
-    assert {"model/net.", "model/net_ema.", "optim/state."} <= {key[: key.index(".") + 1] for key in found}
+    assert {"model/net", "model/net_ema", "optim/state"} <= {key.partition(".")[0] for key in found}
     different = [name for name in expected if not torch.equal(found[name], expected[name])]
     assert not different
     data = "dataloader/rank_0.json"
@@ -82,35 +82,36 @@ def require_equal(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_in_step_21(runs: Runs, workers: int) -> None:
-    """20 steps, SIGKILL between backward and update of step 21, then on to 40; workers make no difference either."""
-    name = f"step21_{workers}"
-    runs.start(name, workers=workers, save_iter=20, kill=(21, "backward"))
+def test_killed_in_step_21_and_during_a_save(runs: Runs, workers: int) -> None:
+    """SIGKILL between backward and update of step 21; goes on from 20; SIGKILL during the save of step 40; goes on."""
+    name = f"twice_{workers}"
+    runs.start(name, workers=workers, kill=(21, "backward"))
     assert runs.done(name) == 20
-    runs.start(name, workers=workers, save_iter=20)
-    require_equal(runs, name)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_during_a_save(runs: Runs, workers: int) -> None:
-    """SIGKILL while the checkpoint of step 20 is written: the one of step 10 is continued."""
-    name = f"save_{workers}"
-    runs.start(name, workers=workers, save_iter=10, kill=(20, "save:6"))
-    assert runs.done(name) == 10
-    runs.start(name, workers=workers, save_iter=10)
-    require_equal(runs, name)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ten_random_kills_in_one_run(runs: Runs, workers: int) -> None:
-    """The same run is killed ten times, at random steps and moments, before it may finish."""
-    name, chance = f"random_{workers}", random.Random(workers)
-    for _ in range(10):
-        step = min(runs.done(name) + chance.randint(1, 7), STEPS)
-        phases = ["start", "backward", "end"]
-        if step % 5 == 0:
-            phases = [f"save:{chance.randint(1, 25)}"]
-        runs.start(name, workers=workers, kill=(step, chance.choice(phases)))
-    assert runs.done(name) > 0
+    runs.start(name, workers=workers, kill=(40, "save:6"))
+    assert runs.done(name) == 20
     runs.start(name, workers=workers)
+    require_equal(runs, name)
+
+
+def test_ten_random_kills_in_one_run(runs: Runs) -> None:
+    """One run is killed ten times, at random steps and moments, with 0 and with 2 workers in turn."""
+    kill_often(runs, "random", kills=10, workers=[0, 2], seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_forty_random_kills_in_one_run(runs: Runs, workers: int) -> None:
+    """The same, longer, with one number of workers throughout."""
+    kill_often(runs, f"often_{workers}", kills=40, workers=[workers], seed=2)
+
+
+def kill_often(runs: Runs, name: str, *, kills: int, workers: list[int], seed: int) -> None:
+    """Starts and kills a run again and again, then lets it finish."""
+    chance = random.Random(seed)
+    for number in range(kills):
+        step = min(runs.done(name) + chance.randint(1, 7), STEPS)
+        phase = f"save:{chance.randint(1, 15)}" if step % 5 == 0 else chance.choice(["start", "backward", "end"])
+        runs.start(name, workers=workers[number % len(workers)], save_iter=5, kill=(step, phase))
+    assert runs.done(name) > 0
+    runs.start(name, workers=workers[-1], save_iter=5)
     require_equal(runs, name)

@@ -16,6 +16,7 @@ from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transforme
 from worldsmith.models.cosmos3 import attention
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.models.cosmos3.rope import video_positions
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
 
 EOS, VISION_START, VOCAB = 94, 95, 96
@@ -107,6 +108,13 @@ def diffusers_velocity(transformer, layout: SampleLayout, latent: torch.Tensor, 
 def packed(network: Cosmos3Network, layouts: list[SampleLayout], latents, timesteps) -> list[torch.Tensor]:
     pack = pack_samples(layouts, network.config, eos_id=EOS, vision_start_id=VISION_START)
     return network(pack, latents, timesteps)
+
+
+def test_positions_equal_the_pipelines_to_the_last_bit():
+    for fps in (8.0, 12.5, 16.0, 23.976, 24.0, 29.97, 30.0, 59.94):
+        for text_length in (2, 77, 510):
+            theirs, _ = get_3d_mrope_ids_vae_tokens(48, 2, 3, text_length + 15000, fps=fps)
+            assert torch.equal(video_positions([(48, 2, 3)], [text_length], [fps], QWEN), theirs), fps
 
 
 @pytest.mark.parametrize("config", CONFIGS)

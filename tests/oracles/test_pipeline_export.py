@@ -103,7 +103,7 @@ def test_text_to_video_latents_equal_the_pipeline(exported) -> None:
 def test_image_to_video_latents_equal_the_pipeline(exported) -> None:
     """I2V: the pipeline encodes the picture itself, resized and cropped, and ends on the same latents."""
     generator, pipeline, _ = exported
-    image = torch.randint(0, 256, (3, 90, 170), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    image = torch.randint(0, 256, (3, 90, 169), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     request = replace(REQUEST, condition=image[:, None], condition_frames=1)
     start = prepare(generator, request).start
     ours = generate_latents(generator, [request])[0]
@@ -193,7 +193,7 @@ def test_shards_with_an_index_load_alike(tmp_path: Path) -> None:
 
 
 def test_exporting_again_is_free_and_replacing_needs_force(tmp_path: Path) -> None:
-    """The same export again does nothing; other weights, or a damaged folder, need force; other files are never touched."""
+    """The same export again does nothing; other weights or a damaged folder need force; other files are not touched."""
     generator = make_generator()
     out = tmp_path / "export"
     source = ExportSource(run="demo/a/b", iteration=7, weights="ema")

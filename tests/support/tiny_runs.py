@@ -1,4 +1,4 @@
-"""A whole run of the smallest size: real MP4 clips, a tokenizer, a random VAE and a network of a few thousand weights."""
+"""A whole run of the smallest size: real MP4 clips, a tokenizer, a random VAE, a network of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import av
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from worldsmith.models.video_vae.wan import WanVAE
 
 from worldsmith.checkpoint.checkpointer import Checkpointer, load_part, stored_shapes
 from worldsmith.config.sections import JobConfig
@@ -23,6 +22,7 @@ from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.loop_config import LoopConfig
@@ -96,11 +96,11 @@ def make_vae(folder: Path) -> None:
 
 
 def tiny_config(
-    world: Path, *, steps: int = 8, save_iter: int = 4, workers: int = 0, cache: bool = True
+    world: Path, *, steps: int = 8, save_iter: int = 4, workers: int = 0, cache: bool = True, layers: int = 1
 ) -> Trainer.Config:
     """A run over `make_world(world)` that logs every step."""
     network = NetworkConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, mrope_section=[2, 1, 1],
     )  # fmt: skip
     dataset = VideoDataset.Config(path=str(world / "data"), resolution="64", min_frames=5, caption_keys=["caption"])

@@ -134,16 +134,17 @@ def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
     if config.get("attention_dropout"):
         raise ValueError(f"transformer config has attention_dropout {config['attention_dropout']}; only 0 is known")
     types = {field.name: field.type for field in fields(NetworkConfig)}
-    values = {name: config[name] for name in SAME_FIELDS if config.get(name) is not None}
+    values: dict[str, Any] = {name: config[name] for name in SAME_FIELDS if config.get(name) is not None}
     values = {name: float(value) if types[name] == "float" else value for name, value in values.items()}
     section = config.get("rope_axes_dim") or (config.get("rope_scaling") or {}).get("mrope_section")
-    renames = {
+    renamed_values = {
         "mrope_section": None if section is None else list(section),
         "max_action_dim": config.get("action_dim"),
         "sound_dim": config.get("sound_dim"),
         "temporal_compression_factor": config.get("temporal_compression_factor"),
     }
-    network = NetworkConfig(**values, **{name: value for name, value in renames.items() if value is not None})
+    values |= {name: value for name, value in renamed_values.items() if value is not None}
+    network = NetworkConfig(**values)
     network.check()
     if config.get("patch_latent_dim", network.patch_dim) != network.patch_dim:
         raise ValueError(

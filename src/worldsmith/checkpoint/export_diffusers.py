@@ -81,18 +81,21 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
     """The pipeline object. Its schedule is `flow_schedule`'s, its prompts have no system prompt, as in training."""
+    import diffusers
     import torch
-    from diffusers import AutoencoderKLWan, Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
 
+    library: Any = diffusers  # its classes carry no types
     with torch.device("meta"):
-        transformer = Cosmos3OmniTransformer(**transformer_config(generator.config.network))
+        transformer = library.Cosmos3OmniTransformer(**transformer_config(generator.config.network))
     transformer.load_state_dict(weights, assign=True)
-    vae = AutoencoderKLWan.from_pretrained(generator.config.tokenizer.vae_path, torch_dtype=getattr(torch, dtype))
-    return Cosmos3OmniPipeline(
+    vae_folder = generator.config.tokenizer.vae_path
+    return library.Cosmos3OmniPipeline(
         transformer=transformer,
         text_tokenizer=generator.text_tokenizer.tokenizer,
-        vae=vae,
-        scheduler=UniPCMultistepScheduler(
+        vae=library.AutoencoderKLWan.from_pretrained(
+            vae_folder, torch_dtype=getattr(torch, dtype), local_files_only=True
+        ),
+        scheduler=library.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=generator.defaults.shift
         ),
         enable_safety_checker=False,
@@ -133,7 +136,7 @@ def weights_digest(weights: dict[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

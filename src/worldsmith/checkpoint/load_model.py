@@ -50,10 +50,15 @@ class StoredModel:
     tree: Mapping[str, Any] | None
     """The run's whole config as plain data; None for an exported pipeline."""
 
-    def load(self, device: str | torch.device = "cpu") -> Cosmos3Generator:
-        """Reads the weights. Raises ValueError when they do not fit the config."""
+    def load(self, device: str | torch.device = "cpu", *, full_precision: bool = False) -> Cosmos3Generator:
+        """Reads the weights, and casts them to the model's precision unless `full_precision` keeps them float32.
+
+        Raises ValueError or UserError when they do not fit the config.
+        """
+        import torch
+
         seed = self.tree["trainer"]["seed"] if self.weights == "untrained" and self.tree else None
-        generator = self.config.build(device=device, seed=seed, defaults=self.defaults)
+        generator: Cosmos3Generator = self.config.build(device=device, seed=seed, defaults=self.defaults)
         if self.tree is None:
             read_diffusers_weights(self.folder / "transformer", generator.network)
         elif self.weights != "untrained":
@@ -61,13 +66,16 @@ class StoredModel:
         elif self.tree["checkpoint"]["load_path"]:
             source = self.tree["checkpoint"]
             read_initial_weights(source["load_path"], generator.network, source["keys_to_skip_loading"])
+        generator.network.eval().requires_grad_(False)
+        if not full_precision:
+            generator.network.cast(getattr(torch, self.config.precision))
         return generator
 
 
 def load_generator(
     path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu"
 ) -> Cosmos3Generator:
-    """The generator that is stored at `path`; see `find_model`."""
+    """The generator that is stored at `path`, ready for sampling; see `find_model`."""
     return find_model(path, weights=weights).load(device)
 
 
@@ -79,7 +87,8 @@ def find_model(path: str | Path, *, weights: Weights = "auto") -> StoredModel:
         weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
             "auto" averaged if there are any, else live.
 
-    Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the weights asked for.
+    Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the weights asked for,
+    ConfigError when its config cannot be read.
     """
     path = Path(path)
     if (path / PIPELINE_INDEX).is_file():

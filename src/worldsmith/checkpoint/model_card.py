@@ -56,9 +56,8 @@ def metadata_advice(generation: dict[str, Any]) -> str:
         if generation[flag]
     ]
     if sentences:
-        advice += (
-            f"\nIn training they were followed by {' '.join(sentences)}\nwith the clip's own numbers: end the prompt in that "
-            "way. The pipeline's own templates do so too, but they\nalso put negated sentences, which training never "
-            "showed, into the negative prompt."
-        )
+        advice += f"""
+In training they were followed by {" ".join(sentences)}
+with the clip's own numbers: end the prompt in that way. The pipeline's own templates do so too, but they also put
+negated sentences, which training never showed, into the negative prompt."""
     return f"{advice}\n"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.checkpointer import POINTER, find_damage, folder_iteration, stored_shapes
+from worldsmith.checkpoint.checkpointer import POINTER, find_damage, folder_iteration, load_part, stored_shapes
 from worldsmith.checkpoint.diffusers_keys import diffusers_to_native, native_to_diffusers
-from worldsmith.checkpoint.warm_start import load_weights
+from worldsmith.checkpoint.warm_start import load_weights, plan_loading
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,7 +27,7 @@ def latest_checkpoint(checkpoints: Path) -> tuple[Path, list[str]]:
     if pointer.exists():
         named = checkpoints / pointer.read_text(encoding="utf-8").strip()
         found.sort(key=lambda path: path != named)
-    problems = []
+    problems: list[str] = []
     for candidate in found:
         problem = find_damage(candidate)
         if problem is None:
@@ -43,15 +43,11 @@ def has_average(checkpoint: Path) -> bool:
 
 
 def read_checkpoint_weights(checkpoint: Path, network: nn.Module, *, average: bool) -> None:
-    """Fills the network from a training checkpoint, in place. Raises ValueError when names or shapes do not fit."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    from worldsmith.checkpoint.warm_start import plan_loading
-
+    """Fills the network from a training checkpoint, in place. Raises UserError when names or shapes do not fit."""
     prefix = AVERAGE if average else LIVE
     state = {prefix + name: parameter.detach() for name, parameter in network.named_parameters()}
     report = plan_loading(str(checkpoint), {name: list(tensor.shape) for name, tensor in state.items()}, [])
-    load(state, storage_reader=FileSystemReader(report.source), no_dist=True)
+    load_part(report.source, state, no_dist=True)
 
 
 def read_initial_weights(load_path: str, network: nn.Module, keys_to_skip: list[str]) -> None:

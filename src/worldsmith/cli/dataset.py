@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+HELP = "Make datasets."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the kinds of dataset that can be made, each with its own options."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports; 0 on success or when there is nothing to do, 2 for input that cannot be used."""
+    """Exports; 0 on success or when there is nothing to do. Raises UserError for input that cannot be used."""
     from worldsmith.checkpoint.export_diffusers import ExportSource, export_pipeline
     from worldsmith.checkpoint.load_model import find_model
+    from worldsmith.config.errors import UserError
     from worldsmith.sampling.training_data import with_clip_size
 
     try:
@@ -37,10 +37,11 @@ def run(args: argparse.Namespace) -> int:
             model = replace(model, defaults=replace(model.defaults, shift=args.shift))
         out = args.out or default_folder(args.model)
         source = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)
-        written = export_pipeline(model.load(), out, source=source, dtype=args.dtype, force=args.force)
+        written = export_pipeline(
+            model.load(full_precision=True), out, source=source, dtype=args.dtype, force=args.force
+        )
     except (ValueError, FileNotFoundError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise UserError(str(error)) from error
     what = f"{model.weights} weights after {model.iteration} steps, {args.dtype}"
     print(f"exported pipeline: {out} ({what})" if written else f"{out} is complete already ({what}), nothing to do")
     return 0

@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generates; 0 on success, 2 for input that cannot be used."""
+    """Generates; 0 on success. Raises UserError for input that cannot be used."""
+    from worldsmith.config.errors import UserError
     from worldsmith.sampling.prompt_files import PromptLine, read_prompts
 
     try:
@@ -76,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("no prompt; give --prompt TEXT or --prompts FILE")
         generate_lines(args, lines)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise UserError(str(error)) from error
     print(f"{len(lines)} videos, contact_sheet.png and {RECORD} in {args.out}")
     return 0
 

@@ -13,7 +13,7 @@ from worldsmith import __version__
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
     "train": "fine-tune a model from a recipe file or a recipe's name",
-    "dataset": "make, inspect and check datasets",
+    "dataset": "make a dataset",
     "generate": "make videos with a trained model",
     "export": "turn a checkpoint into a folder that other libraries load",
     "evaluate": "measure the quality of generated videos",

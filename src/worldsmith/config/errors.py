@@ -55,7 +55,8 @@ class Problem:
         place, lines = self.place, []
         where = ""
         if place:
-            where = ":".join(str(part) for part in (place.file, place.line, place.column) if part is not None) + ": "
+            position = () if place.line is None else (place.line, place.column or 1)
+            where = ":".join(str(part) for part in (place.file, *position)) + ": "
         message = self.message
         if self.expected is not None and self.found is not None:
             message += f"{': ' if message else ''}expected {self.expected}, found {self.found}"

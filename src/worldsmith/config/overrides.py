@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 from worldsmith.config.configurable import Config, field_hints
 from worldsmith.config.errors import Place, Problem
 from worldsmith.config.literals import read_text
-from worldsmith.config.paths import Path, format_path, parse_path
+from worldsmith.config.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.suggest import nearest_path
 from worldsmith.config.toml_schema import FIELDS, MISSING, TASKS, remap
 from worldsmith.config.tree import OPAQUE, read_value
@@ -76,10 +76,7 @@ def translate(tree: Config, path: Path, task: str | None) -> Path | None:
     """The tree path that a path of an override means: itself if the tree has it, else its TOML meaning."""
     if task not in TASKS or path_exists(tree, path):
         return path
-    names = tuple(str(part) for part in path)
-    if any(names[: len(known)] == known for known in _TOML_PATHS):
-        return remap(names, task)
-    return path
+    return remap(path, task) if any(starts_with(path, known) for known in _TOML_PATHS) else path
 
 
 def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, create: bool = True) -> None:

@@ -197,7 +197,8 @@ class _Loader:
         self.places.update(apply_overrides(tree, rest, self.problems, self.warnings, task))
         self.broken += [self.target(problem.path, task) for problem in self.problems[count:]]
         resolved, late = try_resolve(tree, broken=self.broken)
-        self.problems += locate(late, self.places)
+        recipe = Place(f"recipe '{getattr(find_node(tree, ('job',)), 'experiment', '')}'")
+        self.problems += [problem.at(recipe) for problem in locate(late, self.places)]
         return resolved, self.problems
 
     def start(self, values: list[tuple[TomlField, Any]], overrides: list[Override]) -> tuple[str, Config | None]:

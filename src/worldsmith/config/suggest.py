@@ -43,6 +43,8 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
         if not candidate:
             continue
         leaf, parent = str(candidate[-1]), format_path(candidate[:-1])
+        if abs(len(name) - len(leaf)) > tolerance(leaf):
+            continue
         edits = distance(_plain(name), _plain(leaf))
         if edits > tolerance(leaf):
             continue
@@ -51,6 +53,8 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
         else:
             near = distance(_plain(section), _plain(parent))
             misplaced = min(near, ANOTHER_SECTION) if near <= 2 else ANOTHER_SECTION + min(near, 50) / 1000
+        if best is not None and edits + misplaced > best[0]:
+            continue
         likeness = SequenceMatcher(None, format_path(path), format_path(candidate)).ratio()
         score = (edits + misplaced, -likeness, candidate)
         if best is None or score[:2] < best[:2]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from worldsmith.config.paths import Path
+
 MISSING = "???"
 """Written as a value: the key counts as left out."""
 
@@ -156,13 +158,12 @@ REFUSED = {
 }
 """Keys of the format that are known, cannot work here, and why."""
 
-Prefix = tuple[str, ...]
 _MODEL = ("model",)
 _CONFIG = ("model", "config")
 _POLICY = ("model", "config", "policy")
 _LOADER = ("dataloader_train",)
 
-REMAPS: dict[str, dict[Prefix, Prefix | None]] = {
+REMAPS: dict[str, dict[Path, Path | None]] = {
     "vfm": {
         _MODEL: _CONFIG,
         (*_MODEL, "attn_implementation"): None,
@@ -187,7 +188,7 @@ REMAPS: dict[str, dict[Prefix, Prefix | None]] = {
 """Per task: prefix of a TOML path -> prefix in the tree, or None where the key has no effect. Others stay."""
 
 
-def remap(path: Prefix, task: str) -> Prefix | None:
+def remap(path: Path, task: str) -> Path | None:
     """The tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the task."""
     rules = REMAPS[task]
     for length in range(len(path), 0, -1):

@@ -119,7 +119,7 @@ class DatasetPlan:
         if self.size % 2:
             raise ValueError(f"moving-shapes: size must be even for H.264 with 4:2:0 colour, found {self.size}")
         if self.num_frames % 4 != 1:
-            near = self.num_frames // 4 * 4 + 1
+            near = (self.num_frames - 1) // 4 * 4 + 1
             raise ValueError(
                 f"moving-shapes: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
             )

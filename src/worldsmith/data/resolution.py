@@ -83,9 +83,7 @@ def cover_and_crop(width: int, height: int, target: tuple[int, int]) -> Geometry
     """The smallest resize that covers `target` = (width, height), and its centre crop."""
     target_width, target_height = target
     ratio = max(target_width / width, target_height / height)
-    # max(): a product such as 3 * (7 / 3) may round to just under the target.
-    resized_width = max(target_width, round(width * ratio))
-    resized_height = max(target_height, round(height * ratio))
+    resized_width, resized_height = round(width * ratio), round(height * ratio)
     return Geometry(
         width=resized_width,
         height=resized_height,

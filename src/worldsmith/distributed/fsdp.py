@@ -5,6 +5,7 @@ The sharded step equals the single-process step: gradients are reduced in fp32 a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ def shard_network(
     """
     exact = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = exact if compute_dtype == torch.float32 else replace(exact, param_dtype=compute_dtype)
+    # The velocities are views, as PyTorch points out at the first step; nothing changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in full_precision:
         fully_shard(module, mesh=mesh, mp_policy=exact)
     for layer in layers:

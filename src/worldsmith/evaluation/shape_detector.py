@@ -10,7 +10,7 @@ from worldsmith.data.shape_captions import Attributes
 
 # Hue angle in degrees at the middle of each colour.
 HUES = {"red": 0.0, "yellow": 50.0, "green": 134.0, "blue": 226.0}
-HUE_TOLERANCE = 25.0
+HUE_TOLERANCE = 20.0
 MIN_SATURATION = 0.3
 MIN_CONTRAST = 40.0
 MIN_AREA, MAX_AREA = 0.02, 0.35

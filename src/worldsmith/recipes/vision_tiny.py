@@ -33,7 +33,7 @@ def vision_sft_tiny() -> Trainer.Config:
             config=Cosmos3Generator.Config(
                 precision="float32",
                 max_num_tokens_after_packing=4096,
-                network=tiny(vocab_size=1024),
+                network=tiny(vocab_size=512),
                 tokenizer=WanVAE.Config(vae_path="${asset:tiny_vae}", precision="float32"),
                 text_tokenizer=TextTokenizer.Config(path="${asset:tiny_tokenizer}"),
             ),

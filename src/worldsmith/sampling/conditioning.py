@@ -98,7 +98,8 @@ def prepare(generator: Cosmos3Generator, request: GenerationRequest) -> Prepared
     start = seeded_noise(request.seed, (generator.config.network.latent_channel, *shape))
     start = start.to(generator.device)
     if request.condition is not None:
-        start[:, : request.condition_frames] = clean_frames(generator, request)
+        opening = request.condition[:, : pixel_frames(request.condition_frames)]
+        start[:, : request.condition_frames] = clean_latents(generator, opening, request.height, request.width)
     return PreparedRequest(start, *layouts)
 
 
@@ -139,13 +140,12 @@ def is_structured(prompt: str) -> bool:
         return False
 
 
-def clean_frames(generator: Cosmos3Generator, request: GenerationRequest) -> Tensor:
-    """Latents of the condition's opening frames [C, k, h, w].
+def clean_latents(generator: Cosmos3Generator, opening: Tensor, height: int, width: int) -> Tensor:
+    """Latents [C, k, h, w] of a condition's 4(k-1)+1 opening frames.
 
-    The VAE is causal: the first k latents of a clip depend on its first 4(k-1)+1 frames and on nothing after them.
+    They are the first k latents of any clip that begins so: the VAE is causal, what follows does not change them.
     """
-    opening = request.condition[:, : pixel_frames(request.condition_frames)]
-    return generator.encode(resize_and_crop(opening, request.height, request.width)).to(generator.device)
+    return generator.encode(resize_and_crop(opening, height, width)).to(generator.device)
 
 
 def resize_and_crop(video: Tensor, height: int, width: int) -> Tensor:

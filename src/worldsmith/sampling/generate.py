@@ -56,7 +56,7 @@ def generate_latents(
         steps, guidance, shift: of UniPC and classifier-free guidance, v = u + g·(c - u); g = 1 skips the unconditional
             branch. None: what `generator.defaults` say.
         max_tokens: most tokens of one forward pass. None: the model's max_num_tokens_after_packing.
-        progress: called with (steps done, steps in all) over all passes.
+        progress: called with (steps done, steps in all), counted over all requests.
 
     Raises ValueError for an impossible request and for a shift that neither the call nor the model gives.
     """
@@ -70,46 +70,39 @@ def generate_latents(
     schedule = flow_schedule(steps, shift)
     prepared = [prepare(generator, request) for request in requests]
     limit = generator.config.max_num_tokens_after_packing if max_tokens is None else max_tokens
-    chunks = list(chunked(prepared, limit, branches=1 if guidance == 1 else 2))
     results: list[Tensor] = []
-    for chunk in chunks:
-        done = len(results)
-
-        def tick(step: int, share: int = len(chunk), done: int = done) -> None:
+    done = 0
+    for chunk in chunked(prepared, limit, branches=1 if guidance == 1 else 2):
+        states: list[Tensor] = []
+        for states in sampling_steps(generator, chunk, schedule, guidance):  # noqa: B007 (the last ones are kept)
+            done += len(chunk)
             if progress is not None:
-                progress(done * steps + share * step, len(prepared) * steps)
-
-        results += sample(generator, chunk, schedule, guidance, tick)
+                progress(done, len(prepared) * steps)
+        results += states
     return results
 
 
-def sample(
-    generator: Cosmos3Generator,
-    prepared: Sequence[PreparedRequest],
-    schedule: Schedule,
-    guidance: float,
-    tick: Callable[[int], None],
-) -> list[Tensor]:
-    """Runs all steps for the requests of one pack."""
+def sampling_steps(
+    generator: Cosmos3Generator, prepared: Sequence[PreparedRequest], schedule: Schedule, guidance: float
+) -> Iterator[list[Tensor]]:
+    """The states of all requests of one pack after each step, the last of which are clean latents."""
     guided = guidance != 1
     layouts = [p.conditional for p in prepared] + ([p.unconditional for p in prepared] if guided else [])
     pack = generator.pack(layouts)
+    memory = generator.network.read_text(pack)
     states = [p.start for p in prepared]
     solvers = [UniPC(schedule) for _ in prepared]
-    with generator.autocast():
-        memory = generator.network.read_text(pack)
-        for step, timestep in enumerate(schedule.timesteps):
-            timesteps = torch.full((len(layouts),), float(timestep), device=generator.device)
-            velocities = generator.network(pack, states * (2 if guided else 1), timesteps, memory)
-            if guided:
-                velocities = [u + guidance * (c - u) for c, u in zip(velocities, velocities[len(prepared) :])]
-            states = [solver.step(v.float(), x) for solver, v, x in zip(solvers, velocities, states)]
-            for state, request in zip(states, prepared):
-                # The velocity is 0 there, so this only removes the solver's rounding.
-                clean = request.conditional.condition_frames
-                state[:, :clean] = request.start[:, :clean]
-            tick(step + 1)
-    return states
+    for timestep in schedule.timesteps:
+        timesteps = torch.full((len(layouts),), float(timestep), device=generator.device)
+        velocities = generator.network(pack, states * (2 if guided else 1), timesteps, memory)
+        if guided:
+            velocities = [u + guidance * (c - u) for c, u in zip(velocities, velocities[len(prepared) :])]
+        states = [solver.step(v, x) for solver, v, x in zip(solvers, velocities, states)]
+        for state, request in zip(states, prepared):
+            # The velocity is 0 there, so this only removes the solver's rounding.
+            clean = request.conditional.condition_frames
+            state[:, :clean] = request.start[:, :clean]
+        yield states
 
 
 def chunked(prepared: Sequence[PreparedRequest], limit: int, *, branches: int) -> Iterator[list[PreparedRequest]]:

@@ -47,13 +47,11 @@ def describe_start(config: Trainer.Config, run_folder: Path) -> str:
 
 def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) -> list[str]:
     """Parameters, what is loaded into them, and the size of a checkpoint against the free space."""
-    from worldsmith.training.optimizer import group_by_lr, select_parameters, trainable_parameters
-
     shapes = {name: list(parameter.shape) for name, parameter in network.named_parameters()}
-    select_parameters(network, config.optimizer.keys_to_select)
-    trained = dict(trainable_parameters(network))
-    group_by_lr(list(trained), config.optimizer.lr, config.optimizer.lr_multipliers)
-    total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained.values())
+    settings = copy.deepcopy(config.optimizer)
+    settings.fused = False  # there is no fused kernel for a network without memory
+    trained = settings.build(network=network).parameters
+    total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained)
     average = config.model.config.ema.enabled
     checkpoint = BYTES * (total * (2 if average else 1) + 2 * moving)
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
@@ -83,15 +81,15 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
     settings.num_workers, settings.latent_cache = 0, ""
     loader = settings.build(tokenizer=generator.tokenize)
     pack = next(iter(loader))
-    layouts = sum(sample.num_tokens for sample in pack)
+    tokens = sum(sample.num_tokens for sample in pack)
     vae = config.model.config.tokenizer.build(device="cpu")
     latents = vae.encode(pack[0].video)
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
         f"data         {summarize(loader.dataset)}",
-        f"first pack   {len(pack)} samples, {layouts} tokens; {pack[0].key} has latents {list(latents.shape)}",
+        f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {list(latents.shape)}",
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
-        f"about {short_number(steps * len(pack))} samples and {short_number(steps * layouts)} tokens on each process",
+        f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",
     ]
 
 

@@ -80,9 +80,7 @@ def test_a_class_body_that_breaks_the_rules_says_how_to_mend_it(body: str, words
         ("Unknown", "module level"),
     ],
 )
-def test_a_field_type_that_is_no_plain_data_is_refused(
-    hint: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_type_that_is_no_plain_data_is_refused(hint: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("made_up")
     monkeypatch.setitem(sys.modules, "made_up", module)
     module.__dict__.update({"Config": Config, "Path": Path})

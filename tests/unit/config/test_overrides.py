@@ -66,7 +66,9 @@ def test_a_word_sets_the_value_with_the_type_of_its_field(t: ModuleType, word: s
 
 def test_keys_of_tables_are_added_and_removed(t: ModuleType) -> None:
     tree = t.Trainer.Config(optimizer=t.AdamW.Config(lr_multipliers={"a": 1.0, "b.c": 2.0}))
-    assert change(tree, "~optimizer.lr_multipliers.a", '~optimizer.lr_multipliers."b.c"', "~trainer.callbacks.grad_clip") == ([], [])
+    assert change(
+        tree, "~optimizer.lr_multipliers.a", '~optimizer.lr_multipliers."b.c"', "~trainer.callbacks.grad_clip"
+    ) == ([], [])
     assert tree.optimizer.lr_multipliers == {}
     assert list(tree.trainer.callbacks) == ["compile_tokenizer"]
     tag = f"{t.GradClip.__module__}.GradClip"

@@ -262,14 +262,18 @@ def test_keys_without_effect_for_the_task_are_warnings(tmp_path: Path, capsys: p
 
 
 def test_vlm_caps_and_backbone_are_remapped(tmp_path: Path) -> None:
-    text = VLM + "[dataloader_train]\nmax_samples_per_batch=2\nmax_sequence_length=9\n[model.backbone]\nmodel_name='q'\n"
+    text = (
+        VLM + "[dataloader_train]\nmax_samples_per_batch=2\nmax_sequence_length=9\n[model.backbone]\nmodel_name='q'\n"
+    )
     tree = load_recipe_toml(save(tmp_path, text))
     assert (tree.dataloader_train.max_batch_size, tree.dataloader_train.max_tokens) == (2, 9)
     assert tree.model.config.policy.backbone.model_name == "q"
 
 
 def test_custom_is_verbatim(tmp_path: Path) -> None:
-    text = JOB + '[custom]\nday = 1979-05-27\nref = "${nothing.here}"\nnone = "???"\n[[custom.items]]\na = {b = [1, {}]}\n'
+    text = (
+        JOB + '[custom]\nday = 1979-05-27\nref = "${nothing.here}"\nnone = "???"\n[[custom.items]]\na = {b = [1, {}]}\n'
+    )
     tree = load_recipe_toml(save(tmp_path, text))
     day = datetime.date(1979, 5, 27)
     assert tree.custom == {"day": day, "ref": "${nothing.here}", "none": "???", "items": [{"a": {"b": [1, {}]}}]}
@@ -338,7 +342,7 @@ enabled = "False"
         "did you mean 'optimizer.weight_decay'?",
         "expected a number, found 'fast' (text)",
         "expected true or false, found 'False' (text)",
-        "   6 | betas = [0.9, \"x\"]\n       |               ^^^",
+        '   6 | betas = [0.9, "x"]\n       |               ^^^',
         "12 mistakes",
     ):
         assert words in report

@@ -63,7 +63,9 @@ SCALARS = st.one_of(
     st.integers(-99, 99), st.booleans(), st.text(alphabet="ab#[]{}=,'\\ \"", max_size=6), st.floats(0, 9)
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)), max_leaves=6
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
 )
 
 
@@ -79,7 +81,9 @@ def write(value: object) -> str:
     if isinstance(value, list):
         return "[ " + ", # c ]\n".join(write(item) for item in value) + "\n]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{quote(key)} = {write(item)}" for key, item in value.items()).replace("\n", " ") + " }"
+        return (
+            "{ " + ", ".join(f"{quote(key)} = {write(item)}" for key, item in value.items()).replace("\n", " ") + " }"
+        )
     return str(value)
 
 
@@ -92,7 +96,8 @@ def paths(value: object, path: tuple[str | int, ...] = ()) -> set[tuple[str | in
 @settings(max_examples=150, deadline=None)
 def test_the_scanner_finds_exactly_the_paths_that_the_parser_finds(table: dict[str, dict[str, object]]) -> None:
     text = "".join(
-        f"[{quote(name)}]\n" + "".join(f"{quote(k)} = {write(v)}\n" for k, v in body.items()) for name, body in table.items()
+        f"[{quote(name)}]\n" + "".join(f"{quote(k)} = {write(v)}\n" for k, v in body.items())
+        for name, body in table.items()
     )
     try:
         parsed = tomllib.loads(text)

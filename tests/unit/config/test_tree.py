@@ -22,8 +22,26 @@ def test_every_recipe_comes_back_equal_from_dict_json_and_yaml(name: str) -> Non
 
 
 def test_awkward_texts_and_numbers_survive_yaml(t: ModuleType) -> None:
-    texts = ["123", "true", "null", "~", "1e-5", "2024-01-01", "", " a ", "it's", "a: b", "#x", "é中", "0x1f", "012", "1_0"]
-    tree = t.Trainer.Config(optimizer=t.AdamW.Config(lr=1e-5, keys_to_select=texts, eps=1e300, weight_decay=float("inf")))
+    texts = [
+        "123",
+        "true",
+        "null",
+        "~",
+        "1e-5",
+        "2024-01-01",
+        "",
+        " a ",
+        "it's",
+        "a: b",
+        "#x",
+        "é中",
+        "0x1f",
+        "012",
+        "1_0",
+    ]
+    tree = t.Trainer.Config(
+        optimizer=t.AdamW.Config(lr=1e-5, keys_to_select=texts, eps=1e300, weight_decay=float("inf"))
+    )
     assert from_yaml(to_yaml(tree)) == tree
 
 

@@ -15,6 +15,7 @@ from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.loader import PackingDataLoader
 from worldsmith.data.quarantine import Quarantine
 from worldsmith.data.sample import VideoSample
+from worldsmith.data.sample_maker import SampleMaker
 
 # A 96x64 clip of 5, 9 or 17 frames has 12, 18 or 30 vision tokens at tier 64; captions give some more.
 CAP = 120
@@ -162,6 +163,22 @@ def test_set_aside_samples_are_in_the_state(resume_folder: Path) -> None:
     assert seen > 0
 
 
+def test_set_aside_samples_survive_a_resume_with_a_shorter_lookahead(resume_folder: Path) -> None:
+    """Then a pack is closed before all of them are read again; those that are still to be read stay in the state."""
+    first = make(resume_folder, max_sequence_length=60)
+    state = next(s for s in (first.state_dict() for _ in islice(first, 20)) if len(s["set_aside"]) >= 4)
+    whole = make(resume_folder, max_sequence_length=60, lookahead=1)
+    whole.load_state_dict(state)
+    expected = [facts(p) for p in islice(whole, 6)]
+    made = []
+    for _ in range(6):
+        loader = make(resume_folder, max_sequence_length=60, lookahead=1)
+        loader.load_state_dict(state)
+        made += [facts(p) for p in islice(loader, 1)]
+        state = loader.state_dict()
+    assert made == expected
+
+
 def test_a_new_iterator_goes_on_and_an_old_one_is_refused(resume_folder: Path) -> None:
     whole = [facts(p) for p in islice(make(resume_folder), 4)]
     loader = make(resume_folder)
@@ -265,6 +282,18 @@ def test_all_bad_ends_at_once_with_counts(
     loader = make(file, {"quarantine": Quarantine(tmp_path)}, max_bad_fraction=max_bad_fraction, num_workers=workers)
     with pytest.raises(DataError, match=r"missing_file \d+; listed in .*quarantine\.jsonl"):
         next(iter(loader))
+
+
+def test_all_bad_ends_after_one_look_at_each(
+    tmp_path: Path, write_jsonl: Callable, record: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    original = SampleMaker.__getitem__
+    monkeypatch.setattr(SampleMaker, "__getitem__", lambda self, p: looks.append(p) or original(self, p))
+    loader = make(write_jsonl(tmp_path, [record(f"absent{i}") for i in range(20)]), max_bad_fraction=1.0)
+    with pytest.raises(DataError):
+        next(iter(loader))
+    assert looks == list(range(20))
 
 
 def test_a_rank_that_only_ever_sees_bad_samples_ends_too(

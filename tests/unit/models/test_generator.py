@@ -43,7 +43,8 @@ def config() -> Cosmos3Generator.Config:
 def test_config_needs_no_torch() -> None:
     """Importing the module and making a Config loads neither torch nor transformers nor diffusers."""
     code = (
-        "import sys; from worldsmith.models.cosmos3.generator import Cosmos3Generator; Cosmos3Generator.Config().check();"
+        "import sys; from worldsmith.models.cosmos3.generator import Cosmos3Generator;"
+        "Cosmos3Generator.Config().check();"
         "print([m for m in ('torch', 'transformers', 'diffusers', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run(
@@ -126,16 +127,6 @@ def test_encode_and_decode_are_the_vaes(config: Cosmos3Generator.Config) -> None
     assert latents.dtype == torch.float32
     assert generator.decode(latents).shape == video.shape
     assert generator.latent_fingerprint == generator.vae.fingerprint
-
-
-def test_precision_rules_the_matrix_products(config: Cosmos3Generator.Config) -> None:
-    """bfloat16 runs products in bf16 inside autocast(), float32 does not."""
-    product = torch.nn.Linear(4, 4)
-    with Cosmos3Generator(config, seed=0).autocast():
-        assert product(torch.ones(1, 4)).dtype == torch.float32
-    config.precision = "bfloat16"
-    with Cosmos3Generator(config, seed=0).autocast():
-        assert product(torch.ones(1, 4)).dtype == torch.bfloat16
 
 
 def test_a_tokenizer_that_is_too_large_is_refused(config: Cosmos3Generator.Config) -> None:

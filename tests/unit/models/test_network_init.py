@@ -109,6 +109,22 @@ def test_cast_keeps_the_time_embedder_and_the_output_in_float32_and_stays_close(
     assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.parametrize("config", [SMALL, EDGE])
+def test_autocast_runs_both_streams_in_bfloat16_also_when_text_was_read_before(config):
+    network = initialised(config)
+    pack, latents, timesteps = one_sample(config)
+    with torch.no_grad():
+        exact = network(pack, latents, timesteps)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            memory = network.read_text(pack)
+            rounded = network(pack, latents, timesteps)[0]
+            again = network(pack, latents, timesteps, memory)[0]
+    assert {x.dtype for pair in memory for x in pair} == {torch.bfloat16}
+    assert torch.equal(rounded, again)
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_inputs_that_do_not_fit_the_pack_are_refused():
     network = initialised(SMALL)
     pack, latents, timesteps = one_sample(SMALL)

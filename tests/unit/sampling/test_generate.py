@@ -99,8 +99,7 @@ def test_guidance_one_is_the_conditional_branch(generator: Cosmos3Generator) -> 
 
 
 def test_clean_frames_are_those_of_the_whole_clip(generator: Cosmos3Generator) -> None:
-    """The condition's latents equal the first latents of the whole clip (opening frames, the last one repeated), and stay
-    bit for bit to the end."""
+    """The condition's latents equal the first ones of the whole clip (its last frame repeated) and stay to the end."""
     clip = torch.randint(0, 256, (3, 5, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for frames, opening in ((1, clip[:, :1]), (2, clip)):
         repeated = torch.cat((opening, opening[:, -1:].expand(-1, 9 - opening.shape[1], -1, -1)), dim=1)
@@ -143,7 +142,7 @@ def test_progress_reaches_the_end(generator: Cosmos3Generator) -> None:
 
 
 def test_texts_are_those_of_training() -> None:
-    """Plain prompts get one period, suffix and sentences; structured ones nothing; dropped ones what training showed."""
+    """Plain prompts get a period, suffix and sentences; structured ones nothing; dropped ones what training showed."""
     plain, structured = REQUEST, replace(REQUEST, prompt=json.dumps({"subjects": []}))
     bare = GenerationDefaults()
     full = GenerationDefaults(append_duration_fps=True, append_resolution=True, caption_suffix="Cartoon.")

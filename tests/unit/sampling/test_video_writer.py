@@ -60,7 +60,7 @@ def test_other_shapes_and_types_are_refused(tmp_path: Path, frames: torch.Tensor
 
 
 def test_contact_sheet_shows_every_clip_and_frame(tmp_path: Path) -> None:
-    """Each clip's own colour fills its cell, in the row of its label and the column of its prompt, wrapped past the last column."""
+    """Each clip's colour fills its cell: a row per label, a column per prompt, wrapped past the last column."""
     colours = [[(200, 0, 0), (0, 200, 0), (0, 0, 200)], [(90, 0, 90), (0, 90, 90), (90, 90, 0)]]
     rows = [
         (label, [torch.tensor(c, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 5, 32, 32) for c in row])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -62,7 +61,7 @@ class Cosmos3Generator(Configurable):
 
     class Config(Configurable.Config):
         precision: Literal["bfloat16", "float32"] = "bfloat16"
-        """Number format of the network's matrix products; weights stay float32."""
+        """Number format in which the network computes; the weights that training changes are float32 in any case."""
         max_num_tokens_after_packing: int = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
@@ -92,16 +91,17 @@ class Cosmos3Generator(Configurable):
 
         def check(self) -> None:
             if self.max_num_tokens_after_packing < 1:
-                found = self.max_num_tokens_after_packing
-                raise ValueError(f"max_num_tokens_after_packing must be at least 1, found {found}")
+                tokens = self.max_num_tokens_after_packing
+                raise ValueError(f"max_num_tokens_after_packing must be at least 1, found {tokens}")
             parallel = self.parallelism
-            for option, found, works in (
+            only: tuple[tuple[str, object, object], ...] = (
                 ("joint_attn_implementation", self.joint_attn_implementation, "two_way"),
                 ("lora_enabled", self.lora_enabled, False),
                 ("compile.enabled", self.compile.enabled, False),
                 ("parallelism.context_parallel_shard_degree", parallel.context_parallel_shard_degree, 1),
                 ("parallelism.cfg_parallel_shard_degree", parallel.cfg_parallel_shard_degree, 1),
-            ):
+            )
+            for option, found, works in only:
                 if found != works:
                     raise ValueError(
                         f"{option} = {found!r} does not work yet; in this version it can only be {works!r}"
@@ -131,12 +131,13 @@ class Cosmos3Generator(Configurable):
 
     @cached_property
     def vae(self) -> WanVAE:
-        return self.config.tokenizer.build(device=self.device)
+        vae: WanVAE = self.config.tokenizer.build(device=self.device)
+        return vae
 
     @cached_property
     def text_tokenizer(self) -> TextTokenizer:
         """Raises ValueError when the tokenizer makes ids that the network's embedding table lacks."""
-        tokenizer = self.config.text_tokenizer.build()
+        tokenizer: TextTokenizer = self.config.text_tokenizer.build()
         tokenizer.check_vocab_size(self.config.network.vocab_size)
         return tokenizer
 
@@ -163,12 +164,6 @@ class Cosmos3Generator(Configurable):
             vision_start_id=self.text_tokenizer.vision_start_id,
             device=self.device,
         )
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """Runs the network's matrix products in `precision` inside the `with` block."""
-        import torch
-
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     @property
     def latent_fingerprint(self) -> str:

@@ -35,16 +35,21 @@ class TimestepEmbedder(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(TIMESTEP_CHANNELS, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
-        )
+        first, second = nn.Linear(TIMESTEP_CHANNELS, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.mlp = nn.ModuleList([first, nn.SiLU(), second])
 
     def forward(self, t: Tensor) -> Tensor:
         """t in 0..1, [n]; float32 [n, hidden]."""
-        first, _, second = self.mlp
         with torch.autocast(t.device.type, enabled=False):
-            hidden = F.linear(sinusoid(t.float(), TIMESTEP_CHANNELS), first.weight.float(), first.bias.float())
-            return F.linear(F.silu(hidden), second.weight.float(), second.bias.float())
+            x = sinusoid(t.float(), TIMESTEP_CHANNELS)
+            for module in self.mlp:
+                x = linear_fp32(x, module) if isinstance(module, nn.Linear) else module(x)
+            return x
+
+
+def linear_fp32(x: Tensor, linear: nn.Linear) -> Tensor:
+    """`linear(x)` in float32 whatever the weights' dtype."""
+    return F.linear(x, linear.weight.float(), linear.bias.float())
 
 
 def sinusoid(t: Tensor, channels: int) -> Tensor:

@@ -8,16 +8,20 @@ cut at three standard deviations, biases zero.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from worldsmith.models.cosmos3.network import Cosmos3Network
 
 TOWER = "_moe_gen"
 HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sound2llm", "llm2sound")
 
 
 @torch.no_grad()
-def init_weights(network: nn.Module, generator: torch.Generator) -> None:
+def init_weights(network: Cosmos3Network, generator: torch.Generator) -> None:
     """Fills all parameters. Each draws from its own stream, made of one number of the generator and its own name:
     neither the order of parameters nor optional heads change another parameter's values."""
     base = int(torch.randint(2**62, (), generator=generator))
@@ -32,7 +36,7 @@ def init_weights(network: nn.Module, generator: torch.Generator) -> None:
             parameter.copy_(parameters[source])
 
 
-def initial_value(network: nn.Module, name: str, parameter: Tensor, base: int) -> Tensor:
+def initial_value(network: Cosmos3Network, name: str, parameter: Tensor, base: int) -> Tensor:
     """The float32 value of one parameter that is not a copy of another."""
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(parameter.shape, dtype=torch.float32)
@@ -44,8 +48,8 @@ def initial_value(network: nn.Module, name: str, parameter: Tensor, base: int) -
     if head in HEADS:
         if leaf == "bias" or owner.endswith(".bias"):
             return value.zero_()
-        domain_table = owner.endswith(".fc")
-        fan_in = network.get_submodule(head).in_features if domain_table else value.shape[1]
+        # A domain-aware table has one flattened [in, out] matrix per row.
+        fan_in = getattr(network, head).in_features if owner.endswith(".fc") else value.shape[1]
         return truncated_normal(value, fan_in=fan_in, generator=stream)
     if value.ndim == 1:  # every vector outside the heads is a norm's weight
         return value.fill_(1.0)

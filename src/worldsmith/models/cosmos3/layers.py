@@ -52,11 +52,14 @@ class MoTAttention(nn.Module):
         super().__init__()
         hidden, self.head_dim = config.hidden_size, config.head_dim
         q_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        for tower in ("", "_moe_gen"):
-            self.add_module(f"q_proj{tower}", nn.Linear(hidden, q_size, bias=False))
-            self.add_module(f"k_proj{tower}", nn.Linear(hidden, kv_size, bias=False))
-            self.add_module(f"v_proj{tower}", nn.Linear(hidden, kv_size, bias=False))
-            self.add_module(f"o_proj{tower}", nn.Linear(q_size, hidden, bias=False))
+        self.q_proj = nn.Linear(hidden, q_size, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, hidden, bias=False)
+        self.q_proj_moe_gen = nn.Linear(hidden, q_size, bias=False)
+        self.k_proj_moe_gen = nn.Linear(hidden, kv_size, bias=False)
+        self.v_proj_moe_gen = nn.Linear(hidden, kv_size, bias=False)
+        self.o_proj_moe_gen = nn.Linear(q_size, hidden, bias=False)
         self.q_norm = head_norm(config) if config.qk_norm_for_text else nn.Identity()
         self.k_norm = head_norm(config) if config.qk_norm_for_text else nn.Identity()
         self.q_norm_moe_gen = head_norm(config)
@@ -84,7 +87,8 @@ class MoTAttention(nn.Module):
         return self.o_proj_moe_gen(out.flatten(1))
 
     def heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
+        """[N, heads * d] → [N, heads, d]."""
+        return x.view(len(x), -1, self.head_dim)
 
 
 class MoTDecoderLayer(nn.Module):
@@ -104,9 +108,11 @@ class MoTDecoderLayer(nn.Module):
     def forward(
         self, und: Tensor | None, gen: Tensor, geometry: Geometry, memory: TextMemory | None = None
     ) -> tuple[Tensor | None, Tensor]:
-        """und [N_und, hidden], gen [N_gen, hidden] → the same. With `memory`, the text was read before: und is None."""
-        if memory is None:
+        """und [N_und, hidden], gen [N_gen, hidden] → the same. Without und, `memory` is what was read of it before."""
+        if und is not None:
             und, memory = self.read(und, geometry)
+        if memory is None:
+            raise ValueError("a decoder layer needs either the text stream or the memory of a text that it read before")
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:

@@ -56,6 +56,13 @@ class Cosmos3Network(nn.Module):
         self.time_embedder.float()
         return self
 
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Dtype of both residual streams: autocast's when it is on, else the weights'."""
+        weight = self.vae2llm.weight
+        kind = weight.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
     def forward(
         self,
         pack: PackedSequence,
@@ -78,16 +85,20 @@ class Cosmos3Network(nn.Module):
         check_inputs(pack, latents, timesteps, self.config.latent_channel)
         model = self.language_model.model
         gen = self.embed_latents(pack, latents, timesteps)
-        und = model.embed_tokens(pack.text_ids).to(gen.dtype) if text_memory is None else None
+        und = self.embed_text(pack) if text_memory is None else None
         geometry = pack.geometry.to(gen.dtype)
         for index, layer in enumerate(model.layers):
             und, gen = layer(und, gen, geometry, None if text_memory is None else text_memory[index])
         return self.read_velocity(pack, model.norm_moe_gen(gen))
 
+    def embed_text(self, pack: PackedSequence) -> Tensor:
+        """Text tokens, [N_und, hidden]."""
+        return self.language_model.model.embed_tokens(pack.text_ids).to(self.stream_dtype)
+
     def embed_latents(self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor) -> Tensor:
         """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
         patches = torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents])
-        tokens = self.vae2llm(patches.to(self.vae2llm.weight.dtype))
+        tokens = self.vae2llm(patches.to(self.stream_dtype))
         embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale).to(tokens.dtype)
         # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
         embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
@@ -110,12 +121,13 @@ class Cosmos3Network(nn.Module):
         return self.language_model.model.norm(self.read_layers(pack)[0])
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
+        """Last residual stream of the text, and each layer's memory of it."""
         model = self.language_model.model
-        und = model.embed_tokens(pack.text_ids)
+        und = self.embed_text(pack)
         geometry = pack.geometry.to(und.dtype)
         memories = []
         for layer in model.layers:
-            und, memory = layer.read(und, geometry)
+            und, memory = layer.read(und, geometry)  # type: ignore[operator]  # a ModuleList forgets its type
             memories.append(memory)
         return und, memories
 

@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
             return F.rms_norm(x, shape, self.weight, self.eps)
         if self.scale_in_fp32:
             return F.rms_norm(x.float(), shape, self.weight.float(), self.eps).to(x.dtype)
-        return F.rms_norm(x.float(), shape, None, self.eps).to(x.dtype) * self.weight
+        return F.rms_norm(x.float(), shape, None, self.eps).to(x.dtype) * self.weight.to(x.dtype)
 
 
 class CpuRMSNorm(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from worldsmith.config import Configurable
 
@@ -47,8 +48,8 @@ class TextTokenizer(Configurable):
                 "use a Qwen3-VL tokenizer, or rename a reserved token to it (a new id would lie outside the network's "
                 "embedding table)"
             )
-        self.eos_id: int = self.tokenizer.eos_token_id
-        self.vision_start_id: int = self.tokenizer.convert_tokens_to_ids(VISION_START)
+        self.eos_id = self.tokenizer.get_vocab()[self.tokenizer.eos_token]
+        self.vision_start_id = self.tokenizer.get_vocab()[VISION_START]
 
     @property
     def vocab_size(self) -> int:
@@ -57,7 +58,7 @@ class TextTokenizer(Configurable):
 
     def encode(self, caption: str) -> list[int]:
         """Ids of the caption as one user turn that opens the assistant's turn: no system prompt, no EOS."""
-        encoded = self.tokenizer.apply_chat_template(
+        encoded: Any = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}],
             tokenize=True,
             add_generation_prompt=True,

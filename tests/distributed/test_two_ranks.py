@@ -1,0 +1,85 @@
+"""Two gloo ranks with FSDP train like one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SUPPORT = Path(__file__).parents[1] / "support"
+sys.path.insert(0, str(SUPPORT))
+
+import rank  # noqa: E402
+import tiny_runs  # noqa: E402
+
+from worldsmith.config.errors import UserError  # noqa: E402
+from worldsmith.training.trainer import Trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished runs: `single` (one process), `whole` and `resumed` (two ranks)."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("two_ranks")
+    world = tiny_runs.make_world(folder / "world", clips=5)
+    Trainer(rank.two_rank_config(world, steps=3, accumulate=2), run_folder=folder / "single").train()
+    run_two_ranks(world, folder)
+    return folder
+
+
+def run_two_ranks(world: Path, folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(SUPPORT / "rank.py"), str(world), str(folder)],
+            env={**shared, "MASTER_PORT": str(port), "RANK": str(number), "LOCAL_RANK": str(number)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+
+
+def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:
+    """The same twelve samples in three steps: losses, gradient norms, weights and averages agree to 1e-5 relative."""
+    single, whole = (tiny_runs.read_losses(folder / name) for name in ("single", "whole"))
+    assert [line[3] for line in whole] == [4, 4, 4]
+    for ours, theirs in zip(whole, single, strict=True):
+        assert ours[1] == pytest.approx(theirs[1], rel=1e-5)
+        assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
+    expected, found = (
+        tiny_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("single", "whole")
+    )
+    for name in (name for name in expected if name.startswith(("model/", "optim/"))):
+        error = (found[name] - expected[name]).norm()
+        assert error <= 1e-5 * expected[name].norm() + 1e-9, name
+
+
+def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:
+    """Two steps, a checkpoint of sharded tensors, and one step more equal three steps; every rank has its RNG."""
+    assert tiny_runs.read_losses(folder / "resumed") == tiny_runs.read_losses(folder / "whole")
+    expected, found = (
+        tiny_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("whole", "resumed")
+    )
+    assert not [name for name in expected if not torch.equal(expected[name], found[name])]
+    assert {"trainer/rng_state_0.torch", "trainer/rng_state_1.torch"} <= expected.keys()
+    ranks = folder / "whole/checkpoints/iter_000000003/dataloader"
+    assert sorted(path.name for path in ranks.iterdir()) == ["rank_0.json", "rank_1.json"]
+
+
+def test_another_number_of_ranks_is_refused(folder: Path) -> None:
+    """One process does not silently continue a run of two with another data order."""
+    config = rank.two_rank_config(folder / "world", steps=4, accumulate=1)
+    with pytest.raises(UserError, match="saved by 2 processes, and this run has 1"):
+        Trainer(config, run_folder=folder / "whole")

@@ -1,0 +1,148 @@
+"""`worldsmith export` and `worldsmith generate` on a run folder with real clips, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worldsmith.assets import asset_path
+from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.cli.main import main
+from worldsmith.config.tree import to_dict
+from worldsmith.config.yaml_text import dump_yaml
+from worldsmith.data.loader import PackingDataLoader
+from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.sampling.video_writer import read_image, read_mp4, write_mp4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two 96x64 clips of 9 frames at 8 fps, with one checkpoint of random weights."""
+    root = tmp_path_factory.mktemp("run")
+    records = []
+    for index in range(2):
+        clip = torch.full((3, 9, 64, 96), 40, dtype=torch.uint8)
+        clip[index, :, 16:40, 16:40] = 220
+        write_mp4(root / "data" / f"{index}.mp4", clip, 8)
+        window = {"start_frame": 0, "end_frame": 8, "temporal_interval": 1, "caption": "A square."}
+        records.append(
+            {"uuid": str(index), "vision_path": f"{index}.mp4", "width": 96, "height": 64, "t2w_windows": [window]}
+        )
+    data = root / "data" / "video_dataset_file.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    network = NetworkConfig(
+        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, mrope_section=[4, 2, 2],
+    )  # fmt: skip
+    config = Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+    dataset = VideoDataset.Config(path=str(data), resolution="64", min_frames=1)
+    tree = {
+        "job": {"project": "demo", "group": "", "name": "tiny"},
+        "model": to_dict(ModelSpec(name="cosmos3", config=config)),
+        "objective": to_dict(RectifiedFlow.Config()),
+        "trainer": {"seed": 0},
+        "checkpoint": to_dict(Checkpointer.Config(init="scratch")),
+        "dataloader_train": to_dict(PackingDataLoader.Config(dataset=dataset, max_sequence_length=500)),
+    }
+    folder = root / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_yaml(tree))
+    weights = Cosmos3Generator(config, seed=3).network.state_dict()
+    model = {prefix + name: tensor for prefix in ("net.", "net_ema.") for name, tensor in weights.items()}
+    Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints").save(4, {"model": model})
+    return folder
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+
+
+def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's size, length and rate reach the export and the videos; run and export generate the same frames."""
+    export = tmp_path / "export"
+    assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
+    assert "ema weights after 4 steps, float32" in capsys.readouterr().out
+    assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    generation = json.loads((export / "worldsmith.json").read_text())["generation"]
+    assert [generation[key] for key in ("height", "width", "num_frames", "fps", "shift")] == [64, 96, 9, 8.0, 1]
+    assert generation["append_resolution"] is True
+
+    words = ["--prompt", "A red square.", "--prompt", "A blue one", "--steps", "2", "--seed", "5"]
+    assert main(["generate", str(run_folder), *words, "-o", str(tmp_path / "a")]) == 0
+    assert main(["generate", str(export), *words, "-o", str(tmp_path / "b")]) == 0
+    names = [record["file"] for record in records_of(tmp_path / "a")]
+    assert names == ["000_a_red_square.mp4", "001_a_blue_one.mp4"]
+    for name in names:
+        video, fps = read_mp4(tmp_path / "a" / name)
+        assert (tuple(video.shape), fps) == ((3, 9, 64, 96), 8)
+        assert torch.equal(video, read_mp4(tmp_path / "b" / name)[0])
+    assert read_image(tmp_path / "a" / "contact_sheet.png").shape[0] == 3
+    first = records_of(tmp_path / "a")[0]
+    assert (first["seed"], first["steps"], first["guidance"], first["weights"]) == (5, 2, 6.0, "ema")
+    assert records_of(tmp_path / "a")[1]["seed"] == 6
+
+
+def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> None:
+    """A line's own values win, its image is found beside the file, and further keys reach the record."""
+    write_mp4(tmp_path / "opening.mp4", torch.full((3, 6, 64, 96), 99, dtype=torch.uint8), 8)
+    lines = [
+        {"prompt": "One.", "seed": 9, "width": 64, "colour": "red"},
+        {"prompt": {"subjects": [{"description": "ü"}]}, "video": "opening.mp4"},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out"
+    words = ["--prompts", str(file), "-o", str(out), "--steps", "1", "--guidance", "1", "--weights", "untrained"]
+    assert main(["generate", str(run_folder), *words]) == 0
+    one, two = records_of(out)
+    assert (one["seed"], one["width"], one["colour"], one["condition_frames"]) == (9, 64, "red", 0)
+    assert (two["prompt"], two["condition_frames"], two["width"]) == ('{"subjects": [{"description": "ü"}]}', 2, 96)
+    assert (two["weights"], two["iteration"]) == ("untrained", 0)
+
+    assert main(["generate", str(run_folder), "--prompt", "x", "-o", str(out), "--steps", "1"]) == 2
+    words = ["--prompt", "Two", "-o", str(out), "--steps", "1", "--force", "--num-frames", "5"]
+    assert main(["generate", str(run_folder), *words]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["000_two.mp4", "contact_sheet.png", "generations.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no prompt; give --prompt TEXT or --prompts FILE"),
+        (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
+        (["--prompt", "x", "--condition-frames", "1"], "needs an image or a video"),
+        (["--prompts", "missing.txt"], "missing.txt"),
+        (["--prompt", "x", "--steps", "0"], "at least 1 step"),
+    ],
+)
+def test_mistakes_are_exit_code_2(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """One line that says what is wrong, no traceback, no files."""
+    assert main(["generate", str(run_folder), *words, "-o", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,34 @@
+"""One rank of a small run: `python rank.py WORLD RUN_FOLDER`, with torchrun's environment. See test_two_ranks.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import tiny_runs
+import torch
+
+from worldsmith.distributed.world import stop_world
+from worldsmith.training.trainer import Trainer
+
+
+def two_rank_config(world: Path, *, steps: int, accumulate: int) -> Trainer.Config:
+    """Steps of four samples: two ranks with one pack of two, or one process with two packs."""
+    config = tiny_runs.tiny_config(world, steps=steps, save_iter=10, layers=2)
+    config.trainer.grad_accum_iter = accumulate
+    config.scheduler.cycle_lengths = [4]
+    config.dataloader_train.max_sequence_length = None
+    config.dataloader_train.max_samples_per_batch = 2
+    return config
+
+
+def main(world: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    Trainer(two_rank_config(world, steps=3, accumulate=1), run_folder=folder / "whole").train()
+    for steps in (2, 3):  # the second one resumes
+        Trainer(two_rank_config(world, steps=steps, accumulate=1), run_folder=folder / "resumed").train()
+    stop_world()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

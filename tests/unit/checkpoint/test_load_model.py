@@ -1,0 +1,198 @@
+"""Finding a model on disk and reading the weights that were asked for."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worldsmith.assets import asset_path
+from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.load_model import find_model, load_generator
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree import to_dict
+from worldsmith.config.yaml_text import dump_yaml
+from worldsmith.data.loader import PackingDataLoader
+from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+
+SEED = 11
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def config() -> Cosmos3Generator.Config:
+    network = NetworkConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, mrope_section=[2, 1, 1],
+    )  # fmt: skip
+    return Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+
+
+@pytest.fixture
+def run_folder(config: Cosmos3Generator.Config, tmp_path: Path) -> Path:
+    """A run with checkpoints 1 and 2: live weights are all 1 and 2, averaged ones all 10 and 20."""
+    folder = tmp_path / "run"
+    write_tree(folder, config)
+    for iteration in (1, 2):
+        save(folder, config, iteration, {"net.": iteration, "net_ema.": 10 * iteration})
+    return folder
+
+
+def write_tree(folder: Path, config: Cosmos3Generator.Config, **checkpoint: Any) -> dict[str, Any]:
+    dataset = VideoDataset.Config(
+        path="gone", resolution="128", num_video_frames=17, conditioning_fps=8.0, append_resolution_info=False
+    )
+    tree = {
+        "job": {"project": "demo", "group": "shapes", "name": "tiny"},
+        "model": to_dict(ModelSpec(name="cosmos3", config=config)),
+        "objective": to_dict(RectifiedFlow.Config()),
+        "trainer": {"seed": SEED},
+        "checkpoint": to_dict(Checkpointer.Config(init="scratch", **checkpoint)),
+        "dataloader_train": to_dict(
+            PackingDataLoader.Config(dataset=dataset, max_sequence_length=100, max_caption_tokens=77)
+        ),
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(dump_yaml(tree), encoding="utf-8")
+    return tree
+
+
+def save(folder: Path, config: Cosmos3Generator.Config, iteration: int, values: dict[str, float]) -> None:
+    names = Cosmos3Generator(config).network.state_dict()
+    model = {prefix + name: torch.full_like(t, v) for prefix, v in values.items() for name, t in names.items()}
+    Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints").save(iteration, {"model": model})
+
+
+def value_of(generator: Cosmos3Generator) -> float:
+    """The one value that all weights of the test's checkpoints have."""
+    values = {v for p in generator.network.parameters() for v in p.unique().tolist()}
+    assert len(values) == 1
+    return values.pop()
+
+
+def test_each_kind_of_weights_is_what_was_asked_for(run_folder: Path) -> None:
+    """auto and ema: the average; live: the trained weights; of the newest checkpoint."""
+    assert value_of(load_generator(run_folder)) == 20
+    assert value_of(load_generator(run_folder, weights="ema")) == 20
+    assert value_of(load_generator(run_folder, weights="live")) == 2
+
+
+def test_an_older_checkpoint_can_be_named(run_folder: Path) -> None:
+    """An iter folder is its own model, also when the run goes on; a relative path works."""
+    model = find_model(run_folder / "checkpoints" / "iter_000000001", weights="live")
+    assert (model.iteration, model.weights, model.run) == (1, "live", "demo/shapes/tiny")
+    assert value_of(model.load()) == 1
+
+
+def test_the_pointer_decides_and_damage_is_passed_over(run_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The pointer's checkpoint is taken; if a file of it changed, the older one is, and the log says why."""
+    newest = run_folder / "checkpoints" / "iter_000000002"
+    data = next(newest.glob("model/*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1])
+    assert find_model(run_folder).iteration == 1
+    assert "iter_000000002" in caplog.text
+    shutil.rmtree(run_folder / "checkpoints" / "iter_000000001")
+    with pytest.raises(FileNotFoundError, match=r"none of these is complete: iter_000000002: .* bytes"):
+        find_model(run_folder)
+
+
+def test_looking_at_a_run_changes_nothing_in_it(run_folder: Path) -> None:
+    """A save in progress is left alone."""
+    (run_folder / "checkpoints" / ".saving_iter_000000003").mkdir()
+    before = sorted(run_folder.rglob("*"))
+    load_generator(run_folder)
+    assert sorted(run_folder.rglob("*")) == before
+
+
+def test_without_an_average_auto_is_live_and_ema_is_refused(config: Cosmos3Generator.Config, tmp_path: Path) -> None:
+    """A run without EMA has no averaged weights to give."""
+    write_tree(tmp_path / "run", config)
+    save(tmp_path / "run", config, 3, {"net.": 3})
+    assert find_model(tmp_path / "run").weights == "live"
+    assert value_of(load_generator(tmp_path / "run")) == 3
+    with pytest.raises(ValueError, match="no averaged weights"):
+        load_generator(tmp_path / "run", weights="ema")
+
+
+def test_untrained_is_the_runs_own_start(config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path) -> None:
+    """From scratch: init from trainer.seed. With load_path: those weights, skipped tensors initialised."""
+    start = Cosmos3Generator(config, seed=SEED).network.state_dict()
+    loaded = load_generator(run_folder, weights="untrained").network.state_dict()
+    assert all(torch.equal(start[name], loaded[name]) for name in start)
+
+    tuned = tmp_path / "tuned"
+    write_tree(tuned, config, load_path=str(run_folder), keys_to_skip_loading=["net_ema.", "vae2llm"])
+    warm = load_generator(tuned, weights="untrained").network.state_dict()
+    assert (warm["llm2vae.weight"] == 2).all()
+    assert torch.equal(warm["vae2llm.weight"], start["vae2llm.weight"])
+
+
+def test_defaults_come_from_the_runs_config(run_folder: Path) -> None:
+    """Caption flags, caps, frames, rate and the tier's shift are those of training; the size is left open."""
+    assert load_generator(run_folder).defaults == GenerationDefaults(
+        num_frames=17, fps=8.0, shift=2, append_duration_fps=True, append_resolution=False, max_caption_tokens=77
+    )
+
+
+def test_weights_of_another_network_are_refused(run_folder: Path, config: Cosmos3Generator.Config) -> None:
+    """A changed config.yaml does not load silently."""
+    config.network.hidden_size = 32
+    write_tree(run_folder, config)
+    with pytest.raises(UserError, match="do not fit this network"):
+        load_generator(run_folder)
+
+
+def test_weights_come_in_the_models_precision_or_in_full(config: Cosmos3Generator.Config, run_folder: Path) -> None:
+    """For sampling a bfloat16 model has bfloat16 weights (its time embedder apart); for an export it keeps float32."""
+    config.precision = "bfloat16"
+    write_tree(run_folder, config)
+    dtypes = {name: p.dtype for name, p in load_generator(run_folder).network.named_parameters()}
+    assert dtypes["vae2llm.weight"] == torch.bfloat16
+    assert dtypes["time_embedder.mlp.0.weight"] == torch.float32
+    full = find_model(run_folder).load(full_precision=True)
+    assert {p.dtype for p in full.network.parameters()} == {torch.float32}
+
+
+def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+    """Missing folders, empty folders and runs without a checkpoint say what was expected."""
+    with pytest.raises(FileNotFoundError, match="no such folder; expected a run folder"):
+        load_generator(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="no model in this folder"):
+        load_generator(tmp_path)
+
+
+def test_a_run_without_checkpoint_has_untrained_weights_only(config: Cosmos3Generator.Config, tmp_path: Path) -> None:
+    """Right after its start a run can show its first weights and nothing else."""
+    write_tree(tmp_path / "run", config)
+    assert find_model(tmp_path / "run", weights="untrained").iteration == 0
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        find_model(tmp_path / "run")
+
+
+def test_choosing_does_not_read_weights(run_folder: Path) -> None:
+    """find_model gives config, defaults and iteration; load() of a copy with other defaults carries those."""
+    model = find_model(run_folder)
+    changed = replace(model, defaults=replace(model.defaults, shift=9.0))
+    assert changed.load().defaults.shift == 9.0

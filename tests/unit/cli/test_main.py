@@ -1,0 +1,161 @@
+"""The command line: dispatch, exit codes, one-line errors, and how quickly it answers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith import __version__
+from worldsmith.cli import main as cli
+from worldsmith.config import ConfigError, Problem, UserError
+
+RECIPE = """
+from dataclasses import field
+from typing import Any
+from worldsmith.config import Configurable, recipe
+from worldsmith.config.class_tags import trust
+from worldsmith.config.sections import JobConfig
+
+trust("tiny_recipes")
+
+class Trainer(Configurable):
+    class Config(Configurable.Config):
+        job: JobConfig = field(default_factory=JobConfig)
+        steps: int = 3
+        custom: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, config: Config) -> None: ...
+
+@recipe("tiny")
+def tiny() -> Trainer.Config:
+    return Trainer.Config()
+"""
+RUN = """
+import sys, types
+sys.modules["worldsmith.recipes"] = types.ModuleType("worldsmith.recipes")
+import tiny_recipes
+from worldsmith.cli.main import main
+code = main(sys.argv[1:])
+names = ("torch", "numpy", "diffusers", "transformers", "pydantic", "omegaconf")
+heavy = [name for name in names if name in sys.modules]
+print("heavy:", heavy, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def run(*words: str, folder: Path) -> tuple[int, str, str]:
+    (folder / "tiny_recipes.py").write_text(RECIPE)
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words], env=environment, capture_output=True, text=True, timeout=60, cwd=folder
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def command(monkeypatch: pytest.MonkeyPatch, result: Any, *, overrides: bool = True) -> None:
+    """Puts a command of ours in the place of `train`."""
+    module = types.ModuleType("worldsmith.cli.train")
+
+    def add_arguments(parser: Any) -> None:
+        parser.add_argument("source", nargs="?")
+        parser.add_argument("--flag", action="store_true")
+        if overrides:
+            parser.add_argument("overrides", nargs="*")
+
+    def run_it(args: Any) -> int:
+        if isinstance(result, BaseException):
+            raise result
+        return int(result(args))
+
+    module.__dict__.update(HELP="Trains.", add_arguments=add_arguments, run=run_it)
+    monkeypatch.setitem(sys.modules, "worldsmith.cli.train", module)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError([Problem("a.b", "is wrong", hint="mend it")]), 2, "a.b: is wrong"),
+        (UserError("no such run"), 2, "worldsmith: error: no such run"),
+        (FileNotFoundError(2, "No such file or directory", "x.mp4"), 2, "No such file or directory: x.mp4"),
+        (FileNotFoundError("no shipped asset 'x'"), 2, "no shipped asset 'x'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_mistakes_of_the_user_end_in_a_report_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+) -> None:
+    command(monkeypatch, error)
+    assert cli.main(["train"]) == code
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert "Traceback" not in shown
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    command(monkeypatch, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train"])
+
+
+def test_words_after_the_dashes_are_overrides_wherever_the_flags_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    command(monkeypatch, lambda args: seen.append((args.source, args.flag, args.overrides)) or 0)
+    assert cli.main(["train", "f.toml", "--flag", "--", "a.b=1", "~c", "--", "-x=2"]) == 0
+    assert cli.main(["train", "f.toml", "a.b=1"]) == 0
+    assert seen == [("f.toml", True, ["a.b=1", "~c", "--", "-x=2"]), ("f.toml", False, ["a.b=1"])]
+
+
+def test_overrides_for_a_command_that_takes_none_and_wrong_flags_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(monkeypatch, lambda args: 0, overrides=False)
+    assert cli.main(["train", "--", "a=1"]) == 2
+    assert "takes no overrides" in capsys.readouterr().err
+    assert cli.main(["train", "--fla"]) == 2
+
+
+def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"worldsmith {__version__}\n"
+    assert cli.main([]) == 2
+    assert cli.main(["trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and text in shown for name, text in cli.COMMANDS.items())
+
+
+def test_config_show_and_check(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[job]\nexperiment = "tiny"\nname = "x"\n[custom]\na = 1\n')
+    code, out, err = run("config", "show", "run.toml", "--", "steps=5", folder=tmp_path)
+    assert code == 0, err
+    assert out == (
+        "type: tiny_recipes.Trainer\njob:\n  task: vfm\n  experiment: tiny\n  project: ''\n  group: ''\n"
+        "  name: x\n  wandb_mode: disabled\nsteps: 5\n"
+    )
+    assert run("config", "check", "tiny", folder=tmp_path)[:2] == (0, "OK: tiny\n")
+    assert "custom:\n  a: 1\n" in run("config", "show", "--custom", "run.toml", folder=tmp_path)[1]
+
+
+def test_help_and_a_config_error_answer_at_once_and_import_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('[job]\nexperiment = "tiny"\nnam = "x"\n')
+    for words, expected in ((["--help"], 0), (["config", "check", "bad.toml"], 2)):
+        times = []
+        for _ in range(3):
+            # Processor time, which equals the waiting time on a machine that does nothing else.
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            code, _, err = run(*words, folder=tmp_path)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            assert code == expected, err
+            assert "heavy: []" in err
+            assert "Traceback" not in err
+        assert min(times) < 0.5, times
+    assert "bad.toml:3:1: job.nam" in err
+    assert "did you mean 'job.name'?" in err

@@ -1,0 +1,62 @@
+"""Recipes by name, and what every recipe TOML, YAML dump and name lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from worldsmith.config import ConfigError, get_recipe, recipe, recipe_names
+from worldsmith.config.load import load
+from worldsmith.config.registry import find_recipe
+from worldsmith.config.sections import ActivationCheckpointingConfig, DataSettingConfig, JobConfig, ParallelismConfig
+from worldsmith.config.tree import to_yaml
+
+
+def test_recipes_are_found_by_name_fresh_each_time() -> None:
+    assert {"small", "small_vlm"} <= set(recipe_names())
+    assert get_recipe("small") == get_recipe("small")
+    assert get_recipe("small") is not get_recipe("small")
+    assert find_recipe("small").doc == "A small generator run."
+
+
+def test_an_unknown_recipe_gets_a_suggestion_and_a_taken_name_is_refused(t: ModuleType) -> None:
+    with pytest.raises(ConfigError, match=r"no recipe is named 'smal'(.|\n)*did you mean 'small'"):
+        get_recipe("smal")
+    with pytest.raises(ValueError, match="already registered"):
+        recipe("small")(lambda: t.Trainer.Config())
+
+
+def test_a_dump_of_a_resolved_tree_loads_back_as_the_same_run(tmp_path: Path) -> None:
+    loaded = load("small", ["trainer.max_iter=9"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(loaded.tree))
+    assert load(str(path)).tree == loaded.tree
+    assert load(str(path), ["optimizer.lr=1"]).tree.optimizer.lr == 1.0
+
+
+def test_mistakes_in_a_yaml_file_carry_file_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(get_recipe("small")).replace("lr: 0.0002", "lr: fast"))
+    with pytest.raises(ConfigError, match=rf"{path}:\d+:3: optimizer.lr: expected a number"):
+        load(str(path))
+    with pytest.raises(ConfigError, match="neither the name of a recipe nor"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        (JobConfig(name="../x"), "output root"),
+        (ParallelismConfig(data_parallel_shard_degree=0), "-1"),
+        (ParallelismConfig(cfg_parallel_shard_degree=-1), "at least 1"),
+        (ActivationCheckpointingConfig(save_ops_regex=["("]), "no regular expression"),
+        (ActivationCheckpointingConfig(mode="selective", save_ops_regex=[]), "full"),
+        (DataSettingConfig(max_tokens=0), "at least 1"),
+    ],
+)
+def test_shared_sections_check_their_values(section: JobConfig, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        section.check()
+    type(section)().check()

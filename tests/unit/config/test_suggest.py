@@ -1,0 +1,54 @@
+"""Suggestions: the usual slips lead back to the key that was meant."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from worldsmith.config.suggest import distance, nearest, nearest_path
+from worldsmith.config.toml_schema import FIELDS
+
+PATHS = [entry.path for entry in FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "edits"),
+    [("abc", "abc", 0), ("abc", "acb", 1), ("abc", "abbc", 1), ("", "ab", 2), ("kitten", "sitting", 3)],
+)
+def test_distance_counts_edits_and_a_swap_is_one(a: str, b: str, edits: int) -> None:
+    assert distance(a, b) == distance(b, a) == edits
+
+
+def test_nothing_is_suggested_for_a_word_that_is_far_from_all() -> None:
+    assert nearest("zzzz", ["alpha", "beta"]) == []
+
+
+def slip(path: tuple[str, ...], kind: str, rng: random.Random) -> tuple[str, ...]:
+    name = path[-1]
+    at = rng.randrange(len(name) - 1)
+    sections = sorted({p[:-1] for p in PATHS if p[:-1] != path[:-1] and len(p) > 1 and (*p[:-1], name) not in PATHS})
+    return {
+        "drop": (*path[:-1], name[:at] + name[at + 1 :]),
+        "swap": (*path[:-1], name[:at] + name[at + 1] + name[at] + name[at + 2 :]),
+        "double": (*path[:-1], name[: at + 1] + name[at:]),
+        "case": (*path[:-1], name.upper()),
+        "section": (*rng.choice(sections), name),
+    }[kind]
+
+
+def test_the_right_key_is_the_first_suggestion_for_nearly_all_slips() -> None:
+    rng = random.Random(0)
+    # A name that stands in several sections cannot be traced back from a wrong section.
+    once = Counter(path[-1] for path in PATHS)
+    right = total = 0
+    for _ in range(400):
+        path, kind = rng.choice(PATHS), rng.choice(["drop", "swap", "double", "case", "section"])
+        wrong = slip(path, kind, rng)
+        if len(path) < 2 or wrong in PATHS or (kind == "section" and once[path[-1]] > 1):
+            continue
+        total += 1
+        right += nearest_path(wrong, PATHS) == path
+    assert total > 250
+    assert right / total >= 0.95, f"{right} of {total}"

@@ -1,0 +1,288 @@
+"""The training loop on a network of a few thousand weights, over real clips."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+import tiny_runs
+from tiny_runs import read_checkpoint, read_losses, tiny_config
+
+from worldsmith.cli.main import main
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.references import resolve
+from worldsmith.config.tree import from_yaml, to_yaml
+from worldsmith.distributed.world import stop_world
+from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.dryrun import plan_run
+from worldsmith.training.trainer import Outcome, Trainer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of an uninterrupted run of eight steps, saved after 4 and 8."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert Trainer(tiny_config(world), run_folder=folder).train() is Outcome.FINISHED
+    return folder
+
+
+def test_run_folder_holds_all_records(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
+    records = {
+        "config.yaml",
+        "launch_info.yaml",
+        "job_env.yaml",
+        "metrics.jsonl",
+        "checkpoints",
+        "grad_clip",
+        "metrics",
+    }
+    assert records <= names
+    assert (whole / "checkpoints" / "latest_checkpoint.txt").read_text() == "iter_000000008\n"
+    steps = [line[0] for line in read_losses(whole)]
+    assert steps == list(range(1, 9))
+
+
+def test_saved_config_rebuilds_the_run(world: Path, whole: Path, tmp_path: Path) -> None:
+    """config.yaml alone gives an equal tree and the same losses, and so does a run without the latent cache."""
+    tree = from_yaml((whole / "config.yaml").read_text())
+    assert tree == resolve(tiny_config(world))
+    tree.trainer.max_iter, tree.dataloader_train.latent_cache = 2, ""
+    Trainer(tree, run_folder=tmp_path).train()
+    assert read_losses(tmp_path) == read_losses(whole)[:2]
+
+
+def test_loss_falls(world: Path, tmp_path: Path) -> None:
+    config = tiny_config(world, steps=30, save_iter=100)
+    Trainer(config, run_folder=tmp_path).train()
+    losses = [line[1] for line in read_losses(tmp_path)]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_activation_checkpointing_changes_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    config.model.config.activation_checkpointing.mode = "full"
+    Trainer(config, run_folder=tmp_path).train()
+    assert read_losses(tmp_path) == read_losses(whole)[:2]
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    yield
+    stop_world()
+
+
+def test_bfloat16_on_one_process_keeps_float32_masters(
+    world: Path, whole: Path, tmp_path: Path, process_group: None
+) -> None:
+    """FSDP over one rank casts for the computation only; losses stay near those of float32."""
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    config.model.config.precision = "bfloat16"
+    Trainer(config, run_folder=tmp_path).train()
+    exact, rounded = read_losses(whole)[:2], read_losses(tmp_path)
+    for (_, loss, norm, _), (_, near_loss, near_norm, _) in zip(exact, rounded, strict=True):
+        assert loss != near_loss
+        assert near_loss == pytest.approx(loss, rel=2e-2)
+        assert near_norm == pytest.approx(norm, rel=1e-1)
+    saved = read_checkpoint(tmp_path / "checkpoints/iter_000000002")
+    weights = [tensor for name, tensor in saved.items() if name.startswith("model/")]
+    assert {tensor.dtype for tensor in weights} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights)
+
+
+class Poison:
+    """Makes the loss of some steps NaN."""
+
+    def __init__(self, trainer: Trainer, steps: set[int]) -> None:
+        self.trainer, self.steps, self.losses = trainer, steps, trainer.objective.losses
+        trainer.objective.losses = self  # type: ignore[method-assign]
+
+    def __call__(self, *arguments: object) -> torch.Tensor:
+        losses = self.losses(*arguments)
+        return losses * float("nan") if self.trainer.iteration + 1 in self.steps else losses
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    from worldsmith.checkpoint.optimizer_state import optimizer_state
+    from worldsmith.training.run_state import model_state
+
+    state = {**model_state(trainer), **optimizer_state(trainer.network, trainer.optimizer)}
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def test_a_nan_step_changes_nothing(world: Path, tmp_path: Path) -> None:
+    """Weights, average, moments and schedule stay; the step is counted and the next one goes on."""
+    trainer = Trainer(tiny_config(world), run_folder=tmp_path)
+    Poison(trainer, {2})
+    batches = iter(trainer.loader)
+    trainer.training_step(batches)
+    before, rate = state_of(trainer), trainer.scheduler.learning_rates
+    step = trainer.training_step(batches)
+    after = state_of(trainer)
+    assert step.skipped
+    assert trainer.iteration == 2
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trainer.scheduler.learning_rates == rate
+    assert trainer.guard.skipped == 1
+    assert not trainer.training_step(batches).skipped
+    assert not all(torch.equal(after[name], tensor) for name, tensor in state_of(trainer).items())
+
+
+def test_too_many_nan_steps_stop_the_run(world: Path, tmp_path: Path) -> None:
+    config = tiny_config(world)
+    config.trainer.max_consecutive_skipped = 2
+    trainer = Trainer(config, run_folder=tmp_path)
+    Poison(trainer, {2, 3, 4, 5})
+    with pytest.raises(FloatingPointError, match="step 4"):
+        trainer.train()
+
+
+class SignalAt(Callback):
+    """Sends a signal to its own process during a step."""
+
+    def __init__(self, step: int, number: int, folder: Path) -> None:
+        super().__init__(self.Config(), folder=folder)
+        self.step, self.number = step, number
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: object) -> None:
+        if trainer.iteration + 1 == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_at_the_step_boundary_and_resumes(
+    world: Path, whole: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Stopped in step 3, which is finished and saved; the second start ends like the uninterrupted run."""
+    trainer = Trainer(tiny_config(world), run_folder=tmp_path)
+    trainer.callbacks["signal"] = SignalAt(3, number, tmp_path)
+    handler = signal.getsignal(number)
+    assert trainer.train() is Outcome.STOPPED
+    assert signal.getsignal(number) is handler
+    assert (tmp_path / "checkpoints" / "latest_checkpoint.txt").read_text() == "iter_000000003\n"
+    assert Trainer(tiny_config(world), run_folder=tmp_path).train() is Outcome.FINISHED
+    assert read_losses(tmp_path) == read_losses(whole)
+    last = "checkpoints/iter_000000008"
+    expected, found = read_checkpoint(whole / last), read_checkpoint(tmp_path / last)
+    assert not [name for name in expected if not torch.equal(expected[name], found[name])]
+
+
+def test_resume_with_another_config_is_refused_with_the_difference(world: Path, tmp_path: Path) -> None:
+    """A longer run or more workers may go on; another learning rate may not, unless asked for, and then it counts."""
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    Trainer(config, run_folder=tmp_path).train()
+    config.trainer.max_iter, config.dataloader_train.num_workers = 3, 1
+    assert Trainer(config, run_folder=tmp_path).train() is Outcome.FINISHED
+    config.trainer.max_iter = 4
+    config.optimizer.lr = 1e-4
+    with pytest.raises(UserError, match=r"optimizer.lr: 0.003 -> 0.0001(.|\n)*--resume-changed"):
+        Trainer(config, run_folder=tmp_path)
+    trainer = Trainer(config, run_folder=tmp_path, resume_changed=True)
+    assert trainer.iteration == 3
+    assert max(trainer.scheduler.learning_rates) <= 1e-4
+
+
+def test_warm_start_takes_weights_only(world: Path, whole: Path, tmp_path: Path) -> None:
+    """Live weights are those of the other run, the average starts from them, and the step count from 0."""
+    config = tiny_config(world)
+    config.checkpoint.load_path, config.checkpoint.keys_to_skip_loading = str(whole), ["net_ema."]
+    trainer = Trainer(config, run_folder=tmp_path)
+    source = read_checkpoint(whole / "checkpoints/iter_000000008")
+    assert trainer.iteration == 0
+    for name, parameter in trainer.network.named_parameters():
+        assert torch.equal(parameter, source[f"model/net.{name}"])
+        assert torch.equal(trainer.ema.state_dict()[name], source[f"model/net.{name}"])
+    assert not trainer.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("job.task", "vlm", "only video generators"),
+        ("job.wandb_mode", "offline", "Weights & Biases"),
+        ("model.config.lora_enabled", True, "lora_enabled"),
+        ("model.config.compile.enabled", True, "compile.enabled"),
+        ("model.config.parallelism.context_parallel_shard_degree", 2, "context_parallel"),
+        ("model.config.activation_checkpointing.mode", "selective", '"none" or "full"'),
+        ("checkpoint.init", "pretrained", 'init = "scratch"'),
+        ("trainer.grad_accum_iter", 0, "at least 1"),
+    ],
+)
+def test_what_does_not_work_is_refused_before_anything_is_built(
+    world: Path, tmp_path: Path, path: str, value: object, message: str
+) -> None:
+    config = tiny_config(world)
+    *sections, name = path.split(".")
+    section = config
+    for part in sections:
+        section = getattr(section, part)
+    setattr(section, name, value)
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config, run_folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_degrees_that_do_not_fit_are_refused_with_the_sum(world: Path, tmp_path: Path) -> None:
+    config = tiny_config(world)
+    config.model.config.parallelism.data_parallel_shard_degree = 4
+    with pytest.raises(ValueError, match=r"1 × 4 = 4, but the run has 1 process "):
+        Trainer(config, run_folder=tmp_path)
+
+
+def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
+    """Parameters, checkpoint size and a really read pack are named; nothing but the folder is made."""
+    config = resolve(tiny_config(world, steps=20))
+    config.scheduler.cycle_lengths = [10]
+    config.optimizer.keys_to_select = ["moe_gen"]
+    text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
+    trainer_text = ("parameters", "GiB each", "6 windows", "first pack", "end after 10 steps", "(new, random weights)")
+    assert [part for part in trainer_text if part not in text] == []
+    assert list((tmp_path / "run").iterdir()) == []
+    config.optimizer.keys_to_select = ["moe_gem"]
+    with pytest.raises(ValueError, match="moe_gem"):
+        plan_run(config, tmp_path / "run", world_size=1)
+
+
+def test_command_trains_then_says_that_the_run_is_complete(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT", raising=False)
+    file = tmp_path / "run.yaml"
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    file.write_text(to_yaml(config))
+    assert main(["train", str(file), "--dryrun"]) == 0
+    assert "max_iter: 2" in capsys.readouterr().out
+    assert main(["train", str(file)]) == 0
+    assert "done: 2 steps" in capsys.readouterr().out
+    assert main(["train", str(file)]) == 0
+    assert "is complete: 2 of 2" in capsys.readouterr().out
+    assert main(["train", str(file), "--", "trainer.seed=7", "trainer.max_iter=3"]) == 2
+    assert "trainer.seed: 42 -> 7" in capsys.readouterr().err
+    launch = (tmp_path / "out/tests/tiny/run/launch_info.yaml").read_text()
+    assert str(file) in launch
+
+
+def test_the_tree_is_imported_without_torch() -> None:
+    code = "import sys, worldsmith.training.trainer; print([m for m in ('torch', 'numpy', 'av') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
