@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from diffusers import Cosmos3OmniPipeline
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.export_diffusers import ExportSource, export_pipeline
-from worldsmith.checkpoint.load_model import load_generator
+from worldsmith.checkpoint.load_model import find_model, load_generator
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -90,12 +91,12 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_text_to_video_latents_equal_the_pipeline(exported) -> None:
-    """T2V with guidance: max abs difference of the final latents below 1e-4."""
+    """T2V with guidance: max abs difference of the final latents below 2e-5."""
     generator, pipeline, _ = exported
     ours = generate_latents(generator, [REQUEST])[0]
     theirs = pipeline_latents(pipeline, REQUEST, prepare(generator, REQUEST).start)
     assert ours.shape == (48, 3, 4, 6)
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - theirs).abs().max() < 2e-5
     other = generate_latents(generator, [replace(REQUEST, prompt="A blue triangle.")])[0]
     assert (ours - other).abs().max() > 1e-2  # the comparison would see a wrong prompt
 
@@ -108,13 +109,13 @@ def test_image_to_video_latents_equal_the_pipeline(exported) -> None:
     start = prepare(generator, request).start
     ours = generate_latents(generator, [request])[0]
     theirs = pipeline_latents(pipeline, request, start, image=image)
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - theirs).abs().max() < 2e-5
     encoded = pipeline.prepare_latents(
         image=image, num_frames=9, height=64, width=96, device="cpu", dtype=torch.float32,
         generator=torch.Generator().manual_seed(0),
     )[0]  # fmt: skip
-    assert (start[:, 0] - encoded[0, :, 0]).abs().max() < 1e-4
-    assert (ours[:, 0] - encoded[0, :, 0]).abs().max() < 1e-4
+    assert (start[:, 0] - encoded[0, :, 0]).abs().max() < 2e-5
+    assert (ours[:, 0] - encoded[0, :, 0]).abs().max() < 2e-5
     assert (ours - generate_latents(generator, [REQUEST])[0])[:, 1:].abs().max() > 1e-2
 
 
@@ -126,7 +127,7 @@ def test_video_to_video_latents_equal_the_pipeline(exported) -> None:
     ours = generate_latents(generator, [request])[0]
     frames = list(clip.permute(1, 2, 3, 0).numpy() / 255.0)
     theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, video=frames)
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - theirs).abs().max() < 2e-5
 
 
 def test_without_guidance_and_with_a_negative_prompt(exported) -> None:
@@ -135,7 +136,7 @@ def test_without_guidance_and_with_a_negative_prompt(exported) -> None:
     request = replace(REQUEST, negative_prompt="blurry")
     ours = generate_latents(generator, [request])[0]
     theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, negative_prompt="blurry")
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - theirs).abs().max() < 2e-5
     assert (ours - generate_latents(generator, [REQUEST])[0]).abs().max() > 1e-2
 
 
@@ -177,6 +178,19 @@ def test_an_export_is_a_model_of_ours_again(exported) -> None:
     assert torch.equal(generate(reloaded, [REQUEST])[0], generate(generator, [REQUEST])[0])
     with pytest.raises(ValueError, match="holds the live weights only"):
         load_generator(folder, weights="ema")
+
+
+def test_a_pipeline_of_another_maker_loads(exported, tmp_path: Path) -> None:
+    """Without our manifest the network is read from transformer/config.json; nothing is assumed about its training."""
+    generator, _, folder = exported
+    shutil.copytree(folder, tmp_path / "plain")
+    (tmp_path / "plain" / "worldsmith.json").unlink()
+    model = find_model(tmp_path / "plain")
+    assert model.config.network == generator.config.network
+    assert model.defaults == GenerationDefaults()
+    reloaded = model.load(full_precision=True)
+    for ours, back in zip(generator.network.parameters(), reloaded.network.parameters()):
+        assert torch.equal(ours, back)
 
 
 def test_shards_with_an_index_load_alike(tmp_path: Path) -> None:

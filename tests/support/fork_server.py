@@ -18,7 +18,17 @@ from typing import Any
 
 import tiny_runs
 import torch
+import torch.distributed.checkpoint
 
+# What a run imports on its way, imported once for all forks.
+from diffusers import AutoencoderKLWan  # noqa: F401
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
+
+import worldsmith.data.sample_maker
+import worldsmith.models.cosmos3.network
+import worldsmith.objectives.flow_matching
+import worldsmith.training.run_state
+import worldsmith.training.step  # noqa: F401
 from worldsmith.checkpoint import checkpointer
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step

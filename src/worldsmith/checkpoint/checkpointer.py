@@ -106,7 +106,8 @@ class Checkpointer(Configurable):
         None when the folder has no checkpoint. A damaged one is passed over with a message. Raises UserError
         when there are checkpoints and none is complete.
         """
-        return self.world.broadcast(self._find_latest() if self.world.is_main else None)
+        newest: Path | None = self.world.broadcast(self._find_latest() if self.world.is_main else None)
+        return newest
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""
@@ -172,18 +173,20 @@ def folder_iteration(folder: Path) -> int:
 
 def save_part(folder: Path, state: Mapping[str, Any], *, no_dist: bool) -> None:
     """Writes tensors to a torch.distributed.checkpoint folder; every file is synced to disk."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with quiet_alone():
-        dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(folder, sync_files=True), no_dist=no_dist)
+        save(dict(state), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=no_dist)
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
     """Reads a torch.distributed.checkpoint folder into the tensors of `state`, in place."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     with quiet_alone():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=no_dist)
+        load(state, storage_reader=FileSystemReader(folder), no_dist=no_dist)
 
 
 @contextmanager
@@ -196,9 +199,9 @@ def quiet_alone() -> Iterator[None]:
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
     """Name and shape of every tensor in a torch.distributed.checkpoint folder."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
 
 

@@ -167,10 +167,12 @@ def defaults_of_run(tree: Mapping[str, Any]) -> GenerationDefaults:
     loader = tree["dataloader_train"]
     dataset = loader["dataset"]
     shift = tree["objective"]["shift"]
+    if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
+        shift = shift.get(dataset["resolution"])
     return GenerationDefaults(
         num_frames=dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
         fps=dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
-        shift=shift.get(dataset["resolution"]) if isinstance(shift, dict) else shift,
+        shift=None if shift is None else float(shift),
         append_duration_fps=dataset["append_duration_fps_timestamps"],
         append_resolution=dataset["append_resolution_info"],
         caption_suffix=dataset["caption_suffix"],

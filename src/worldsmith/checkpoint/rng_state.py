@@ -21,12 +21,14 @@ def seed_everything(seed: int) -> None:
 
 def rng_state() -> dict[str, Tensor]:
     """The generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA device."""
-    _, keys, position, has_gauss, cached = np.random.get_state()
+    legacy = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
     state = {
         "torch": torch.get_rng_state(),
-        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
-        "numpy_gauss": torch.tensor(cached, dtype=torch.float64),
+        "numpy": torch.tensor(
+            [*legacy["state"]["key"].tolist(), legacy["state"]["pos"], legacy["has_gauss"]], dtype=torch.int64
+        ),
+        "numpy_gauss": torch.tensor(legacy["gauss"], dtype=torch.float64),
         "python": torch.tensor([version, *numbers, gauss_next is not None], dtype=torch.int64),
         "python_gauss": torch.tensor(gauss_next or 0.0, dtype=torch.float64),
     }

@@ -32,9 +32,11 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.sampling.training_data import with_clip_size
 
     try:
-        model = with_clip_size(find_model(args.model, weights=args.weights))
+        model = find_model(args.model, weights=args.weights)
+        defaults = with_clip_size(model.defaults, model.tree)
         if args.shift is not None:
-            model = replace(model, defaults=replace(model.defaults, shift=args.shift))
+            defaults = replace(defaults, shift=args.shift)
+        model = replace(model, defaults=defaults)
         out = args.out or default_folder(args.model)
         source = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)
         written = export_pipeline(

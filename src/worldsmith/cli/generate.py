@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel
 
     model = find_model(args.model, weights=args.weights)
     is_open = any(getattr(args, name) is None and any(name not in line.settings for line in lines) for name in SIZES)
-    return with_clip_size(model) if is_open else model
+    return replace(model, defaults=with_clip_size(model.defaults, model.tree)) if is_open else model
 
 
 def make_room(out: Path, *, force: bool) -> None:

@@ -18,7 +18,7 @@ def checkpoint_layers(layers: Iterable[nn.Module], *, preserve_rng_state: bool) 
     PyTorch compares shapes, dtypes and devices of the recomputed tensors with the originals.
     """
     for layer in layers:
-        layer.forward = partial(  # type: ignore[method-assign]
+        layer.forward = partial(
             checkpoint,
             layer.forward,
             use_reentrant=False,

@@ -100,7 +100,8 @@ def ensure_process_group(world: World) -> None:
 
     if not dist.is_initialized():
         backend = "nccl" if world.device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def stop_world() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree import from_dict
 from worldsmith.data.errors import DataError
@@ -12,7 +13,6 @@ from worldsmith.data.sample import VideoSample
 from worldsmith.data.video_dataset import VideoDataset
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.load_model import StoredModel
     from worldsmith.models.cosmos3.generator import GenerationDefaults
 
 logger = logging.getLogger(__name__)
@@ -20,19 +20,21 @@ logger = logging.getLogger(__name__)
 CLIPS_TO_TRY = 8
 
 
-def with_clip_size(model: StoredModel) -> StoredModel:
-    """The model with height, width, frames and frame rate of the first usable training clip in its defaults.
+def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None) -> GenerationDefaults:
+    """The defaults with height, width, frames and frame rate of the run's first usable training clip.
 
-    An exported pipeline has them already. When the data are gone, a warning says so and the defaults stay open.
+    `run_tree`: the run's config as plain data; None for an exported pipeline, whose defaults are complete. When the
+    data are gone, a warning says so and the defaults stay open.
     """
-    if model.tree is None:
-        return model
+    if run_tree is None:
+        return defaults
     try:
-        clip = first_clip(from_dict(model.tree["dataloader_train"]["dataset"], VideoDataset.Config))
+        clip = first_clip(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
-        return model
-    return replace(model, defaults=from_clip(model.defaults, clip))
+        return defaults
+    height, width = clip.size
+    return replace(defaults, height=height, width=width, num_frames=clip.num_frames, fps=clip.fps)
 
 
 def first_clip(config: VideoDataset.Config) -> VideoSample:
@@ -46,8 +48,3 @@ def first_clip(config: VideoDataset.Config) -> VideoSample:
         if isinstance(item, VideoSample):
             return item
     raise DataError(f"none of the first clips of {dataset.file} can be read")
-
-
-def from_clip(defaults: GenerationDefaults, clip: VideoSample) -> GenerationDefaults:
-    height, width = clip.size
-    return replace(defaults, height=height, width=width, num_frames=clip.num_frames, fps=clip.fps)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.warm_start import plan_loading
 from worldsmith.distributed.degrees import fit_degrees
 from worldsmith.monitor.terminal_view import short_number
-from worldsmith.training.preflight import require_writable, schedule_remarks
+from worldsmith.training.preflight import generator_config, require_writable, schedule_remarks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,8 +23,9 @@ BYTES = 4  # weights, average and optimizer state are float32
 
 def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> list[str]:
     """The lines of the plan. Raises what the run itself would raise before its first step."""
-    generator: Cosmos3Generator = config.model.config.build(device="meta")
-    parallelism = config.model.config.parallelism
+    model = generator_config(config)
+    generator: Cosmos3Generator = model.build(device="meta")
+    parallelism = model.parallelism
     degrees = fit_degrees(
         parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree, world_size
     )
@@ -52,7 +53,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
     settings.fused = False  # there is no fused kernel for a network without memory
     trained = settings.build(network=network).parameters
     total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained)
-    average = config.model.config.ema.enabled
+    average = generator_config(config).ema.enabled
     checkpoint = BYTES * (total * (2 if average else 1) + 2 * moving)
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
     kept = min(saves, config.checkpoint.keep_latest_k or saves)
@@ -60,8 +61,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
     lines = [
         f"network      {short_number(total)} parameters, {short_number(moving)} trained"
         f"{', with a running average' if average else ''}",
-        f"checkpoint   {gibibytes(checkpoint)} each, {kept} kept = {gibibytes(kept * checkpoint)}; "
-        f"free: {gibibytes(free)}",
+        f"checkpoint   {size(checkpoint)} each, {kept} kept = {size(kept * checkpoint)}; free: {size(free)}",
     ]
     if kept * checkpoint > free:
         lines.append("note         the checkpoints do not fit on the disk; set checkpoint.keep_latest_k")
@@ -82,7 +82,7 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
     loader = settings.build(tokenizer=generator.tokenize)
     pack = next(iter(loader))
     tokens = sum(sample.num_tokens for sample in pack)
-    vae = config.model.config.tokenizer.build(device="cpu")
+    vae = generator_config(config).tokenizer.build(device="cpu")
     latents = vae.encode(pack[0].video)
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
@@ -93,5 +93,6 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
     ]
 
 
-def gibibytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+def size(count: int) -> str:
+    """Bytes for people: 12.3 MiB, 4.56 GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def check_tree(config: Trainer.Config) -> None:
     """Raises ValueError for settings that exist but do not work, with the value that does."""
-    recompute = getattr(config.model.config, "activation_checkpointing", None)
+    recompute = generator_config(config).activation_checkpointing
     refusals = (
         (config.job.task != "vfm", f"job.task = {config.job.task!r}: only video generators are trained here", '"vfm"'),
         (
@@ -24,7 +25,7 @@ def check_tree(config: Trainer.Config) -> None:
             '"disabled"',
         ),
         (
-            recompute is not None and recompute.mode == "selective",
+            recompute.mode == "selective",
             "model.config.activation_checkpointing.mode = 'selective': single operations cannot be chosen",
             '"none" or "full"',
         ),
@@ -32,6 +33,14 @@ def check_tree(config: Trainer.Config) -> None:
     for refused, what, remedy in refusals:
         if refused:
             raise ValueError(f"{what}; use {remedy}")
+
+
+def generator_config(config: Trainer.Config) -> Cosmos3Generator.Config:
+    """The model's config, which is that of a video generator. Raises ValueError for another component."""
+    found = config.model.config
+    if not isinstance(found, Cosmos3Generator.Config):
+        raise ValueError(f"model.config is a {type(found).__qualname__}; expected Cosmos3Generator.Config")
+    return found
 
 
 def schedule_remarks(config: Trainer.Config) -> list[str]:

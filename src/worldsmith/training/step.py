@@ -75,7 +75,7 @@ def forward_backward(
         pack = generator.pack([layout_of(sample) for sample in samples])
         draws = objective.draw(samples, latents, seed=seed)
         losses = objective.losses(generator.network, pack, latents, draws, samples)
-        objective.backward_loss(losses, samples, counts).backward()
+        objective.backward_loss(losses, samples, counts).backward()  # type: ignore[no-untyped-call]
         loss_sum, count = loss_sums(losses).tolist()
         total, number, tokens = total + loss_sum, number + count, tokens + pack.num_tokens
     total, number, tokens = world.sum(total, number, tokens)

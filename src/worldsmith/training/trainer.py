@@ -21,7 +21,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.grad_clip import StepGuard, clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.preflight import check_tree, require_writable, schedule_remarks
+from worldsmith.training.preflight import check_tree, generator_config, require_writable, schedule_remarks
 from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_records
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
 from worldsmith.training.stop_signals import StopSignals
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.sample import VideoSample
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.models.ema import PowerEMA
     from worldsmith.training.step import Step
 
 logger = logging.getLogger(__name__)
@@ -191,12 +192,12 @@ class Trainer(Configurable):
         from worldsmith.training.parallel import distribute
 
         config, world = self.config, self.world
-        self.generator: Cosmos3Generator = config.model.config.build(device=world.device, seed=config.trainer.seed)
+        model = generator_config(config)
+        self.generator: Cosmos3Generator = model.build(device=world.device, seed=config.trainer.seed)
         distribute(self.generator, world)
         adamw: AdamW = config.optimizer.build(network=self.network)
         self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
-        ema = config.model.config.ema
-        self.ema = ema.build(network=self.network) if ema.enabled else None
+        self.ema: PowerEMA | None = model.ema.build(network=self.network) if model.ema.enabled else None
         self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
         self.objective: RectifiedFlow = config.objective.build()
         self.guard = StepGuard(max_consecutive=config.trainer.max_consecutive_skipped)

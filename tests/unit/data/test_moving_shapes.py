@@ -207,7 +207,18 @@ def test_an_impossible_plan_is_refused_by_name(tmp_path, change, message):
 def test_command_makes_then_skips_then_refuses(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     dataset_command.add_arguments(parser)
-    line = ["moving-shapes", str(tmp_path / "out"), "--clips", "2", "--val-clips", "1", "--size", "32", "--num-frames", "5"]
+    line = [
+        "moving-shapes",
+        str(tmp_path / "out"),
+        "--clips",
+        "2",
+        "--val-clips",
+        "1",
+        "--size",
+        "32",
+        "--num-frames",
+        "5",
+    ]
     assert dataset_command.run(parser.parse_args(line)) == 0
     assert "2 train and 1 val clips" in capsys.readouterr().out
     assert dataset_command.run(parser.parse_args(line)) == 0

@@ -1,0 +1,70 @@
+"""Every shipped recipe and example TOML is valid, and checking one is quick and imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worldsmith.config import get_recipe, recipe_names
+from worldsmith.config.load import load
+from worldsmith.config.tree import from_yaml, to_yaml
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
+CHECK = """
+import sys
+from worldsmith.cli.main import main
+code = main(sys.argv[1:])
+heavy = {"torch", "numpy", "diffusers", "transformers", "av"} & set(sys.modules)
+print("heavy:", sorted(heavy), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def check(*words: str) -> tuple[int, str, float]:
+    """Exit code, what was said, and processor seconds of `worldsmith WORDS` in a fresh process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "DATASET_PATH": "clips"}
+    done = subprocess.run([sys.executable, "-c", CHECK, *words], env=environment, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stdout + done.stderr, seconds
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == set(recipe_names())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_its_recipe_and_round_trips(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The TOML repeats its recipe's values, so that both ways to start the run are the same run."""
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    loaded = load(str(path), [])
+    assert not loaded.warnings
+    assert loaded.tree == load(path.stem, []).tree
+    assert from_yaml(to_yaml(loaded.tree), type(loaded.tree)) == loaded.tree
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_the_same_value_each_time(name: str) -> None:
+    assert get_recipe(name) == get_recipe(name)
+    assert to_yaml(get_recipe(name)) == to_yaml(get_recipe(name))
+
+
+def test_checking_a_recipe_and_reporting_a_typo_are_quick_and_import_nothing_heavy(tmp_path: Path) -> None:
+    text = EXAMPLES[0].read_text().replace("[optimizer]\nlr", "[optimizer]\nlearning_rat")
+    bad = tmp_path / "typo.toml"
+    bad.write_text(text)
+    code, said, seconds = check("config", "check", str(EXAMPLES[0]))
+    assert (code, seconds < 0.5) == (0, True), (said, seconds)
+    assert "heavy: []" in said
+    code, said, seconds = check("train", f"--sft-toml={bad}")
+    assert (code, seconds < 0.5) == (2, True), (said, seconds)
+    line = text.splitlines().index("learning_rat = 1.0e-3") + 1
+    assert f"typo.toml:{line}:1" in said
+    assert "heavy: []" in said
+    assert "Traceback" not in said
