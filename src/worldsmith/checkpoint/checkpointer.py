@@ -45,14 +45,12 @@ class Checkpointer(Configurable):
 
         def check(self) -> None:
             if self.save_iter < 1:
-                raise ValueError(f"checkpoint.save_iter must be at least 1, found {self.save_iter}")
+                raise ValueError(f"save_iter must be at least 1, found {self.save_iter}")
             if self.keep_latest_k is not None and self.keep_latest_k < 1:
-                raise ValueError(
-                    f"checkpoint.keep_latest_k must be at least 1, or null for all; found {self.keep_latest_k}"
-                )
+                raise ValueError(f"keep_latest_k must be at least 1, or null for all; found {self.keep_latest_k}")
             if self.load_path is None and self.init != "scratch":
                 raise ValueError(
-                    "checkpoint.load_path is not set: give the weights to start from, "
+                    "load_path is not set: give the weights to start from, "
                     'or write checkpoint.init = "scratch" to train from random weights'
                 )
 

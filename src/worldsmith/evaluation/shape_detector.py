@@ -122,7 +122,7 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
 
 
 def read_shape(piece: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Overlap (intersection over union) with a square and a triangle of the same centre and spread, median of frames."""
+    """Median overlap (intersection over union) with a square and a triangle of the same centre and spread."""
     overlaps = np.median([ideal_overlaps(mask) for mask in piece], axis=0)
     square, triangle = float(overlaps[0]), float(overlaps[1])
     measurements |= {"square_overlap": square, "triangle_overlap": triangle}

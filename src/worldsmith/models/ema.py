@@ -39,11 +39,11 @@ class PowerEMA(Configurable):
         def check(self) -> None:
             if not 0 < self.rate < RATE_LIMIT:
                 raise ValueError(
-                    f"ema.rate must be above 0 and below sqrt(2)/3 = {RATE_LIMIT:.4f}, found {self.rate}; from there "
+                    f"rate must be above 0 and below sqrt(2)/3 = {RATE_LIMIT:.4f}, found {self.rate}; from there "
                     f"on the decay would be 1 or more and the average would stand still or diverge; 0.1 is usual"
                 )
             if self.iteration_shift < 0:
-                raise ValueError(f"ema.iteration_shift must not be negative, found {self.iteration_shift}")
+                raise ValueError(f"iteration_shift must not be negative, found {self.iteration_shift}")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         config.check()

@@ -76,7 +76,7 @@ class RectifiedFlow(Configurable):
             for name in ("loss_scale", "image_loss_scale"):
                 value = getattr(self, name)
                 if value is not None and not (math.isfinite(value) and value > 0):
-                    raise ValueError(f"objective.{name} must be a positive number, found {value}")
+                    raise ValueError(f"{name} must be a positive number, found {value}")
 
     def __init__(self, config: Config) -> None:
         config.check()
@@ -177,9 +177,9 @@ def check_shift(name: str, shift: Shift) -> None:
     """Raises ValueError unless every shift is a positive number under a tier or a dynamic key."""
     entries = shift if isinstance(shift, dict) else {"": shift}
     if not entries:
-        raise ValueError(f"objective.{name} is an empty table; give a number, or one number per resolution tier")
+        raise ValueError(f"{name} is an empty table; give a number, or one number per resolution tier")
     for key, value in entries.items():
-        where = f"objective.{name}['{key}']" if key else f"objective.{name}"
+        where = f"{name}['{key}']" if key else f"{name}"
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{where} must be a positive number, found {value}")
         if key and not key.isdigit() and key not in DYNAMIC_KEYS.values():

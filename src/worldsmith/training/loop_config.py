@@ -51,8 +51,8 @@ class LoopConfig(Config):
             ("max_consecutive_skipped", 0),
         ):
             if getattr(self, name) < least:
-                raise ValueError(f"trainer.{name} must be at least {least}, found {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least {least}, found {getattr(self, name)}")
         if self.seed < 0:
-            raise ValueError(f"trainer.seed must not be negative, found {self.seed}")
+            raise ValueError(f"seed must not be negative, found {self.seed}")
         if self.cpu_threads is not None and self.cpu_threads < 1:
-            raise ValueError(f"trainer.cpu_threads must be at least 1, or null; found {self.cpu_threads}")
+            raise ValueError(f"cpu_threads must be at least 1, or null; found {self.cpu_threads}")

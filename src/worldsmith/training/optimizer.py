@@ -52,16 +52,16 @@ class AdamW(Configurable):
 
         def check(self) -> None:
             if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-                raise ValueError(f"optimizer.betas must be two numbers in [0, 1), found {self.betas}")
+                raise ValueError(f"betas must be two numbers in [0, 1), found {self.betas}")
             for name in ("lr", "eps", "weight_decay"):
                 value = getattr(self, name)
                 if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(f"optimizer.{name} must be a number of at least 0, found {value}")
+                    raise ValueError(f"{name} must be a number of at least 0, found {value}")
             for pattern, factor in self.lr_multipliers.items():
                 if not (math.isfinite(factor) and factor >= 0):
-                    raise ValueError(f"optimizer.lr_multipliers['{pattern}'] must be at least 0, found {factor}")
+                    raise ValueError(f"lr_multipliers['{pattern}'] must be at least 0, found {factor}")
             if "" in self.keys_to_select or "" in self.lr_multipliers:
-                raise ValueError("optimizer: an empty pattern fits every parameter; remove it")
+                raise ValueError("an empty pattern fits every parameter; remove it")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         config.check()

@@ -42,20 +42,18 @@ class LambdaSchedule(Configurable):
             lengths = {name: len(getattr(self, name)) for name in per_cycle}
             if len(set(lengths.values())) > 1 or not self.cycle_lengths:
                 found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise ValueError(
-                    f"scheduler: every list needs one entry per cycle, at least one; entries found: {found}"
-                )
+                raise ValueError(f"every list needs one entry per cycle, at least one; entries found: {found}")
             for cycle, (length, warm_up) in enumerate(zip(self.cycle_lengths, self.warm_up_steps)):
                 if not 0 <= warm_up < length:
                     raise ValueError(
-                        f"scheduler: cycle {cycle} has {warm_up} warm-up steps and a length of {length} that includes "
+                        f"cycle {cycle} has {warm_up} warm-up steps and a length of {length} that includes "
                         f"them; warm_up_steps[{cycle}] must be at least 0 and below cycle_lengths[{cycle}]"
                     )
             for name in ("f_start", "f_max", "f_min"):
                 if not all(math.isfinite(value) and value >= 0 for value in getattr(self, name)):
-                    raise ValueError(f"scheduler.{name} must hold numbers of at least 0, found {getattr(self, name)}")
+                    raise ValueError(f"{name} must hold numbers of at least 0, found {getattr(self, name)}")
             if self.verbosity_interval < 0:
-                raise ValueError(f"scheduler.verbosity_interval must not be negative, found {self.verbosity_interval}")
+                raise ValueError(f"verbosity_interval must not be negative, found {self.verbosity_interval}")
 
     def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
         from torch.optim.lr_scheduler import LambdaLR

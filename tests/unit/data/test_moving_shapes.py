@@ -167,14 +167,14 @@ def test_a_complete_dataset_is_left_alone_and_another_plan_is_refused(dataset):
 def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path):
     small = DatasetPlan(clips=3, val_clips=1)
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(done, total):
         if done == 2:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         make_dataset(tmp_path / "a", small, progress=stop)
     assert not (tmp_path / "a" / "dataset.json").exists()
     assert make_dataset(tmp_path / "a", small)

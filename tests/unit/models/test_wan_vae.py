@@ -145,7 +145,7 @@ def test_paths_that_hold_no_such_vae_are_refused_with_the_way_out(tmp_path, fold
 def test_clips_and_latents_of_a_wrong_form_are_refused(vae):
     with pytest.raises(ValueError, match=r"uint8 video \[3, T, H, W\], found torch.float32"):
         vae.encode(clip().float())
-    with pytest.raises(ValueError, match="4k.1 frames, found 8; cut to 5"):
+    with pytest.raises(ValueError, match=r"4k\+1 frames, found 8; cut to 5"):
         vae.encode(clip(frames=8))
     with pytest.raises(ValueError, match="multiples of 16, found 40x48"):
         vae.encode(clip(height=40))

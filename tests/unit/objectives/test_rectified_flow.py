@@ -191,12 +191,12 @@ def test_counts_smaller_than_the_micro_batch_are_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"shift": {}}, "objective.shift is an empty table"),
-        ({"shift": 0}, "objective.shift must be a positive number, found 0"),
-        ({"shift": {"256": -3}}, r"objective.shift\['256'\] must be a positive"),
-        ({"shift_image": {"256p": 3}}, r"objective.shift_image\['256p'\]: a key is a resolution tier"),
-        ({"loss_scale": 0.0}, "objective.loss_scale must be a positive"),
-        ({"image_loss_scale": -1.0}, "objective.image_loss_scale must be a positive"),
+        ({"shift": {}}, "shift is an empty table"),
+        ({"shift": 0}, "shift must be a positive number, found 0"),
+        ({"shift": {"256": -3}}, r"shift\['256'\] must be a positive"),
+        ({"shift_image": {"256p": 3}}, r"shift_image\['256p'\]: a key is a resolution tier"),
+        ({"loss_scale": 0.0}, "loss_scale must be a positive"),
+        ({"image_loss_scale": -1.0}, "image_loss_scale must be a positive"),
     ],
 )
 def test_values_that_cannot_work_are_refused(fields, message):

@@ -138,11 +138,11 @@ def test_a_selection_of_frozen_parameters_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"betas": [0.9]}, "optimizer.betas must be two numbers"),
-        ({"betas": [0.9, 1.0]}, "optimizer.betas"),
-        ({"lr": -1.0}, "optimizer.lr must be"),
-        ({"eps": -1e-8}, "optimizer.eps must be"),
-        ({"lr_multipliers": {"a": -1.0}}, r"optimizer.lr_multipliers\['a'\]"),
+        ({"betas": [0.9]}, "betas must be two numbers"),
+        ({"betas": [0.9, 1.0]}, "betas"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"eps": -1e-8}, "eps must be"),
+        ({"lr_multipliers": {"a": -1.0}}, r"lr_multipliers\['a'\]"),
         ({"keys_to_select": [""]}, "an empty pattern fits every parameter"),
     ],
 )

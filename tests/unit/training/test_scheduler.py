@@ -122,8 +122,8 @@ def test_the_learning_rate_is_logged_at_the_interval(caplog):
         ({name: [] for name in ONE_CYCLE}, "at least one"),
         ({"cycle_lengths": [100], "warm_up_steps": [100]}, r"cycle 0 has 100 warm-up steps and a length of 100"),
         ({"warm_up_steps": [-1]}, "cycle 0 has -1 warm-up steps"),
-        ({"f_max": [float("inf")]}, "scheduler.f_max must hold numbers"),
-        ({"f_min": [-0.1]}, "scheduler.f_min must hold numbers"),
+        ({"f_max": [float("inf")]}, "f_max must hold numbers"),
+        ({"f_min": [-0.1]}, "f_min must hold numbers"),
         ({"verbosity_interval": -1}, "verbosity_interval must not be negative"),
     ],
 )

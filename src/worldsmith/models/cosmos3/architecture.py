@@ -88,32 +88,29 @@ class NetworkConfig(Config):
         """Raises ValueError for sizes that do not fit together, naming both fields."""
         for name in SIZES:
             if getattr(self, name) < 1:
-                raise ValueError(f"network.{name} must be at least 1, found {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"network.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"network.num_key_value_heads ({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.head_dim % 2:
-            raise ValueError(f"network.head_dim must be even for rotary positions, found {self.head_dim}")
+            raise ValueError(f"head_dim must be even for rotary positions, found {self.head_dim}")
         slots = self.head_dim // 2
         if len(self.mrope_section) != 3 or sum(self.mrope_section) != slots:
             raise ValueError(
-                f"network.mrope_section must be three numbers that sum to head_dim / 2 = {slots}, "
-                f"found {self.mrope_section}"
+                f"mrope_section must be three numbers that sum to head_dim / 2 = {slots}, found {self.mrope_section}"
             )
         for axis in (1, 2):  # slots axis, axis + 3, … belong to height (1) and width (2)
             if self.mrope_section[axis] and axis + 3 * (self.mrope_section[axis] - 1) >= slots:
                 raise ValueError(
-                    f"network.mrope_section {self.mrope_section} cannot be interleaved in {slots} slots: "
+                    f"mrope_section {self.mrope_section} cannot be interleaved in {slots} slots: "
                     "the height and width sections may not be longer than the time section"
                 )
         if self.use_und_k_norm_for_gen and self.qk_norm_for_text:
-            raise ValueError(
-                "network.use_und_k_norm_for_gen normalises raw text keys and needs network.qk_norm_for_text = false"
-            )
+            raise ValueError("use_und_k_norm_for_gen normalises raw text keys and needs qk_norm_for_text = false")
         if self.attention_bias:
-            raise ValueError("network.attention_bias = true does not exist in this family; leave it false")
+            raise ValueError("attention_bias = true does not exist in this family; leave it false")
 
 
 def edge() -> NetworkConfig:

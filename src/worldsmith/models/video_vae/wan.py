@@ -133,10 +133,9 @@ def read_settings(folder: Path) -> dict:
     if found != CLASS_NAME:
         raise ValueError(f"vae_path: '{folder}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
     for name in ("latents_mean", "latents_std"):
-        if len(settings.get(name, [])) != settings["z_dim"]:
-            raise ValueError(
-                f"vae_path: '{config}' has {len(settings.get(name, []))} values in {name}, expected z_dim = {settings['z_dim']}"
-            )
+        length, channels = len(settings.get(name, [])), settings["z_dim"]
+        if length != channels:
+            raise ValueError(f"vae_path: '{config}' has {length} values in {name}, expected z_dim = {channels}")
     if not weight_files(folder):
         raise FileNotFoundError(f"vae_path: '{folder}' has a config.json but no diffusion_pytorch_model*.safetensors")
     return settings

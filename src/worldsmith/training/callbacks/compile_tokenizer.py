@@ -21,6 +21,6 @@ class CompileTokenizer(Callback):
         def check(self) -> None:
             if self.enabled:
                 raise ValueError(
-                    "trainer.callbacks.compile_tokenizer.enabled: the video VAE is not compiled in this version, since "
+                    "enabled = true: the video VAE is not compiled in this version, since "
                     "latents are encoded once and cached; set it to false"
                 )

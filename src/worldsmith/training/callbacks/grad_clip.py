@@ -23,7 +23,7 @@ class GradClip(Callback):
 
         def check(self) -> None:
             if not self.clip_norm > 0:
-                raise ValueError(f"trainer.callbacks.grad_clip.clip_norm must be above 0, found {self.clip_norm}")
+                raise ValueError(f"clip_norm must be above 0, found {self.clip_norm}")
 
     config: Config
 
