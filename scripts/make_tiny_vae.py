@@ -41,8 +41,8 @@ ARCHITECTURE = dict(
     scale_factor_temporal=4,
     scale_factor_spatial=16,
 )
-# (steps, frames, clips, share of other pictures): stills of plain shapes first, they are cheap and teach the most; whole
-# clips last, so that the last frames of a clip come out as well as the first.
+# (steps, frames, clips, share of other pictures): stills of plain shapes first, they are cheap and teach the most;
+# whole clips last, so that the last frames of a clip come out as well as the first.
 PHASES = (
     (400, 1, 8, 0.05),
     (500, 5, 6, 0.2),
@@ -61,13 +61,13 @@ SHARES = 2
 
 CARD = """# Tiny video VAE
 
-A very small `AutoencoderKLWan` (diffusers format) with the shape of the Wan 2.2 VAE: 48 latent channels, 16x16 pixels and
-4 frames to a latent cell, causal in time. It has {parameters:.2f} M parameters, stored as float16.
+A very small `AutoencoderKLWan` (diffusers format) with the layout of the Wan 2.2 VAE: 48 latent channels, 16x16 pixels
+and 4 frames to a latent cell, causal in time. It has {parameters:.2f} M parameters, stored as float16.
 
 It exists so that the demo and the tests of Worldsmith run the real road on a CPU. It knows moving coloured shapes of
 64x64 pixels well and other pictures only roughly. For real videos use the VAE of the model that you fine-tune.
 
-`scripts/make_tiny_vae.py` trained it from random weights for {steps} steps, only on clips that the script renders itself.
+`scripts/make_tiny_vae.py` trained it from random weights for {steps} steps, on clips that the script renders itself.
 
 | on {clips} held-out clips of 17 frames at 64x64 | |
 |---|---|

@@ -56,8 +56,8 @@ class Wording(NamedTuple):
 
 WORDINGS = tuple(Wording(*i) for i in itertools.product(range(len(FRAMES)), range(len(VERBS)), range(3)))
 
-# Training sees every frame, every verb and every way. The held-out fifth pairs verbs with ways that they never have there,
-# so that its wordings are new in the dense and in the structured caption.
+# Training sees every frame, every verb and every way. The held-out fifth pairs verbs with ways that they never have
+# there, so that its wordings are new in the dense and in the structured caption.
 HELD_OUT_WORDINGS = tuple(w for w in WORDINGS if (w.verb + w.way) % 5 == 0)
 TRAIN_WORDINGS = tuple(w for w in WORDINGS if w not in HELD_OUT_WORDINGS)
 

@@ -1,0 +1,86 @@
+"""The demo: dataset, training, export, evaluation, each a public command that does nothing when its result is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOML = ROOT / "examples/toml/sft_config/moving_shapes.toml"
+LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "DATASET_PATH": str(folder / "data"),
+        "WORLDSMITH_OUTPUT_ROOT": str(folder / "runs"),
+        "WORLDSMITH_LATENT_CACHE": str(folder / "latents"),
+    }
+
+
+def commands(folder: Path) -> list[list[str]]:
+    """The demo's commands at the smallest size."""
+    run = folder / "runs/worldsmith/demo/moving_shapes"
+    prompts = folder / "data/two_prompts.jsonl"
+    small = ["trainer.max_iter=2", "dataloader_train.max_samples_per_batch=2"]
+    return [
+        ["dataset", "moving-shapes", str(folder / "data"), "--clips", "3", "--val-clips", "1"],
+        ["train", f"--sft-toml={TOML}", "--", *small],
+        ["export", str(run), "--dtype", "float32", "-o", str(run / "pipeline")],
+        ["evaluate", str(run / "pipeline"), "--untrained", str(run), "--prompts", str(prompts), "-o", str(run / "evaluation"), "--steps", "2"],
+    ]  # fmt: skip
+
+
+def test_the_commands_of_the_demo_lead_to_figures_and_do_nothing_twice(tmp_path: Path) -> None:
+    run = tmp_path / "runs/worldsmith/demo/moving_shapes"
+    for again in (False, True):
+        for words in commands(tmp_path):
+            done = subprocess.run(
+                [sys.executable, "-m", "worldsmith", *words],
+                env=environment(tmp_path),
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+            )
+            assert done.returncode == 0, (words, done.stdout + done.stderr)
+            if words[0] == "dataset":
+                prompts = (tmp_path / "data/prompts.jsonl").read_text().splitlines(keepends=True)
+                assert len(prompts) == 32
+                if not again:
+                    (tmp_path / "data/two_prompts.jsonl").write_text("".join(prompts[:2]))
+            if again:
+                assert re.search(r"nothing to do|complete|is already there|up to date", done.stdout + done.stderr), (
+                    words
+                )
+        last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
+        assert last, done.stdout
+        assert last[3] == "2"
+    figures = json.loads((run / "evaluation/adherence.json").read_text())
+    assert {"trained", "untrained"} <= set(figures)
+    assert len(list((run / "evaluation/trained").glob("*.mp4"))) == 2
+    assert len(list((run / "evaluation/untrained").glob("*.mp4"))) == 2
+    assert (run / "evaluation/contact_sheet.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_trained_generator_follows_its_prompts() -> None:
+    """The whole demo: at least 80 % of the prompts are met in all three attributes, and less than 10 % untrained."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples/demo.sh")], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
+    assert last, done.stdout
+    assert int(last[3]) == 32
+    assert float(last[1]) >= 0.80
+    assert float(last[2]) < 0.10
