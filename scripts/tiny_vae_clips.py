@@ -10,6 +10,10 @@ import torch
 from worldsmith.data.moving_shapes import render, sample_scene
 from worldsmith.data.shape_captions import TRAIN_COMBINATIONS
 
+# Smaller shapes and lighter backgrounds than the dataset's own: harder cases, so that the dataset's are easy.
+SIDES = (22.0, 30.0)
+TONES = (30.0, 60.0, 90.0)
+
 
 def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.ndarray:
     """A stretch of a random clip, uint8 [frames, 64, 64, 3]: mostly moving shapes, else other moving pictures."""
@@ -18,7 +22,8 @@ def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.nd
     stretch = slice(first, first + frames)
     if kind < others / 2:
         return blobs(rng, stretch)
-    scene = sample_scene(rng, TRAIN_COMBINATIONS[rng.integers(len(TRAIN_COMBINATIONS))])
+    combination = TRAIN_COMBINATIONS[rng.integers(len(TRAIN_COMBINATIONS))]
+    scene = sample_scene(rng, combination, sides=SIDES, tones=TONES)
     if kind < others:
         any_colour, any_ground = tuple(rng.uniform(0, 255, 3)), tuple(rng.uniform(0, 255, 3))
         scene = dataclasses.replace(scene, colour=any_colour, background=any_ground)

@@ -35,7 +35,8 @@ def commands(folder: Path) -> list[list[str]]:
         ["dataset", "moving-shapes", str(folder / "data"), "--clips", "3", "--val-clips", "1"],
         ["train", f"--sft-toml={TOML}", "--", *small],
         ["export", str(run), "--dtype", "float32", "-o", str(run / "pipeline")],
-        ["evaluate", str(run / "pipeline"), "--untrained", str(run), "--prompts", str(prompts), "-o", str(run / "evaluation"), "--steps", "2"],
+        ["evaluate", str(run / "pipeline"), "--untrained", str(run), "--prompts", str(prompts),
+         "-o", str(run / "evaluation"), "--steps", "2"],
     ]  # fmt: skip
 
 

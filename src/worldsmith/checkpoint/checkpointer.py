@@ -20,6 +20,7 @@ from typing import Any, Literal
 from worldsmith.checkpoint import atomic
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
+from worldsmith.config.ranges import Count
 from worldsmith.distributed.world import World
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,14 @@ class Checkpointer(Configurable):
         """Weights to start a new run from: a run folder, an iter folder, or a model folder. None: no weights."""
         init: Literal["pretrained", "scratch"] = "pretrained"
         """What a new run without load_path means: "pretrained" is an error, "scratch" starts from random weights."""
-        save_iter: int = 100
+        save_iter: Count = 100
         """Save every this many optimizer steps, and always after the last one."""
         keys_to_skip_loading: list[str] = field(default_factory=list)
         """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
-        keep_latest_k: int | None = None
+        keep_latest_k: Count | None = None
         """How many checkpoints to keep, the newest first. None: all."""
 
         def check(self) -> None:
-            if self.save_iter < 1:
-                raise ValueError(f"save_iter must be at least 1, found {self.save_iter}")
-            if self.keep_latest_k is not None and self.keep_latest_k < 1:
-                raise ValueError(f"keep_latest_k must be at least 1, or null for all; found {self.keep_latest_k}")
             if self.load_path is None and self.init != "scratch":
                 raise ValueError(
                     "load_path is not set: give the weights to start from, "

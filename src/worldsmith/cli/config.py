@@ -1,33 +1,100 @@
-"""`worldsmith config`: show or check the run that a file or recipe describes, without starting it."""
+"""`worldsmith config`: look at the run that a file or recipe describes, compare, convert and begin such files."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from worldsmith.config.load import load
-from worldsmith.config.tree import to_yaml
+from worldsmith.cli import run_source
 
-HELP = "Show or check the run that a file or recipe describes."
+if TYPE_CHECKING:
+    from worldsmith.config.draft import Loaded
+
+HELP = "Show, check, compare, convert or begin a run description, without starting the run."
+
+OWN = {
+    "show": "print the resolved tree as YAML, with the origin of every value",
+    "check": "print OK, or every mistake",
+    "diff": "print what differs between two runs; exit code 1 if anything does",
+}
+ELSEWHERE = {
+    "convert": ("worldsmith.cli.config_convert", "write the tree as TOML, YAML, JSON or Python"),
+    "new": ("worldsmith.cli.config_new", "begin a commented file with every knob"),
+}
+"""Actions that live in modules of their own, with `add_arguments(parser)` and `run(args)`."""
+
+SOURCE = "recipe TOML, YAML tree, run folder, or a recipe's name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, text in (("show", "print the resolved tree as YAML"), ("check", "print OK, or every mistake")):
-        command = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
-        command.add_argument("source", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or a recipe's name")
-        command.add_argument("overrides", nargs="*", metavar="-- a.b=v", help="changes of single values")
+    for name, text in {**OWN, **{name: text for name, (_, text) in ELSEWHERE.items()}}.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        command = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+        if name in ("show", "check"):
+            run_source.add_arguments(command)
+        if name == "diff":
+            command.add_argument("old", metavar="A", help=SOURCE)
+            command.add_argument("new", metavar="B", help=SOURCE)
         if name == "show":
-            command.add_argument("--custom", action="store_true", help="print the [custom] data too")
+            command.add_argument("--changed", action="store_true", help="print only what differs from the recipe")
+            command.add_argument("--plain", action="store_true", help="leave out the origins")
+        if name in ("show", "diff"):
+            command.add_argument("--custom", action="store_true", help="include the [custom] data")
+
+
+def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Reads the words before ``--``. An action that has a module of its own imports it only now."""
+    actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    name = words[0] if words else ""
+    if name in ELSEWHERE:
+        importlib.import_module(ELSEWHERE[name][0]).add_arguments(actions.choices[name])
+    if name not in ("show", "check"):
+        return parser.parse_args(words)
+    args = run_source.read_words(actions.choices[name], words[1:])
+    args.action = name
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the tree or OK. Raises ConfigError with every mistake."""
-    loaded = load(args.source, args.overrides)
+    """One action. Raises ConfigError with every mistake."""
+    if args.action in ELSEWHERE:
+        return int(importlib.import_module(ELSEWHERE[args.action][0]).run(args))
+    return {"show": show, "check": check, "diff": diff}[args.action](args)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Prints the tree as YAML; the origins are comments."""
+    from worldsmith.config.annotate import show_tree
+
+    loaded = _load(args)
+    print(show_tree(loaded, custom=args.custom, origins=not args.plain, changed=args.changed), end="")
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Prints OK; whatever is wrong is raised."""
+    print(f"OK: {_load(args).source}")
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Prints one line per difference. Variables that are not set are compared as they are written."""
+    from worldsmith.config.difference import differences
+    from worldsmith.config.load import load
+
+    old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
+    found = differences(old.tree, new.tree, custom=args.custom)
+    for difference in found:
+        print(difference)
+    return 1 if found else 0
+
+
+def _load(args: argparse.Namespace) -> Loaded:
+    loaded, _ = run_source.load_run(args)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if args.action == "show":
-        print(to_yaml(loaded.tree, custom=args.custom), end="")
-    else:
-        print(f"OK: {args.source}")
-    return 0
+    return loaded

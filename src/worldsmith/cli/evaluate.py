@@ -6,12 +6,12 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.evaluation.adherence import Adherence, ShapePrompt
+    from worldsmith.evaluation.adherence import Adherence, Judgement, ShapePrompt
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
 
 HELP = "measure how often generated videos show what the prompt asks for"
@@ -46,22 +46,24 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.sampling.video_writer import contact_sheet
 
     prompts = load_prompts(args.prompts)
-    models = {"trained": (args.model, args.weights)}
+    models: dict[str, tuple[Path, Any]] = {"trained": (args.model, args.weights)}
     if args.untrained is not None:
         models["untrained"] = (args.untrained, "untrained")
-    figures, videos = {}, {}
+    judged, videos = {}, {}
     for name, (path, weights) in models.items():
         generator = load(path, weights)
         videos[name] = generate_videos(generator, prompts, args, name)
         save_videos(args.output / name, prompts, videos[name])
-        figures[name] = judged(prompts, videos[name]).to_dict()
-    contact_sheet(args.output / "contact_sheet.png", list(videos.items()), [prompt.prompt for prompt in prompts])
+        judged[name] = judge_videos(prompts, videos[name])
+    titles = [title(judgement) for judgement in judged["trained"].judgements]
+    contact_sheet(args.output / "contact_sheet.png", list(videos.items()), titles)
+    figures = {name: adherence.to_dict() for name, adherence in judged.items()}
     write_json(result, {"signature": signature, **figures})
     print_summary(args.output, figures["trained"], figures.get("untrained"))
     return 0
 
 
-def load(path: Path, weights: str) -> Cosmos3Generator:
+def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"]) -> Cosmos3Generator:
     from worldsmith.checkpoint.load_model import load_generator
 
     return load_generator(path, weights=weights)
@@ -104,10 +106,17 @@ def generate_videos(
         )
 
 
-def judged(prompts: list[ShapePrompt], videos: list[Tensor]) -> Adherence:
+def judge_videos(prompts: list[ShapePrompt], videos: list[Tensor]) -> Adherence:
     from worldsmith.evaluation.adherence import judge
 
     return judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos])
+
+
+def title(judgement: Judgement) -> str:
+    """The prompt, and what the detector made of the trained model's video."""
+    seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
+    verdict = "right" if judgement.right else f"seen: {seen}"
+    return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
 
 
 def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) -> None:

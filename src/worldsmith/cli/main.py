@@ -12,29 +12,29 @@ from worldsmith import __version__
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
+    "recipes": "list the recipes, or show one and what it changes",
+    "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "dataset": "make a dataset",
     "generate": "make videos with a trained model",
     "export": "turn a checkpoint into a folder that other libraries load",
     "evaluate": "measure the quality of generated videos",
 }
-"""Each is a module of worldsmith.cli with `HELP`, `add_arguments(parser)` and `run(args) -> int`."""
+"""Each is a module of worldsmith.cli with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
+
+One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
+"""
+PACKAGES = {
+    "--import": "MODULE  import a module of recipes and components first (any number of times)",
+    "--trust": "PACKAGE  let files name classes of this package (any number of times)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 2 a mistake of the user, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0 if words else 2
-    if words[0] in ("-V", "--version"):
-        print(f"worldsmith {__version__}")
-        return 0
-    name = words[0]
-    if name not in COMMANDS:
-        return fail(f"there is no command '{name}'{_advice(name)}; commands: {', '.join(COMMANDS)}")
     try:
-        return run_command(name, words[1:])
+        return dispatch(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -46,20 +46,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
 
 
-def run_command(name: str, words: list[str]) -> int:
-    """Imports the command's module, reads its words and runs it."""
+def dispatch(words: list[str]) -> int:
+    """Finds the command and runs it, after the packages that it needs are imported."""
+    words, packages = take_packages(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(f"worldsmith {__version__}")
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        return fail(f"there is no command '{name}'{_advice(name)}; commands: {', '.join(COMMANDS)}")
+    return run_command(name, words[1:], packages)
+
+
+def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:
+    """Imports the packages and the command's module, reads its words and runs it."""
     from worldsmith.config.errors import ConfigError, UserError
 
-    module = importlib.import_module(f"worldsmith.cli.{name}")
-    parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
-    module.add_arguments(parser)
     head, tail = split_tail(words)
-    args = parser.parse_args(head)
-    if tail:
-        if not hasattr(args, "overrides"):
-            parser.error(f"worldsmith {name} takes no overrides after --")
-        args.overrides = [*args.overrides, *tail]
     try:
+        import_packages(packages)
+        module = importlib.import_module(f"worldsmith.cli.{name}")
+        parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
+        module.add_arguments(parser)
+        read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
+        args = read_words(parser, head)
+        if tail:
+            if not hasattr(args, "overrides"):
+                parser.error(f"worldsmith {name} takes no overrides after --")
+            args.overrides = [*args.overrides, *tail]
         return int(module.run(args))
     except ConfigError as error:
         return fail(str(error))
@@ -67,6 +84,46 @@ def run_command(name: str, words: list[str]) -> int:
         return fail(str(error))
     except FileNotFoundError as error:
         return fail(f"{error.strerror}: {error.filename}" if error.filename is not None else str(error))
+
+
+def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words without ``--import MODULE`` and ``--trust PACKAGE``, which every command takes, and these in order.
+
+    They may stand anywhere before ``--``.
+    """
+    head, tail = split_tail(words)
+    rest: list[str] = []
+    found: list[tuple[str, str]] = []
+    pending = iter(head)
+    for word in pending:
+        option, equals, value = word.partition("=")
+        if option not in PACKAGES:
+            rest.append(word)
+            continue
+        found.append((option, value if equals else next(pending, "")))
+    return rest + (["--", *tail] if len(head) < len(words) else []), found
+
+
+def import_packages(packages: Sequence[tuple[str, str]]) -> None:
+    """Does what ``--import`` and ``--trust`` ask. Raises ConfigError or UserError, saying why not."""
+    from worldsmith.config.errors import UserError
+
+    for option, name in packages:
+        if not name or name.startswith("-"):
+            raise UserError(f"{option} needs a name: {option} {PACKAGES[option].partition(' ')[0]}")
+        if option == "--import":
+            from worldsmith.config.recipe_packages import import_recipes
+
+            import_recipes(name)
+            continue
+        from worldsmith.config.class_tags import trust
+        from worldsmith.config.recipe_packages import search_here
+
+        try:
+            trust(name)
+            search_here()
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 def split_tail(words: list[str]) -> tuple[list[str], list[str]]:
@@ -89,6 +146,9 @@ def overview() -> str:
             "",
             "commands:",
             *lines,
+            "",
+            "for every command:",
+            *(f"  {option} {text}" for option, text in PACKAGES.items()),
             "",
             "worldsmith COMMAND --help   what a command takes",
             "worldsmith --version        the version",

@@ -11,8 +11,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from worldsmith.cli import run_source
 from worldsmith.config.errors import UserError
-from worldsmith.config.load import load
+from worldsmith.training.run_folder import Launch
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -21,28 +22,30 @@ HELP = "Fine-tune a model from a recipe file or a recipe's name. The same comman
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
-    parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
+    run_source.add_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config has changed"
     )
-    parser.set_defaults(overrides=[])
+    parser.epilog = (
+        "Every value of the run is a flag too, such as --optimizer.lr 1e-4; "
+        "`worldsmith train FILE_OR_RECIPE --help [SECTION]` lists them. Words after -- are overrides and come last."
+    )
+
+
+read_words = run_source.read_words
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
-    if (args.source is None) == (args.sft_toml is None):
-        raise UserError("name one recipe: `worldsmith train --sft-toml=FILE` or `worldsmith train RECIPE`")
-    source = args.sft_toml or args.source
-    loaded = load(source, args.overrides)
+    loaded, words = run_source.load_run(args)
     is_main = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
     for warning in loaded.warnings if is_main else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
         return dryrun(loaded.tree)
-    return train(loaded.tree, source, args)
+    return train(loaded.tree, Launch(config_path=loaded.source, overrides=words), resume_changed=args.resume_changed)
 
 
 def dryrun(tree: Trainer.Config) -> int:
@@ -61,11 +64,11 @@ def dryrun(tree: Trainer.Config) -> int:
     return 0
 
 
-def train(tree: Trainer.Config, source: str, args: argparse.Namespace) -> int:
+def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
     from worldsmith.data.errors import DataError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.run_folder import Launch, run_path
+    from worldsmith.training.run_folder import run_path
     from worldsmith.training.stop_signals import PREEMPTED
     from worldsmith.training.trainer import Outcome, Trainer, completed_steps
 
@@ -75,9 +78,8 @@ def train(tree: Trainer.Config, source: str, args: argparse.Namespace) -> int:
         print(f"the run in {folder} is complete: {done} of {tree.trainer.max_iter} steps are done")
         return 0
     try:
-        launch = Launch(config_path=source, overrides=args.overrides)
         try:
-            trainer = Trainer(tree, resume_changed=args.resume_changed, launch=launch)
+            trainer = Trainer(tree, resume_changed=resume_changed, launch=launch)
         except (ValueError, DataError) as error:
             raise UserError(str(error)) from error
         outcome = trainer.train()

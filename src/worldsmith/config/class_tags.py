@@ -28,7 +28,9 @@ def trust(package: str) -> None:
     if not all(part.isidentifier() for part in package.split(".")):
         raise ValueError(f"'{package}' is no package name; write --trust PACKAGE, such as --trust my_models")
     if is_standard_library(name):
-        raise ValueError(f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes")
+        raise ValueError(
+            f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes"
+        )
     _TRUSTED.add(name)
 
 

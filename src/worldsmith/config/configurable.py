@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
 from worldsmith.config.class_rules import check_class_body
 from worldsmith.config.errors import Problem
 from worldsmith.config.paths import Path, format_path
+from worldsmith.config.ranges import check_ranges, ranges_first
 from worldsmith.config.suggest import did_you_mean
 from worldsmith.config.value_types import check_hint, fit, is_reference, resolved_hints
 
@@ -30,6 +31,8 @@ class ConfigMeta(type):
 
     def __new__(meta, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ConfigMeta:
         check_class_body(namespace.get("__qualname__", name), namespace)
+        if "check" in namespace:
+            namespace["check"] = ranges_first(namespace["check"])
         cls = super().__new__(meta, name, bases, namespace, **kwargs)
         return cast(ConfigMeta, dataclasses.dataclass(kw_only=True, repr=True, eq=True)(cast(Any, cls)))
 
@@ -66,7 +69,11 @@ class Config(metaclass=ConfigMeta):
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Raises ValueError for values that contradict each other. Called on the resolved tree, children first."""
+        """Raises ValueError for values that contradict each other. Called on the resolved tree, children first.
+
+        Before the code of a subclass runs, the ranges are checked that the fields' types declare.
+        """
+        check_ranges(self)
 
 
 class Configurable:
@@ -127,6 +134,7 @@ def owner_of(config_class: type) -> type[Configurable] | None:
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
+_NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def field_hints(cls: type) -> dict[str, Any]:
@@ -141,7 +149,10 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+    """The names of a Config class's fields, in order."""
+    if cls not in _NAMES:
+        _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    return _NAMES[cls]
 
 
 def unknown_field(cls: type, name: str) -> str:

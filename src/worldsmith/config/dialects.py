@@ -6,7 +6,6 @@ nothing is dropped silently. The first dialect is ours, whose files are written 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from worldsmith.config.yaml_text import Document
 
 OURS = "worldsmith"
 ROOT = "worldsmith.training.trainer.Trainer"
+GROUP = "worldsmith.dialects"
+"""The entry point group of other packages' dialects: name = module."""
 CHOICE = "dialect"
 """A key at the top of a file: the name of the dialect, where it cannot be told from the other keys."""
 _ABSENT: Any = object()
@@ -138,8 +139,8 @@ def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
 
 
 def dialect_names() -> list[str]:
-    """All dialects, ours first; those of other packages come through the entry points ``worldsmith.dialects``."""
-    _import_entry_points()
+    """All dialects, ours first; then those that installed packages bring or that were imported."""
+    _load_installed()
     return list(_DIALECTS)
 
 
@@ -150,7 +151,7 @@ def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
         if chosen in names:
             return _DIALECTS[chosen]
         advice = did_you_mean(str(chosen), names) or f"there are: {', '.join(names)}"
-        raise ConfigError([Problem(CHOICE, f"there is no dialect '{chosen}'", hint=advice)])
+        raise ConfigError([Problem(CHOICE, f"there is no dialect '{chosen}'", hint=advice), *_load_installed()])
     claiming = [found for found in _DIALECTS.values() if found.claims(data)]
     if len(claiming) == 1:
         return claiming[0]
@@ -158,9 +159,10 @@ def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
         message = f"these files could be of several dialects: {', '.join(found.name for found in claiming)}"
         raise ConfigError([Problem("", message, hint=f"write `{CHOICE}: {claiming[0].name}` at the top of one file")])
     listing = "; ".join(f"{found.name} ({found.doc})" if found.doc else found.name for found in _DIALECTS.values())
-    near = [f"for '{key}': {advice}" for key in data if (advice := did_you_mean(key, _own_keys()))]
+    near = [f"for '{key}': {found}" for key in data if (found := did_you_mean(key, _own_keys()))]
     message = f"no dialect knows the keys {', '.join(map(repr, data)) or '(none)'}"
-    raise ConfigError([Problem("", message, hint="; ".join([*near[:3], f"dialects: {listing}"]))])
+    advice = "; ".join([*near[:3], f"dialects: {listing}"])
+    raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
 
 
 def translate(chosen: Dialect, source: Document) -> Translation:
@@ -189,19 +191,25 @@ def _own_keys() -> list[str]:
 
 
 @cache
-def _import_entry_points() -> None:
-    for entry in entry_points(group="worldsmith.dialects"):
-        importlib.import_module(entry.module)
+def _load_installed() -> list[Problem]:
+    """Imports the dialects of installed packages; returns why some are missing."""
+    from worldsmith.config.recipe_packages import import_module
+
+    broken: list[Problem] = []
+    for point in sorted(entry_points(group=GROUP)):
+        try:
+            import_module(point.module, f"the dialect '{point.name}' (entry point of {GROUP})")
+        except ConfigError as error:
+            broken += error.problems
+    return broken
 
 
 def _find(data: Any, path: Path) -> Any:
     for part in path:
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
+        known = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
+        if part not in known:
             return _ABSENT
+        data = known[part]
     return data
 
 

@@ -25,7 +25,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: the path of the value, what is wrong, what was expected and found, and what to do."""
+    """One mistake: the path of the value, what is wrong, what was expected and found, and what to do.
+
+    `concerns` are the paths of the values that the message is about, where `path` is that of their section.
+    """
 
     path: str
     message: str
@@ -33,6 +36,7 @@ class Problem:
     found: str | None = None
     hint: str | None = None
     place: Place | None = None
+    concerns: tuple[str, ...] = ()
 
     @property
     def file(self) -> str | None:
@@ -88,8 +92,15 @@ class ConfigError(ValueError):
 
 
 def locate(problems: Iterable[Problem], places: Mapping[Path, Place]) -> list[Problem]:
-    """Adds the place of each problem: that of its path, else of the nearest section above, else of a key below."""
-    return [problem if problem.place else problem.at(find_place(problem.path, places)) for problem in problems]
+    """Adds the place of each problem: of a value that it is about, of its path, the nearest above, or one below."""
+    return [problem if problem.place else problem.at(_place_of(problem, places)) for problem in problems]
+
+
+def _place_of(problem: Problem, places: Mapping[Path, Place]) -> Place | None:
+    for path in map(parse_path, problem.concerns):
+        if path in places:
+            return places[path]
+    return find_place(problem.path, places)
 
 
 def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:

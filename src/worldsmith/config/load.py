@@ -1,69 +1,90 @@
-"""One call for every front door: a recipe TOML, a YAML dump of a tree, or the name of a registered recipe."""
+"""One call for every front door: a recipe TOML, a YAML tree, a run folder, or the name of a registered recipe."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from worldsmith.config.configurable import Config
+from worldsmith.config.draft import Draft, Loaded, Recipes, finish, recipe_task
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.overrides import apply_overrides, find_node, parse_overrides
-from worldsmith.config.paths import Path
-from worldsmith.config.recipe_toml import load_recipe_toml
-from worldsmith.config.references import try_resolve
-from worldsmith.config.registry import get_recipe, recipe_names
+from worldsmith.config.overrides import Override, find_node, parse_overrides
+from worldsmith.config.paths import parse_path
+from worldsmith.config.recipe_toml import read_recipe_toml
+from worldsmith.config.registry import get_recipe, is_recipe, lineage, recipe_names
 from worldsmith.config.suggest import did_you_mean
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.tree import from_dict
+from worldsmith.config.tree import read_tree
+
+__all__ = ["Loaded", "load", "read_draft"]
+
+RUN_CONFIG = "config.yaml"
+"""The file of a run folder that holds its resolved tree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A resolved tree, and what the user should know about how it came to be."""
+def load(source: str, words: Sequence[str] = (), *, flags: Sequence[str] = (), keep_unset: bool = False) -> Loaded:
+    """The resolved tree of a TOML, YAML or JSON file, a run folder or a recipe name, changed by flags and words.
 
-    tree: Any
-    warnings: list[str] = field(default_factory=list)
-
-
-def load(source: str, words: Sequence[str] = ()) -> Loaded:
-    """The resolved tree of a file (``.toml``, ``.yaml``) or a recipe name, changed by override words.
-
-    Raises ConfigError with every mistake.
+    `flags` are typed flags in the form of override words; they come first, so that the words after ``--`` win. With
+    `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with every
+    mistake.
     """
-    warnings: list[str] = []
-    if source.lower().endswith(".toml"):
-        return Loaded(load_recipe_toml(source, words, warnings=warnings), warnings)
-    places: dict[Path, Place] = {}
     problems: list[Problem] = []
-    if source.lower().endswith((".yaml", ".yml")):
-        tree, places = _read_yaml(source)
-    else:
-        tree = _named(source)
-    task = getattr(find_node(tree, ("job",)), "task", None)
-    places.update(apply_overrides(tree, parse_overrides(words, problems), problems, warnings, task))
-    resolved, late = try_resolve(tree)
-    problems += locate(late, places)
-    if problems:
-        raise ConfigError(problem.at(Place(source)) for problem in problems)
-    return Loaded(resolved, warnings)
+    overrides = [*parse_overrides(flags, problems, "flag"), *parse_overrides(words, problems)]
+    draft, overrides = read_draft(source, overrides)
+    draft.problems = [*problems, *draft.problems]
+    return finish(draft, overrides, keep_unset=keep_unset)
 
 
-def _read_yaml(file: str) -> tuple[Config, dict[Path, Place]]:
+def read_draft(source: str, overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
+    """What a source says before any flag or override, and the overrides that are left to apply.
+
+    Raises ConfigError for a source that cannot be read at all; mistakes in what it says are in the draft.
+    """
+    rest = list(overrides)
+    if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
+        return _read_yaml(os.path.join(source, RUN_CONFIG)), rest
+    if source.lower().endswith(".toml"):
+        return read_recipe_toml(source, rest)
+    if source.lower().endswith((".yaml", ".yml", ".json")):
+        return _read_yaml(source), rest
+    return _named(source), rest
+
+
+def _read_yaml(file: str) -> Draft:
+    from worldsmith.config.json_text import read_json
+    from worldsmith.config.yaml_stack import read_stack
     from worldsmith.config.yaml_text import read_yaml
 
-    document = read_yaml(read_config_text(file), file)
-    try:
-        tree: Config = from_dict(document.data)
-    except ConfigError as error:
-        raise ConfigError(problem.at(Place(file)) for problem in locate(error.problems, document.places)) from None
-    return tree, document.places
+    document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
+    if isinstance(document.data, dict) and "type" not in document.data:  # no whole tree: a stack of one file
+        return read_stack([file])
+    problems: list[Problem] = []
+    tree = read_tree(document.data, None, problems)
+    problems = [problem.at(Place(file)) for problem in locate(problems, document.places)]
+    broken = [parse_path(problem.path) for problem in problems if problem.path]
+    name = getattr(find_node(tree, ("job",)), "experiment", "")
+    return Draft(
+        source=file,
+        tree=tree,
+        recipes=lambda: [(known, made) for known, made in _lineage(name) if type(made) is type(tree)],
+        task=recipe_task(tree),
+        places=dict(document.places),
+        problems=problems,
+        broken=broken,
+        place=Place(file),
+    )
 
 
-def _named(source: str) -> Config:
-    if source not in recipe_names() and (os.path.exists(source) or os.sep in source):
-        message = "this is neither the name of a recipe nor a .toml or .yaml file"
+def _lineage(name: str) -> Recipes:
+    """The recipes that a tree says it comes from; none if there is no such recipe here."""
+    return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
+
+
+def _named(source: str) -> Draft:
+    if not is_recipe(source) and (os.path.exists(source) or os.sep in source):
+        message = "this is neither the name of a recipe nor a .toml or .yaml file or run folder"
         advice = did_you_mean(source, recipe_names())
         raise ConfigError([Problem("", message, hint=advice, place=Place(source))])
-    return get_recipe(source)
+    tree = get_recipe(source)
+    place = Place(f"recipe '{source}'")
+    return Draft(source=source, tree=tree, recipes=lambda: lineage(source), task=recipe_task(tree), place=place)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_origin
 
 from worldsmith.config.configurable import Config, field_hints
 from worldsmith.config.errors import Place, Problem
 from worldsmith.config.literals import read_text
 from worldsmith.config.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.provenance import remember
 from worldsmith.config.suggest import nearest_path
 from worldsmith.config.toml_schema import FIELDS, MISSING, TASKS, remap
 from worldsmith.config.tree import OPAQUE, read_value
@@ -26,19 +27,23 @@ _TOML_PATHS = {field.path for field in FIELDS}
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One word: what to do ("", "+", "++" or "~"), where, and the text of the value (None for a removal)."""
+    """One word: what to do ("", "+", "++" or "~"), where, and the text of the value (None for a removal).
+
+    `kind` says whether it was written as an override or as a typed flag; a word may carry what was typed as ``flag``.
+    """
 
     action: str
     path: Path
     text: str | None
     word: str
+    kind: str = "override"
 
     @property
     def place(self) -> Place:
-        return _word_place(self.word)
+        return _word_place(getattr(self.word, "flag", self.word), self.kind)
 
 
-def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Override]:
+def parse_overrides(words: Sequence[str], problems: list[Problem], kind: str = "override") -> list[Override]:
     """Reads the words; empty ones and ``--`` are dropped, malformed ones are added to `problems`."""
     found = []
     for word in words:
@@ -46,30 +51,39 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
             continue
         override = _parse(word)
         if isinstance(override, Problem):
-            problems.append(override.at(_word_place(word)))
+            problems.append(override.at(_word_place(getattr(word, "flag", word), kind)))
         else:
-            found.append(override)
+            found.append(replace(override, kind=kind))
     return found
 
 
 def apply_overrides(
-    tree: Config, overrides: Sequence[Override], problems: list[Problem], warnings: list[str], task: str | None = None
-) -> dict[Path, Place]:
-    """Changes `tree` in place. Returns where each changed path was written; mistakes are added to `problems`.
+    tree: Config,
+    overrides: Sequence[Override],
+    problems: list[Problem],
+    warnings: list[str],
+    task: str | None = None,
+    *,
+    places: dict[Path, Place] | None = None,
+    broken: list[Path] | None = None,
+) -> None:
+    """Changes `tree` in place; mistakes are added to `problems`.
 
-    `task` chooses the table by which TOML paths are translated; without it only tree paths are known.
+    `task` chooses the table by which TOML paths are translated; without it only tree paths are known. `places`
+    receives where each changed path was written, `broken` the paths that could not be set.
     """
-    places: dict[Path, Place] = {}
     for override in overrides:
         target = translate(tree, override.path, task)
         if target is None:
             warnings.append(f"{override.word}: {format_path(override.path)} has no effect for task '{task}'")
             continue
-        places[target] = override.place
         mistakes: list[Problem] = []
-        _apply(tree, override, target, mistakes)
+        raw = _apply(tree, override, target, mistakes)
         problems.extend(mistake.at(override.place) for mistake in mistakes)
-    return places
+        if places is not None:
+            remember(places, target, override.place, raw)
+        if broken is not None and mistakes:
+            broken.append(target)
 
 
 def translate(tree: Config, path: Path, task: str | None) -> Path | None:
@@ -200,25 +214,27 @@ def _parse(word: str) -> Override | Problem:
     return Override(action, path, text, word)
 
 
-def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]) -> None:
+def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]) -> Any:
+    """Does what the word says; returns the value that it gives."""
     if override.action == "~":
         return _remove(tree, path, problems)
     found = find_parent(tree, path, problems)
     if found is None:
-        return
+        return None
     parent, hint = found
     if path[-1] in dict(children(parent)) and override.action == "+":
         advice = f"to change it, write {format_path(path)}=…"
         problems.append(Problem(format_path(path), "this key exists already", hint=advice))
-        return
+        return None
     if isinstance(parent, Config):
         hint = field_hints(type(parent)).get(str(path[-1]), Any)
     try:
         raw = read_text(override.text or "", hint)
     except ValueError as error:
         problems.append(Problem(format_path(path), f"the value cannot be read: {error}"))
-        return
+        return None
     set_value(tree, path, raw, problems, create=override.action != "" or not nested_config_classes(hint))
+    return raw
 
 
 def _remove(tree: Config, path: Path, problems: list[Problem]) -> None:
@@ -237,6 +253,6 @@ def _remove(tree: Config, path: Path, problems: list[Problem]) -> None:
         del parent[path[-1]]
 
 
-def _word_place(word: str) -> Place:
-    shown = word.encode("utf-8", "replace").decode()
-    return Place("override", None, 1, len(shown), shown)
+def _word_place(word: str, kind: str) -> Place:
+    shown = getattr(word, "flag", word).encode("utf-8", "replace").decode()  # a flag as it was typed
+    return Place(kind, None, 1, len(shown), shown)

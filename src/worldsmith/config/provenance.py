@@ -15,6 +15,7 @@ from typing import Any
 from worldsmith.config.configurable import Config
 from worldsmith.config.errors import Place
 from worldsmith.config.paths import Path, format_path, starts_with
+from worldsmith.config.tree import OPAQUE
 from worldsmith.config.tree_access import children
 from worldsmith.config.value_types import is_reference
 
@@ -66,6 +67,9 @@ def trace(
         below = recipe
     last = Origin("recipe", recipes[-1][0]) if recipes else DEFAULT
     origins = _Layer(below, origins, places, last).trace(tree)
+    if getattr(tree, OPAQUE, None):
+        origins[(OPAQUE,)] = last
+        origins.update({path: from_place(place) for path, place in places.items() if path[0] == OPAQUE})
     return _with_references(origins, sources)
 
 
@@ -87,9 +91,7 @@ def changed_paths(tree: Any, base: Any, path: Path = ()) -> set[Path]:
             for found in changed_paths(child, other.get(name, _ABSENT), (*path, name))
         }
     if isinstance(tree, (Config, dict)) and tree_has_children(tree):
-        below = {
-            found for name, child in children(tree) for found in changed_paths(child, _ABSENT, (*path, name))
-        }
+        below = {found for name, child in children(tree) for found in changed_paths(child, _ABSENT, (*path, name))}
         return below | {(*path, "type")} if isinstance(tree, Config) else below
     return set() if tree == base and type(tree) is type(base) else {path}
 
@@ -167,7 +169,7 @@ def from_place(place: Place) -> Origin:
 def class_defaults(cls: type[Config]) -> dict[str, Any]:
     """The default of every field that has one."""
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         if field.default is not dataclasses.MISSING:
             found[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
@@ -175,10 +177,10 @@ def class_defaults(cls: type[Config]) -> dict[str, Any]:
     return found
 
 
-def _with_references(
-    origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]
-) -> dict[Path, Origin]:
-    return {path: _led(origin, sources[path], origins) if path in sources else origin for path, origin in origins.items()}
+def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:
+    return {
+        path: _led(origin, sources[path], origins) if path in sources else origin for path, origin in origins.items()
+    }
 
 
 def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:

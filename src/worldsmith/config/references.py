@@ -13,10 +13,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, TypeVar, get_args, get_origin
 
+from worldsmith.config.checks import check_sections
 from worldsmith.config.configurable import Config, field_hints, field_names
+from worldsmith.config.contradictions import contradictions
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.literals import decode, read_text
-from worldsmith.config.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.paths import Path, format_path, parse_path
 from worldsmith.config.suggest import nearest, nearest_path
 from worldsmith.config.tree import OPAQUE
 from worldsmith.config.tree_access import all_paths, children
@@ -39,39 +41,43 @@ def resolve(tree: _Tree, *, now: datetime | None = None) -> _Tree:
 
 
 def try_resolve(
-    tree: _Tree, *, now: datetime | None = None, broken: Iterable[Path] = ()
+    tree: _Tree,
+    *,
+    now: datetime | None = None,
+    broken: Iterable[Path] = (),
+    sources: dict[Path, list[str | Path]] | None = None,
+    keep_unset: bool = False,
 ) -> tuple[_Tree, list[Problem]]:
-    """`resolve`, with its mistakes as a list. Sections that hold a `broken` path are not checked for contradictions."""
-    resolver = _Resolver(tree, now or datetime.now())
+    """`resolve`, with its mistakes as a list.
+
+    `broken` are the paths that are known to be wrong: no further complaint about them is made. `sources` receives what
+    each reference was resolved with. With `keep_unset`, a reference to a variable that is not set stays as it is.
+    """
+    resolver = _Resolver(tree, now or datetime.now(), keep_unset)
     try:
         resolved = resolver.value((), tree, type(tree))
     except RecursionError:
         return tree, [Problem("", "references are chained too deeply")]
-    bad = [*broken, *(path for path in map(_path_of, resolver.problems))]
+    if sources is not None:
+        sources.update(resolver.sources)
+    bad = [*broken, *map(_path_of, resolver.problems), *resolver.kept]
+    bad += [path for path, value in resolver.done.items() if value is _FAILED]  # also what refers to a mistake
     if resolved is _FAILED:
         return tree, resolver.problems
-    return resolved, [*resolver.problems, *check_sections(resolved, (), bad)]
-
-
-def check_sections(section: Any, path: Path, broken: list[Path]) -> list[Problem]:
-    """Runs `check()` on every section, children first, and returns what they say."""
-    problems: list[Problem] = []
-    for name, child in children(section):
-        problems += check_sections(child, (*path, name), broken)
-    if isinstance(section, Config) and not any(starts_with(bad, path) for bad in broken) and not problems:
-        try:
-            section.check()
-        except ValueError as error:
-            problems.append(Problem(format_path(path), str(error)))
-    return problems
+    clashes = contradictions(resolved)
+    bad += [path for clash in clashes for path in map(parse_path, clash.concerns)]
+    return resolved, [*resolver.problems, *clashes, *check_sections(resolved, bad)]
 
 
 class _Resolver:
     """Walks the tree once; a value that others refer to is resolved on first use and remembered."""
 
-    def __init__(self, tree: Config, now: datetime) -> None:
+    def __init__(self, tree: Config, now: datetime, keep_unset: bool) -> None:
         self.tree = tree
         self.now = now
+        self.keep_unset = keep_unset
+        self.kept: list[Path] = []
+        self.sources: dict[Path, list[str | Path]] = {}
         self.problems: list[Problem] = []
         self.done: dict[Path, Any] = {}
         self.active: list[Path] = []
@@ -93,8 +99,12 @@ class _Resolver:
 
     def compute(self, path: Path, raw: Any, hint: Any) -> Any:
         if is_reference(raw):
+            self.sources[path] = [raw]
             found = self.text(raw, hint)
             if found is _FAILED:
+                return found
+            if is_reference(found):
+                self.kept.append(path)
                 return found
             count = len(self.problems)
             fitted = fit(copy.deepcopy(found), hint, path, self.problems, references=False)
@@ -172,21 +182,27 @@ class _Resolver:
         if found is not None:
             if "${" in found:
                 return self.fail(f"the environment variable '{name}' holds a reference itself ({found!r})")
+            self.came_from(f"environment variable {name}")
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
             return found if not problems else value  # text stays text where text is asked
+        if not comma and self.keep_unset:
+            self.came_from(f"{name} is not set")
+            return f"${{oc.env:{argument}}}"
         if not comma:
             return self.fail(
                 f"the environment variable '{name}' is not set",
                 hint=f"run `export {name or 'NAME'}=…`, or write ${{oc.env:{name or 'NAME'},default}}",
             )
+        self.came_from(f"its default, {name} is not set")
         try:
             return read_text(default.strip(), hint)
         except ValueError as error:
             return self.fail(f"the default of ${{oc.env:{name},…}} cannot be read: {error}")
 
     def time(self, argument: str) -> Any:
+        self.came_from("the time of loading")
         try:
             return self.now.strftime(argument)
         except ValueError as error:
@@ -225,7 +241,11 @@ class _Resolver:
                 )
             hint = _child_hint(raw, part, hint)
             raw = known[part]
+        self.came_from(path)
         return self.value(path, raw, hint)
+
+    def came_from(self, source: str | Path) -> None:
+        self.sources[self.active[-1]].append(source)
 
     def fail(self, message: str, *, hint: str | None = None) -> Any:
         self.problems.append(Problem(format_path(self.active[-1]), message, hint=hint))

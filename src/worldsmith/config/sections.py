@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
 from worldsmith.config.configurable import Config
+from worldsmith.config.ranges import Count, Range
 
 
 class JobConfig(Config):
@@ -35,22 +36,14 @@ class JobConfig(Config):
 class ParallelismConfig(Config):
     """How ranks share the work. shard x replicate must equal the number of ranks; the other two divide it."""
 
-    data_parallel_shard_degree: int = -1
+    data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
     """Ranks that share one copy of the weights (FSDP); -1 takes all that the other degrees leave."""
-    data_parallel_replicate_degree: int = 1
+    data_parallel_replicate_degree: Count = 1
     """Copies of the sharded group (HSDP)."""
-    context_parallel_shard_degree: int = 1
+    context_parallel_shard_degree: Count = 1
     """Ranks that share one sequence."""
-    cfg_parallel_shard_degree: int = 1
+    cfg_parallel_shard_degree: Count = 1
     """Ranks that share the conditional and unconditional halves of guidance."""
-
-    def check(self) -> None:
-        if self.data_parallel_shard_degree != -1 and self.data_parallel_shard_degree < 1:
-            found = self.data_parallel_shard_degree
-            raise ValueError(f"data_parallel_shard_degree is {found}; write -1 (all ranks that are left) or at least 1")
-        for key in ("data_parallel_replicate_degree", "context_parallel_shard_degree", "cfg_parallel_shard_degree"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} is {getattr(self, key)}; write at least 1")
 
 
 class CompileConfig(Config):
@@ -87,9 +80,5 @@ class ActivationCheckpointingConfig(Config):
 class DataSettingConfig(Config):
     """Caps that several parts of a reasoner's data path share."""
 
-    max_tokens: int = 16000
+    max_tokens: Count = 16000
     """Tokens per packed sequence."""
-
-    def check(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; write at least 1")

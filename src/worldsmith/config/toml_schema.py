@@ -145,8 +145,18 @@ FIELDS: tuple[TomlField, ...] = (
     ),
     *_section(
         "dataloader_train",
-        ("max_samples_per_batch", int | None, None, "Samples per pack; unset sets no cap."),
-        ("max_sequence_length", int | None, None, "Tokens per pack; unset sets no cap."),
+        (
+            "max_samples_per_batch",
+            int | None,
+            None,
+            "Samples per pack; set alone, it replaces the recipe's other cap.",
+        ),
+        (
+            "max_sequence_length",
+            int | None,
+            None,
+            "Tokens per pack; set alone, it replaces the recipe's other cap.",
+        ),
         ("max_caption_tokens", int | None, None, "Tokens per caption; longer ones are cut. vfm only."),
         ("seed", int, 42, "Seed of the data order. vfm only."),
     ),

@@ -34,27 +34,42 @@ def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
     Raises ConfigError with every mistake: unknown keys, missing ones, wrong types, class names that cannot be used.
     """
     problems: list[Problem] = []
-    tree = read_section(data, [cls] if cls else [], (), problems)
+    tree = read_tree(data, cls, problems)
     if problems:
         raise ConfigError(problems)
     return tree
 
 
+def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> Any:
+    """`from_dict`, with its mistakes as a list. What they leave of the tree is returned: None if it is nothing."""
+    tree = read_section(data, [cls] if cls else [], (), problems)
+    return None if tree is _INVALID else tree
+
+
+def required_fields(cls: type[Config]) -> list[str]:
+    """The fields that have no default."""
+    absent = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(cls) if f.default is absent and f.default_factory is absent]
+
+
 def read_section(
     data: Any, classes: list[type], path: Path, problems: list[Problem], base: Config | None = None
 ) -> Any:
-    """A section from a dict. `classes` are those that the field accepts; `base` gives the values that are left out."""
+    """A section from a dict. `classes` are those that the field accepts; `base` gives the values that are left out.
+
+    A value that is wrong is replaced by that of `base` or by the default, so that the rest can be looked at.
+    """
     if not isinstance(data, dict):
         problems.append(mismatch(path, "a section (a table of its fields)", data))
         return _INVALID
     cls = _choose_class(data, classes, path, problems, base)
     if cls is None:
         return _INVALID
-    count = len(problems)
     hints = field_hints(cls)
     values: dict[str, Any] = {}
-    if isinstance(base, cls):
-        values = {name: getattr(base, name) for name in field_names(cls)}
+    wrong: set[str] = set()
+    if base is not None:
+        values = {name: getattr(base, name) for name in _shared_fields(type(base), cls)}
     for key, raw in data.items():
         if key == TAG:
             continue
@@ -64,13 +79,22 @@ def read_section(
             problems.append(Problem(format_path(here), f"{cls.__qualname__} has no field '{key}'", hint=advice))
         elif key == OPAQUE and isinstance(raw, dict):
             values[key] = copy.deepcopy(raw)
+        elif (value := read_value(raw, hints[key], here, problems, values.get(key))) is not _INVALID:
+            values[key] = value
         else:
-            values[key] = read_value(raw, hints[key], here, problems, values.get(key))
-    for field in dataclasses.fields(cls):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in values:
-            problems.append(Problem(format_path((*path, field.name)), f"{cls.__qualname__} needs '{field.name}'"))
-    return _INVALID if len(problems) > count else cls(**values)
+            wrong.add(key)
+    absent = [name for name in required_fields(cls) if name not in values]
+    for name in absent:
+        if name not in wrong:
+            problems.append(Problem(format_path((*path, name)), f"{cls.__qualname__} needs '{name}'"))
+    return _INVALID if absent else cls(**values)
+
+
+def _shared_fields(old: type[Config], new: type[Config]) -> list[str]:
+    """The fields that a section keeps when its class changes: those of the nearest class that both derive from."""
+    common = next(parent for parent in new.__mro__ if issubclass(old, parent) and issubclass(parent, Config))
+    before, after = field_hints(old), field_hints(new)
+    return [name for name in field_names(common) if before[name] == after[name]]
 
 
 def read_value(raw: Any, hint: Any, path: Path, problems: list[Problem], base: Any = None) -> Any:

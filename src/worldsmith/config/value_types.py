@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import types
 import typing
+from dataclasses import replace
 from typing import Any, Literal, Union, get_args, get_origin
 
 from worldsmith.config.errors import Problem
 from worldsmith.config.paths import Path, format_path
+from worldsmith.config.suggest import did_you_mean
 
 INSTEAD = {tuple: "list[…]", set: "list[…]", frozenset: "list[…]", bytes: "str", complex: "float"}
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
@@ -89,7 +91,7 @@ def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, reference
             return _fit_float(value, path, problems)
     elif type(value) is hint or (hint is str and isinstance(value, str)):
         return str(value) if hint is str else value
-    problems.append(mismatch(path, describe(hint), value))
+    problems.append(misfit(path, hint, value))
     return value
 
 
@@ -97,6 +99,11 @@ def fits(value: Any, hint: Any) -> bool:
     problems: list[Problem] = []
     fit(value, hint, (), problems, references=False)
     return not problems
+
+
+def misfit(path: Path, hint: Any, value: Any) -> Problem:
+    """The problem of a value that does not fit, with what was probably meant."""
+    return replace(mismatch(path, describe(hint), value), hint=_meant(value, union_members(hint)))
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
@@ -160,7 +167,7 @@ def _fit_union(
     real = [member for member in members if member is not type(None)]
     if len(real) == 1 and get_origin(real[0]) is type(value):
         return fit(value, real[0], path, problems, references=references)  # says which item is wrong
-    problems.append(mismatch(path, describe(hint), value))
+    problems.append(misfit(path, hint, value))
     return value
 
 
@@ -173,6 +180,42 @@ def _fit_float(value: int | float, path: Path, problems: list[Problem]) -> float
     if math.isnan(number):
         problems.append(mismatch(path, "a number", value))
     return number
+
+
+def _meant(value: Any, members: tuple[Any, ...]) -> str | None:
+    for member in members:
+        if get_origin(member) is Literal and isinstance(value, str):
+            advice = did_you_mean(value, [choice for choice in get_args(member) if isinstance(choice, str)])
+            if advice:
+                return advice
+        if get_origin(member) is list and fits(value, get_args(member)[0]) and not isinstance(value, dict):
+            return f"write a list: [{_written(value)}]"
+        if member is int and isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
+            return f"write {int(value)}"
+        if member is bool and isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return f"write {value.strip().lower()}, without quotes"
+        if member in (int, float) and isinstance(value, str) and _is_number(value, member):
+            return f"write {value.strip()}, without quotes"
+    if str in members and type(value) in (int, float, bool):
+        return f'write "{_written(value)}", with quotes'
+    return None
+
+
+def _is_number(text: str, kind: type) -> bool:
+    if len(text) > 40:
+        return False
+    try:
+        return math.isfinite(kind(text))
+    except ValueError:
+        return False
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return _short(f'"{value}"')
+    return _short_number(value) if isinstance(value, int) else str(value)
 
 
 def _short(text: str, limit: int = 80) -> str:

@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Remembers tags that are written out, and stops before a text takes all the memory."""
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         tag = getattr(event, "tag", None)
         self.count += 1
         self.depth += 1
@@ -68,6 +68,11 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Line ends other than ``\\n`` are written as escapes: bare ones would be read back as spaces."""
+        style = '"' if any(letter in data for letter in "\r\x85\u2028\u2029\ufeff") else None
+        return self.represent_scalar(_PREFIX + "str", data, style=style)
+
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
         """Lists of plain values on one line, all else in blocks."""
         plain = not any(isinstance(item, (list, dict)) for item in sequence)
@@ -77,6 +82,7 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
+_Dumper.add_representer(str, _Dumper.represent_str)
 for _name, (_pattern, _first) in _PATTERNS.items():
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_PREFIX + _name, re.compile(rf"^(?:{_pattern})$"), list(_first))
@@ -120,7 +126,9 @@ def read_yaml(text: str, file: str) -> Document:
         if isinstance(error, ConfigError):
             raise
         mark = reader.loader.get_mark()
-        raise ConfigError([Problem("", f"not valid YAML: {error}", place=reader.place(mark.line, mark.column))]) from None
+        raise ConfigError(
+            [Problem("", f"not valid YAML: {error}", place=reader.place(mark.line, mark.column))]
+        ) from None
     if reader.problems:
         raise ConfigError(reader.problems)
     return Document(data, reader.spans)

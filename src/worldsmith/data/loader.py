@@ -9,9 +9,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Count, NotNegative, Share
 from worldsmith.data.errors import DataError
 from worldsmith.data.packing import SequentialPacker, check_caps
 from worldsmith.data.positions import Cursor, Positions
@@ -37,43 +38,35 @@ class PackingDataLoader(Configurable):
     """
 
     class Config(Configurable.Config):
+        _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("max_sequence_length", "max_samples_per_batch"),)
+
         dataset: VideoDataset.Config = field(default_factory=VideoDataset.Config)
         """The data set."""
-        max_sequence_length: int | None = None
+        max_sequence_length: Count | None = None
         """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
-        max_samples_per_batch: int | None = None
+        max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
-        max_caption_tokens: int = 2048
+        max_caption_tokens: Count = 2048
         """Caption ids beyond this many are cut off, after the chat template."""
-        lookahead: int = 10
+        lookahead: Count = 10
         """Samples that may be set aside, because they do not fit, before a pack is closed."""
         seed: int = 42
         """Seed of the order and of all draws (captions, dropout, conditioning, frames)."""
         shuffle: bool = True
         """A new order in every epoch; False = the order of the data set in every epoch."""
-        num_workers: int = 0
+        num_workers: NotNegative = 0
         """Processes that read and decode; 0 = in the training process."""
-        prefetch_factor: int = 2
+        prefetch_factor: Count = 2
         """Samples that each worker process holds ready."""
-        max_bad_fraction: float = 0.05
+        max_bad_fraction: Share = 0.05
         """Share of broken samples at which the run stops."""
-        bad_samples_allowed: int = 8
+        bad_samples_allowed: NotNegative = 8
         """This many broken samples never stop a run while they are at most half of the data."""
         latent_cache: str = ""
         """Folder for encoded clips; "" = off."""
 
         def check(self) -> None:
             check_caps(self.max_sequence_length, self.max_samples_per_batch, self.lookahead)
-            for name, least in (
-                ("max_caption_tokens", 1),
-                ("num_workers", 0),
-                ("prefetch_factor", 1),
-                ("bad_samples_allowed", 0),
-            ):
-                if getattr(self, name) < least:
-                    raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-            if not 0 <= self.max_bad_fraction <= 1:
-                raise ValueError(f"max_bad_fraction is {self.max_bad_fraction}; it is a share, 0 to 1")
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from worldsmith.data.shape_captions import (
     structured_caption,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CANVAS = 64.0
 MARGIN = 2.0
 RGB = {"red": (215, 45, 45), "green": (45, 175, 75), "blue": (55, 95, 230), "yellow": (230, 200, 50)}
@@ -48,16 +48,25 @@ class Scene:
     gradient: tuple[float, float]
 
 
-def sample_scene(rng: np.random.Generator, attributes: Attributes) -> Scene:
-    """A random scene that shows `attributes`; the whole path of the shape lies inside the picture."""
-    side = rng.uniform(22.0, 30.0)
+def sample_scene(
+    rng: np.random.Generator,
+    attributes: Attributes,
+    *,
+    sides: tuple[float, float] = (25.0, 31.0),
+    tones: tuple[float, ...] = (30.0, 50.0, 70.0),
+) -> Scene:
+    """A random scene that shows `attributes`; the whole path of the shape lies inside the picture.
+
+    `sides` bounds the shape's side, `tones` are the grey levels around which the background lies.
+    """
+    side = rng.uniform(*sides)
     low, high = MARGIN + side / 2, CANVAS - MARGIN - side / 2
     travel = rng.uniform(18.0, min(28.0, high - low))
     along = rng.uniform(low, high - travel)
     across = rng.uniform(low, high)
     dx, dy = STEP[attributes.direction]
     first = along if dx + dy > 0 else along + travel
-    tone = rng.choice((30.0, 60.0, 90.0)) + rng.uniform(-8, 8)
+    tone = rng.choice(tones) + rng.uniform(-8, 8)
     return Scene(
         attributes=attributes,
         side=side,

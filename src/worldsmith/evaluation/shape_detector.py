@@ -15,7 +15,7 @@ MIN_SATURATION = 0.3
 MIN_CONTRAST = 40.0
 MIN_AREA, MAX_AREA = 0.02, 0.35
 MIN_IN_ONE_PIECE = 0.8
-MIN_OVERLAP, MIN_OVERLAP_LEAD = 0.75, 0.04
+SQUARE_LEAN, TRIANGLE_LEAN, MIN_OVERLAP = 0.13, 0.18, 0.7
 MIN_TRAVEL, MIN_STRAIGHTNESS, MAX_SIDEWAYS = 0.12, 0.8, 0.5
 MIN_GOOD_FRAMES = 0.7
 
@@ -43,35 +43,37 @@ def detect(video: np.ndarray) -> Detection:
     if video.ndim != 4 or video.shape[3] != 3 or video.dtype != np.uint8:
         raise ValueError(f"expected a uint8 video [T, H, W, 3], found {video.dtype} {list(video.shape)}")
     frames = video.astype(np.float32)
-    piece, core, good = segment(frames)
+    cover, good = segment(frames)
+    piece, core = cover > 0.5, cover > 0.75
     measurements = {"good_frames": float(good.mean())}
     if good.mean() < MIN_GOOD_FRAMES:
         return Detection(None, None, None, "no single shape stands out in enough frames", measurements)
     indices = np.flatnonzero(good)
     colour, colour_reason = read_colour(frames[indices], core[indices], measurements)
-    shape, shape_reason = read_shape(piece[indices], measurements)
+    shape, shape_reason = read_shape(cover[indices], measurements)
     direction, direction_reason = read_direction(piece[indices], indices, measurements)
     reasons = "; ".join(r for r in (colour_reason, shape_reason, direction_reason) if r)
     return Detection(colour, shape, direction, reasons, measurements)
 
 
-def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The shape's pixels, its inner pixels (both bool [T, H, W]) and which frames hold one clear shape (bool [T]).
+def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much of each pixel the shape covers (float [T, H, W], 0 to 1), and which frames hold one clear shape.
 
-    A pixel belongs to the shape if its colour is at least half way from the border's median colour to the strongest
-    colour: on a blurred edge that level lies on the true outline.
+    Cover is the distance from the border's median colour, as a share of the strongest distance. The level 1/2 lies on
+    the true outline even if the edge is blurred. Pixels that do not hang together with the shape have cover 0.
     """
     border = np.concatenate([frames[:, 0], frames[:, -1], frames[:, :, 0], frames[:, :, -1]], axis=1)
     background = np.median(border, axis=1)[:, None, None, :]
     contrast = np.linalg.norm(frames - background, axis=-1)
     strongest = np.quantile(contrast.reshape(len(frames), -1), 0.99, axis=1)[:, None, None]
-    above = contrast > strongest / 2
+    cover = np.clip(contrast / np.maximum(strongest, 1.0), 0.0, 1.0)
+    above = cover > 0.5
     piece = largest_piece(above)
-    core = piece & (contrast > 0.75 * strongest)
     area = piece.mean(axis=(1, 2))
     together = piece.sum(axis=(1, 2)) / np.maximum(above.sum(axis=(1, 2)), 1)
     good = (strongest[:, 0, 0] > MIN_CONTRAST) & (area > MIN_AREA) & (area < MAX_AREA) & (together > MIN_IN_ONE_PIECE)
-    return piece, core, good & core.any(axis=(1, 2))
+    around = box_sum(piece.astype(np.int32), max(1, frames.shape[2] // 20)) > 0
+    return np.where(around & (piece | ~above), cover, 0.0), good
 
 
 def largest_piece(mask: np.ndarray) -> np.ndarray:
@@ -121,17 +123,37 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
     return None, f"hue {hue:.0f}° is no known colour"
 
 
-def read_shape(piece: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Median overlap (intersection over union) with a square and a triangle of the same centre and spread."""
-    overlaps = np.median([ideal_overlaps(mask) for mask in piece], axis=0)
-    square, triangle = float(overlaps[0]), float(overlaps[1])
-    measurements |= {"square_overlap": square, "triangle_overlap": triangle}
-    if max(square, triangle) < MIN_OVERLAP or abs(square - triangle) < MIN_OVERLAP_LEAD:
-        return None, f"the outline is unclear (square {square:.2f}, triangle {triangle:.2f})"
-    return ("square" if square > triangle else "triangle"), ""
+def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
+    """Square or triangle by how far the shape leans upwards, then checked by its outline; medians over the frames.
+
+    The lean is the third central moment of the cover over the cube of its spread: 0 for a square and 0.57 upwards for a
+    triangle on its base. Blur rounds corners but leaves the third moment as it is.
+    """
+    values = np.median([(*lean(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
+    names = ("lean_sideways", "lean_upwards", "square_overlap", "triangle_overlap")
+    measured = dict(zip(names, map(float, values)))
+    measurements |= measured
+    upwards, sideways = measured["lean_upwards"], measured["lean_sideways"]
+    name = "square" if abs(upwards) < SQUARE_LEAN else "triangle" if upwards > TRIANGLE_LEAN else None
+    if name is None or abs(sideways) > TRIANGLE_LEAN or measured[f"{name}_overlap"] < MIN_OVERLAP:
+        return None, "the outline is unclear (" + ", ".join(f"{k} {v:.2f}" for k, v in measured.items()) + ")"
+    return name, ""
+
+
+def lean(cover: np.ndarray) -> tuple[float, float]:
+    """Skewness of the cover along x and, upwards being positive, along y."""
+    weight = np.clip(cover - 0.15, 0.0, None)
+    found = []
+    for axis in (0, 1):
+        along = weight.sum(axis=axis)
+        offset = np.arange(len(along)) - np.average(np.arange(len(along)), weights=along)
+        spread = np.sqrt(max(np.average(offset**2, weights=along), 0.25))
+        found.append(float(np.average(offset**3, weights=along) / spread**3))
+    return found[0], -found[1]
 
 
 def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
+    """Intersection over union with a square and a triangle of the mask's own centre and spreads."""
     rows, columns = np.nonzero(mask)
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     y, x = y - rows.mean(), x - columns.mean()

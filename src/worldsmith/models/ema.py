@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import NotNegative, Range
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # The exponent falls to -1, where the average no longer moves, at this rate; beyond it the average would diverge.
 RATE_LIMIT = math.sqrt(2) / 3
+LIMIT_REASON = "from sqrt(2)/3 on the average would stand still or diverge; 0.1 is usual"
 
 
 class PowerEMA(Configurable):
@@ -31,19 +33,10 @@ class PowerEMA(Configurable):
     class Config(Configurable.Config):
         enabled: bool = True
         """Whether the average is kept (one more float32 copy of the parameters)."""
-        rate: float = 0.1
+        rate: Annotated[float, Range(gt=0, lt=RATE_LIMIT, why=LIMIT_REASON)] = 0.1
         """Width of the averaging window relative to the length of the run; must be below sqrt(2)/3 = 0.4714."""
-        iteration_shift: int = 0
+        iteration_shift: NotNegative = 0
         """Steps added to the step count before the decay is computed; positive starts with a slow average."""
-
-        def check(self) -> None:
-            if not 0 < self.rate < RATE_LIMIT:
-                raise ValueError(
-                    f"rate must be above 0 and below sqrt(2)/3 = {RATE_LIMIT:.4f}, found {self.rate}; from there "
-                    f"on the decay would be 1 or more and the average would stand still or diverge; 0.1 is usual"
-                )
-            if self.iteration_shift < 0:
-                raise ValueError(f"iteration_shift must not be negative, found {self.iteration_shift}")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         config.check()

@@ -24,8 +24,8 @@ PACKAGES = (
         "torch",
         "numpy",
         "safetensors",
-        "pydantic",
-        "omegaconf",
+        
+        
         "av",
         "pillow",
         "transformers",

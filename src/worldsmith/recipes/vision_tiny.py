@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.config import recipe
+from worldsmith.config import recipe, ref
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.loader import PackingDataLoader
 from worldsmith.data.video_dataset import VideoDataset
@@ -56,16 +56,15 @@ def vision_sft_tiny() -> Trainer.Config:
         checkpoint=Checkpointer.Config(init="scratch", save_iter=100),
         dataloader_train=PackingDataLoader.Config(
             dataset=VideoDataset.Config(path="${oc.env:DATASET_PATH}", resolution="256", min_frames=5),
-            max_sequence_length="${model.config.max_num_tokens_after_packing}",
+            max_sequence_length=ref("model.config.max_num_tokens_after_packing"),
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
     )
 
 
-@recipe("moving_shapes")
-def moving_shapes() -> Trainer.Config:
+@recipe("moving_shapes", starts_from="vision_sft_tiny")
+def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     """The demo: 64-pixel clips of moving coloured shapes with one-sentence captions."""
-    config = vision_sft_tiny()
     config.job.experiment = "moving_shapes"
     config.job.group = "demo"
     config.job.name = "moving_shapes"
@@ -83,6 +82,6 @@ def moving_shapes() -> Trainer.Config:
     config.trainer.logging_iter = 10
     config.checkpoint.save_iter = 250
     config.checkpoint.keep_latest_k = 2
-    config.scheduler.cycle_lengths = ["${trainer.max_iter}"]
+    config.scheduler.cycle_lengths = [ref("trainer.max_iter")]
     config.scheduler.warm_up_steps = [50]
     return config

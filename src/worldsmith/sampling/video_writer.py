@@ -102,18 +102,20 @@ def contact_sheet(
     row_heights = [max(cell.height for cell in row) for row in cells]
     shown = min(columns, len(prompts))
     bands = [range(start, min(start + shown, len(prompts))) for start in range(0, len(prompts), shown)]
-    header = HEADER_LINES * LINE_HEIGHT + GAP
+    font = ImageFont.load_default(size=15)
+    titles = [wrap(prompt, font, cell_width) for prompt in prompts]
+    header = max(title.count("\n") + 1 for title in titles) * LINE_HEIGHT + GAP
     band_height = header + sum(row_heights) + GAP * len(rows) + GAP
     left = LABEL_WIDTH + GAP
     sheet = Image.new("RGB", (left + shown * (cell_width + GAP), GAP + band_height * len(bands)), PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=15)
+    draw = ImageDraw.Draw(sheet)
     for band, members in enumerate(bands):
         top = GAP + band * band_height
         if band:
             draw.line([(GAP, top - GAP), (sheet.width - GAP, top - GAP)], fill=RULE)
         for column, index in enumerate(members):
             x = left + column * (cell_width + GAP)
-            draw.multiline_text((x, top), wrap(prompts[index], font, cell_width), fill=INK, font=font, spacing=3)
+            draw.multiline_text((x, top), titles[index], fill=INK, font=font, spacing=3)
         y = top + header
         for (label, _), row, height in zip(rows, cells, row_heights):
             text = wrap(label, font, LABEL_WIDTH - GAP)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import DecayRate, Factor, Length
 
 if TYPE_CHECKING:
     import torch
@@ -35,31 +35,22 @@ class AdamW(Configurable):
     """
 
     class Config(Configurable.Config):
-        lr: float = 2e-4
+        lr: Factor = 2e-4
         """Base learning rate."""
-        betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+        betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.99])
         """Decay of the running means of the gradient and of its square."""
-        eps: float = 1e-8
+        eps: Factor = 1e-8
         """Added to the denominator; 1e-6 suits bfloat16 gradients."""
-        weight_decay: float = 0.0
+        weight_decay: Factor = 0.0
         """Decoupled weight decay. 0: none."""
         fused: bool = True
         """Whether the fused kernel is used; on a device that has none the plain one is taken and the log says so."""
         keys_to_select: list[str] = field(default_factory=list)
         """Substrings of the names of the parameters to train; all others are frozen. Empty: train everything."""
-        lr_multipliers: dict[str, float] = field(default_factory=dict)
+        lr_multipliers: dict[str, Factor] = field(default_factory=dict)
         """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
 
         def check(self) -> None:
-            if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-                raise ValueError(f"betas must be two numbers in [0, 1), found {self.betas}")
-            for name in ("lr", "eps", "weight_decay"):
-                value = getattr(self, name)
-                if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(f"{name} must be a number of at least 0, found {value}")
-            for pattern, factor in self.lr_multipliers.items():
-                if not (math.isfinite(factor) and factor >= 0):
-                    raise ValueError(f"lr_multipliers['{pattern}'] must be at least 0, found {factor}")
             if "" in self.keys_to_select or "" in self.lr_multipliers:
                 raise ValueError("an empty pattern fits every parameter; remove it")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Count, Factor, Length, NotNegative
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -24,36 +25,31 @@ class LambdaSchedule(Configurable):
     """
 
     class Config(Configurable.Config):
-        cycle_lengths: list[int] = field(default_factory=lambda: [20000])
+        cycle_lengths: Annotated[list[Count], Length(1)] = field(default_factory=lambda: [20000])
         """Length of each cycle in optimizer steps, warm-up included."""
-        warm_up_steps: list[int] = field(default_factory=lambda: [100])
+        warm_up_steps: Annotated[list[NotNegative], Length(1)] = field(default_factory=lambda: [100])
         """Warm-up of each cycle in optimizer steps."""
-        f_start: list[float] = field(default_factory=lambda: [1.0e-6])
+        f_start: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [1.0e-6])
         """Multiplier at the start of each cycle's warm-up."""
-        f_max: list[float] = field(default_factory=lambda: [1.0])
+        f_max: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [1.0])
         """Multiplier at the end of each cycle's warm-up."""
-        f_min: list[float] = field(default_factory=lambda: [0.0])
+        f_min: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [0.0])
         """Multiplier at the end of each cycle."""
-        verbosity_interval: int = 0
+        verbosity_interval: NotNegative = 0
         """How often the learning rate is logged, in optimizer steps. 0: never."""
 
         def check(self) -> None:
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
             lengths = {name: len(getattr(self, name)) for name in per_cycle}
-            if len(set(lengths.values())) > 1 or not self.cycle_lengths:
+            if len(set(lengths.values())) > 1:
                 found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise ValueError(f"every list needs one entry per cycle, at least one; entries found: {found}")
+                raise ValueError(f"every list needs one entry per cycle; entries found: {found}")
             for cycle, (length, warm_up) in enumerate(zip(self.cycle_lengths, self.warm_up_steps)):
-                if not 0 <= warm_up < length:
+                if not warm_up < length:
                     raise ValueError(
                         f"cycle {cycle} has {warm_up} warm-up steps and a length of {length} that includes "
-                        f"them; warm_up_steps[{cycle}] must be at least 0 and below cycle_lengths[{cycle}]"
+                        f"them; warm_up_steps[{cycle}] must be below cycle_lengths[{cycle}]"
                     )
-            for name in ("f_start", "f_max", "f_min"):
-                if not all(math.isfinite(value) and value >= 0 for value in getattr(self, name)):
-                    raise ValueError(f"{name} must hold numbers of at least 0, found {getattr(self, name)}")
-            if self.verbosity_interval < 0:
-                raise ValueError(f"verbosity_interval must not be negative, found {self.verbosity_interval}")
 
     def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
         from torch.optim.lr_scheduler import LambdaLR

@@ -133,14 +133,14 @@ def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -
 
 def test_config_show_and_check(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[job]\nexperiment = "tiny"\nname = "x"\n[custom]\na = 1\n')
-    code, out, err = run("config", "show", "run.toml", "--", "steps=5", folder=tmp_path)
+    code, out, err = run("config", "show", "--plain", "run.toml", "--", "steps=5", folder=tmp_path)
     assert code == 0, err
     assert out == (
         "type: tiny_recipes.Trainer\njob:\n  task: vfm\n  experiment: tiny\n  project: ''\n  group: ''\n"
         "  name: x\n  wandb_mode: disabled\nsteps: 5\n"
     )
     assert run("config", "check", "tiny", folder=tmp_path)[:2] == (0, "OK: tiny\n")
-    assert "custom:\n  a: 1\n" in run("config", "show", "--custom", "run.toml", folder=tmp_path)[1]
+    assert "custom:\n  a: 1\n" in run("config", "show", "--plain", "--custom", "run.toml", folder=tmp_path)[1]
 
 
 def test_help_and_a_config_error_answer_at_once_and_import_nothing_heavy(tmp_path: Path) -> None:

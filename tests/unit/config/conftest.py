@@ -11,6 +11,7 @@ import pytest
 
 from worldsmith.config import Config, Configurable, recipe
 from worldsmith.config.class_tags import trust
+from worldsmith.config.registry import registered
 from worldsmith.config.sections import (
     ActivationCheckpointingConfig,
     CompileConfig,
@@ -231,9 +232,14 @@ def small_vlm() -> Trainer.Config:
     )
 
 
+# Taken back, so that tests of the shipped recipes, in the same process, do not see them.
+SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
+
+
 @pytest.fixture(autouse=True)
 def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
+    monkeypatch.setattr("worldsmith.config.registry._RECIPES", dict(SMALL))
     monkeypatch.setitem(sys.modules, "worldsmith.recipes", types.ModuleType("worldsmith.recipes"))
 
 

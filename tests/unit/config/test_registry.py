@@ -41,6 +41,7 @@ def test_mistakes_in_a_yaml_file_carry_file_line_and_column(tmp_path: Path) -> N
     path.write_text(to_yaml(get_recipe("small")).replace("lr: 0.0002", "lr: fast"))
     with pytest.raises(ConfigError, match=rf"{path}:\d+:3: optimizer.lr: expected a number"):
         load(str(path))
+    path.unlink()
     with pytest.raises(ConfigError, match="neither the name of a recipe nor"):
         load(str(tmp_path))
 

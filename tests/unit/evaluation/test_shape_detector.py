@@ -99,6 +99,17 @@ def test_a_triangle_that_points_down_is_not_taken_for_the_triangle_or_the_square
     assert detect(upside_down).shape is None
 
 
+def test_a_trapezoid_half_way_between_square_and_triangle_has_no_known_shape():
+    y, x = np.mgrid[:64, :64]
+    video = np.full((17, 64, 64, 3), 60, np.uint8)
+    for i, frame in enumerate(video):
+        inside = (y >= 20) & (y < 44) & (np.abs(x - 18 - 1.6 * i) < 12 * (0.63 + 0.37 * (y - 20) / 24))
+        frame[inside] = (55, 95, 230)
+    found = detect(video)
+    assert (found.colour, found.shape, found.direction) == ("blue", None, "right")
+    assert "outline is unclear" in found.reason
+
+
 def test_wrong_type_or_form_is_refused():
     with pytest.raises(ValueError, match=r"uint8 video \[T, H, W, 3\], found float64"):
         detect(np.zeros((17, 64, 64, 3)))

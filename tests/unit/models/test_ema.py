@@ -194,7 +194,7 @@ def test_sharded_parameters_are_averaged_shard_by_shard():
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, RATE_LIMIT, 0.48, 1.0])
 def test_rates_under_which_the_average_would_diverge_are_refused(rate):
-    with pytest.raises(ValueError, match=r"below sqrt\(2\)/3 = 0\.4714"):
+    with pytest.raises(ValueError, match=r"above 0 and below 0\.4714.*sqrt\(2\)/3"):
         PowerEMA.Config(rate=rate).check()
 
 

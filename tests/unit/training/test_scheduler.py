@@ -119,12 +119,12 @@ def test_the_learning_rate_is_logged_at_the_interval(caplog):
     ("fields", "message"),
     [
         ({"cycle_lengths": [10, 10]}, "one entry per cycle.*cycle_lengths 2, warm_up_steps 1"),
-        ({name: [] for name in ONE_CYCLE}, "at least one"),
+        ({name: [] for name in ONE_CYCLE}, "cycle_lengths must be of length 1 or more"),
         ({"cycle_lengths": [100], "warm_up_steps": [100]}, r"cycle 0 has 100 warm-up steps and a length of 100"),
-        ({"warm_up_steps": [-1]}, "cycle 0 has -1 warm-up steps"),
-        ({"f_max": [float("inf")]}, "f_max must hold numbers"),
-        ({"f_min": [-0.1]}, "f_min must hold numbers"),
-        ({"verbosity_interval": -1}, "verbosity_interval must not be negative"),
+        ({"warm_up_steps": [-1]}, r"warm_up_steps\[0\] must be at least 0, found -1"),
+        ({"f_max": [float("inf")]}, r"f_max\[0\] must be finite and at least 0"),
+        ({"f_min": [-0.1]}, r"f_min\[0\] must be finite and at least 0"),
+        ({"verbosity_interval": -1}, "verbosity_interval must be at least 0"),
     ],
 )
 def test_lists_that_do_not_fit_are_refused(fields, message):

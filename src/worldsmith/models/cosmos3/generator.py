@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Count
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -62,13 +63,13 @@ class Cosmos3Generator(Configurable):
     class Config(Configurable.Config):
         precision: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format in which the network computes; the weights that training changes are float32 in any case."""
-        max_num_tokens_after_packing: int = 13312
+        max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
         """How text and vision tokens attend to each other."""
         lora_enabled: bool = False
         """Train low-rank adapters instead of the weights themselves."""
-        lora_rank: int = 16
+        lora_rank: Count = 16
         """Rank of the adapters."""
         lora_alpha: int = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
@@ -90,9 +91,6 @@ class Cosmos3Generator(Configurable):
         """The caption tokenizer."""
 
         def check(self) -> None:
-            if self.max_num_tokens_after_packing < 1:
-                tokens = self.max_num_tokens_after_packing
-                raise ValueError(f"max_num_tokens_after_packing must be at least 1, found {tokens}")
             parallel = self.parallelism
             only: tuple[tuple[str, object, object], ...] = (
                 ("joint_attn_implementation", self.joint_attn_implementation, "two_way"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from worldsmith.config.ranges import Range
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.grad_clip import clip_gradients
 
@@ -16,14 +17,10 @@ class GradClip(Callback):
     """Scales the gradient of all trained parameters down to a global L2 norm."""
 
     class Config(Callback.Config):
-        clip_norm: float = 1.0
+        clip_norm: Annotated[float, Range(gt=0)] = 1.0
         """Largest global L2 norm of the gradient; steps with a larger one are scaled down to it."""
         force_finite: bool = True
         """Whether NaN and infinite gradient entries become zero. False: such a step is skipped."""
-
-        def check(self) -> None:
-            if not self.clip_norm > 0:
-                raise ValueError(f"clip_norm must be above 0, found {self.clip_norm}")
 
     config: Config
 

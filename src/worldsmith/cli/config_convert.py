@@ -1,0 +1,70 @@
+"""`worldsmith config convert`: a run description in another form, which leads to the same tree."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from worldsmith.config.errors import UserError
+
+FORMATS = ("toml", "yaml", "json", "python")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, run folder, or a recipe's name")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument("--name", help="python: the recipe's name; by default that of the source")
+    parser.add_argument(
+        "--overrides", metavar="FILE", help="toml: write what the TOML has no key for to FILE, as words for after --"
+    )
+    parser.add_argument(
+        "--print-overrides", action="store_true", help="toml: print these words, quoted for a shell; needs -o"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints or writes the text. Raises UserError if it cannot say everything."""
+    from worldsmith.config.convert import convert
+    from worldsmith.config.load import load
+    from worldsmith.config.paths import format_path
+
+    for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
+        if getattr(args, option) and args.to != needed:
+            raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
+    if args.print_overrides and not args.output:
+        raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
+    loaded = load(args.source, keep_unset=True)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    converted = convert(loaded, args.to, name=args.name)
+    if converted.rest and not (args.overrides or args.print_overrides):
+        paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
+        raise UserError(
+            f"the recipe TOML has no key for\n{paths}\n"
+            "write these as override words with --overrides FILE or --print-overrides, or choose --to yaml"
+        )
+    words = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
+    if args.overrides:
+        write_new(args.overrides, words, args.force)
+    if args.output:
+        write_new(args.output, converted.text, args.force)
+        print(words if args.print_overrides else "", end="")
+    else:
+        print(converted.text, end="")
+    return 0
+
+
+def write_new(file: str, text: str, force: bool) -> None:
+    """Writes a file. Raises UserError if it is there already and `force` is not given."""
+    path = Path(file)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} is there already; --force overwrites it") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from None

@@ -1,0 +1,150 @@
+"""`worldsmith recipes`: the list of recipes, or one of them with what it changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from typing import Any
+
+from worldsmith.config.class_tags import tag_of
+from worldsmith.config.configurable import Config, owner_of
+from worldsmith.config.overrides import find_node
+from worldsmith.config.paths import Path, format_path
+from worldsmith.config.provenance import changed_paths
+from worldsmith.config.recipe_packages import broken_packages
+from worldsmith.config.recipe_toml import format_value
+from worldsmith.config.registry import find_recipe, get_recipe, recipe_names
+from worldsmith.config.tree import to_yaml
+from worldsmith.config.tree_access import children, walk
+
+HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
+WIDTH = 100
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
+COLUMNS = ("name", "task", "model", "parameters", "data", "starts from", "what it is")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and what it changes")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the list or one recipe. Raises ConfigError for an unknown name."""
+    names = [args.name] if args.name else recipe_names()
+    found = [describe(name) for name in names]
+    for problem in broken_packages():
+        print(f"warning: {problem.message}", file=sys.stderr)
+    if args.name:
+        print_one(found[0], args.json)
+    elif args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print_table(found)
+    return 0
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What the list says of a recipe. `parameters` is None for a model whose size no arithmetic is known for."""
+    entry, tree = find_recipe(name), get_recipe(name)
+    return {
+        "name": name,
+        "task": find_node(tree, ("job", "task")),
+        "model": find_node(tree, ("model", "name")),
+        "parameters": count(find_node(tree, ("model", "config", "network"))),
+        "data": describe_data(find_node(tree, ("dataloader_train",))),
+        "starts_from": entry.starts_from,
+        "doc": entry.doc,
+        "module": entry.module,
+    }
+
+
+def count(network: Any) -> int | None:
+    """Parameters of a network, from its config alone."""
+    from worldsmith.models.cosmos3.architecture import NetworkConfig
+    from worldsmith.models.cosmos3.parameter_count import count_parameters
+
+    return count_parameters(network) if isinstance(network, NetworkConfig) else None
+
+
+def describe_data(loader: Any) -> str | None:
+    """The data set's class and where it reads, as the recipe writes it."""
+    for _, node in walk(loader):
+        path = getattr(node, "path", None)
+        if isinstance(node, Config) and isinstance(path, str):
+            named = owner_of(type(node)) or type(node)
+            return f"{named.__name__} {path}".rstrip()
+    return None
+
+
+def print_one(found: dict[str, Any], as_json: bool) -> None:
+    """A recipe's facts, its changes from what it starts from, and, for one that starts from nothing, its tree."""
+    tree, parent = get_recipe(found["name"]), found["starts_from"]
+    changes = differences(get_recipe(parent), tree) if parent else []
+    if as_json:
+        named = [{"path": path, "before": before, "after": after} for path, before, after in changes]
+        print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
+        return
+    size = f", {short(found['parameters'])} parameters" if found["parameters"] is not None else ""
+    print(f"{found['name']}: {found['doc']}".rstrip(": "))
+    print(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
+    print(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
+    if not parent:
+        print(f"\n{to_yaml(tree)}", end="")
+        return
+    print(f"\nchanges from {parent}:")
+    for path, before, after in changes:
+        print(f"  {path} = {after}  (was {before})")
+
+
+def differences(old: Config, new: Config) -> list[tuple[str, str, str]]:
+    """(path, before, after) of every value in which two trees differ, in the order of the new one."""
+    order = {path: index for index, (path, _) in enumerate(walk(new))}
+    gone = {path for path in changed_paths(old, new) if path not in order}
+    # A section of another class is listed at its own path.
+    paths = {path[:-1] if path[-1] == "type" else path for path in changed_paths(new, old) | gone}
+    return [
+        (format_path(path), _shown(old, path), _shown(new, path))
+        for path in sorted(paths, key=lambda path: order.get(path, len(order)))
+    ]
+
+
+def _shown(tree: Config, path: Path) -> str:
+    if path[-1] not in dict(children(find_node(tree, path[:-1]))):
+        return "absent"
+    value = find_node(tree, path)
+    if isinstance(value, Config):
+        return tag_of(type(value))
+    return format_value(value) if value != "" else "''"
+
+
+def print_table(found: list[dict[str, Any]]) -> None:
+    """A table of at most 100 columns, also into a pipe."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for title in COLUMNS:
+        table.add_column(title, overflow="fold", no_wrap=False, justify="right" if title == "parameters" else "left")
+    for entry in found:
+        table.add_row(
+            *(entry["name"], entry["task"], entry["model"], short(entry["parameters"])),
+            _ENVIRONMENT.sub(r"$\1", entry["data"] or ""),
+            *(entry["starts_from"] or "", entry["doc"]),
+        )
+    console = Console(width=WIDTH if not sys.stdout.isatty() else None, markup=False, highlight=False)
+    if console.width > WIDTH:
+        console.width = WIDTH
+    console.print(table)
+
+
+def short(number: int | None) -> str:
+    """11.8M, 15.2B; empty if it is not known."""
+    if number is None:
+        return ""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)

@@ -1,0 +1,114 @@
+"""What describes a run on a command line: a recipe, a file or a stack, typed flags, and override words after ``--``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from worldsmith.config.draft import Draft, Loaded, finish
+from worldsmith.config.errors import ConfigError, Problem, UserError
+from worldsmith.config.flag_words import Flag, split_flags, take_source
+from worldsmith.config.load import read_draft
+from worldsmith.config.overrides import Override, apply_overrides, parse_overrides
+from worldsmith.config.registry import is_recipe
+from worldsmith.config.typed_flags import flags_to_words
+
+FILES = (".toml", ".yaml", ".yml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name what a run starts from."""
+    parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
+    parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
+    parser.add_argument("--base", nargs="+", metavar="FILE", help="YAML files, merged in order; later ones win")
+    parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
+    parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
+    parser.set_defaults(overrides=[], flags=[])
+
+
+def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Reads a command's words before ``--``; typed flags go to `flags`, wherever they and the source stand."""
+    own = {option for action in parser._actions for option in action.option_strings}
+    words, section, wants_help = _take_help(list(words))
+    rest, flags = split_flags(words, own)
+    args, extra = parser.parse_known_args(rest)
+    if extra:
+        parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
+    if not any((args.source, args.sft_toml, args.base, args.module)):
+        args.source = take_source(flags, _names_source)
+    args.flags, args.own_options = flags, sorted(own)
+    if wants_help:
+        print_help(parser, args, section)
+        raise SystemExit(0)
+    return args
+
+
+def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, section: str | None) -> None:
+    """The command's own help, or that of every flag of the recipe or file that the words name."""
+    if not any((args.source, args.sft_toml, args.base, args.module)):
+        parser.print_help()
+        return
+    from worldsmith.cli.flag_help import flag_help
+
+    draft, _, overrides = draft_run(args)
+    if draft.tree is None:
+        raise ConfigError(draft.problems)
+    apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, draft.task, places=draft.places)
+    print(flag_help(draft, section), end="")
+
+
+def load_run(args: argparse.Namespace, *, keep_unset: bool = False) -> tuple[Loaded, list[str]]:
+    """The resolved tree, and the override words that flags and tail amount to. Raises ConfigError or UserError."""
+    draft, words, overrides = draft_run(args)
+    return finish(draft, overrides, keep_unset=keep_unset), words
+
+
+def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override]]:
+    """The tree before flags and words, these as words, and as overrides that are left to apply."""
+    problems: list[Problem] = []
+    tail = parse_overrides(args.overrides, problems)
+    if args.base:
+        from worldsmith.config.yaml_stack import read_stack
+
+        draft = read_stack(args.base)
+    else:
+        draft, tail = read_draft(source_name(args), tail)
+    draft.problems = [*problems, *draft.problems]
+    flags: list[Flag] = args.flags
+    words = flags_to_words(draft.tree, flags, draft.problems, own=args.own_options)
+    return draft, [*map(str, words), *args.overrides], [*parse_overrides(words, draft.problems, "flag"), *tail]
+
+
+def source_name(args: argparse.Namespace) -> str:
+    """The one file or recipe that the words name. Raises UserError if there is none, or more than one."""
+    given = [args.source, args.sft_toml, args.base, args.module]
+    if sum(value is not None for value in given) != 1:
+        ways = "`worldsmith train RECIPE`, `--sft-toml FILE`, `--base FILE …` or `--module M --config NAME`"
+        raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")
+    if (args.module is None) != (args.config is None):
+        raise UserError("--module and --config go together, such as `--module my_recipes --config NAME`")
+    if args.base:
+        return ", ".join(args.base)
+    if args.module:
+        from worldsmith.config.recipe_packages import adopt_function, import_recipes
+
+        return adopt_function(import_recipes(args.module), args.config)
+    return str(args.sft_toml or args.source)
+
+
+def _take_help(words: list[str]) -> tuple[list[str], str | None, bool]:
+    """The words without the request for help; the section that follows it; whether there was one."""
+    for index, word in enumerate(words):
+        if word in ("-h", "--help"):
+            after = words[index + 1 : index + 2]
+            section = after[0] if after and not after[0].startswith("-") and not _names_source(after[0]) else None
+            return words[:index] + words[index + (2 if section else 1) :], section, True
+    return words, None, False
+
+
+def _names_source(word: str) -> bool:
+    try:
+        return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
+    except ConfigError:
+        return False

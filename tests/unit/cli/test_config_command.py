@@ -1,0 +1,105 @@
+"""`worldsmith config`: what it prints and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worldsmith.cli.main import main
+from worldsmith.config.load import load
+from worldsmith.config.tree import from_yaml, to_yaml
+
+SHAPES = str(Path(__file__).parents[3] / "examples/toml/sft_config/moving_shapes.toml")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_PATH", "/data")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["config", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_show_prints_the_resolved_tree_with_origins(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("show", SHAPES, "--optimizer.eps", "1e-6", "--", "trainer.max_iter=900")
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    told = {line.split(":")[0].strip(): line.split("  # ")[-1] for line in out.splitlines() if "  # " in line}
+    line = Path(SHAPES).read_text().splitlines().index("lr = 1.0e-3") + 1
+    assert told["lr"] == f"moving_shapes.toml:{line}"
+    assert told["max_iter"] == "override trainer.max_iter=900"
+    assert told["eps"] == "flag --optimizer.eps 1e-6"
+    assert told["weight_decay"] == "default"
+    assert told["resolution"].startswith("recipe ")
+    assert told["path"].endswith("<- environment variable DATASET_PATH") or "${asset:" in told["path"]
+    tree = load(SHAPES, ["trainer.max_iter=900"], flags=["optimizer.eps=1e-6"]).tree
+    assert from_yaml(out) == tree
+    assert run(capsys, words[0], "--plain", *words[1:])[1] == to_yaml(tree)
+
+
+def test_show_changed_prints_only_what_differs_from_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "--changed", SHAPES, "--", "model.ema.rate=0.3")
+    assert code == 0
+    assert out == "model:\n  config:\n    ema:\n      rate: 0.3  # override model.ema.rate=0.3\n"
+
+
+def test_check_says_ok_or_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "check", SHAPES) == (0, f"OK: {SHAPES}\n", "")
+    path = tmp_path / "bad.toml"
+    path.write_text('[job]\nexperiment = "moving_shapes"\n[trainer]\nmax_itr = 3\n[optimizer]\nlr = "x"\n')
+    code, out, err = run(capsys, "check", str(path))
+    assert (code, out) == (2, "")
+    assert "2 mistakes" in err
+    assert "did you mean 'trainer.max_iter'?" in err
+    assert "Traceback" not in err
+
+
+def test_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "check", SHAPES, "--", "trainer.max_iter=2000")
+    assert (code, out) == (0, f"OK: {SHAPES}\n")
+    assert err.startswith("warning: scheduler.cycle_lengths end after 1000 steps")
+
+
+@pytest.mark.parametrize("other", ["recipe", "yaml", "folder"])
+def test_diff_of_equal_runs_is_empty(other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(load(SHAPES).tree))
+    names = {"recipe": "moving_shapes", "yaml": str(tmp_path / "config.yaml"), "folder": str(tmp_path)}
+    assert run(capsys, "diff", SHAPES, names[other]) == (0, "", "")
+
+
+def test_diff_prints_each_path_and_marks_what_one_side_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DATASET_PATH")  # not needed to compare
+    path = tmp_path / "other.toml"
+    text = Path(SHAPES).read_text().replace("clip_norm = 1.0", "clip_norm = 0.5")
+    path.write_text(text + '\n[optimizer.lr_multipliers]\n"a.b" = 2.0\n[custom]\nx = 1\n')
+    code, out, _ = run(capsys, "diff", SHAPES, str(path))
+    assert code == 1
+    assert "trainer.callbacks.grad_clip.clip_norm: 1.0 -> 0.5" in out.splitlines()
+    assert 'optimizer.lr_multipliers."a.b": (only in the second) -> 2.0' in out.splitlines()
+    assert "custom" not in out
+    code, out, _ = run(capsys, "diff", "--custom", str(path), SHAPES)
+    assert code == 1
+    assert "custom.x: 1 -> (only in the first)" in out.splitlines()
+    assert 'optimizer.lr_multipliers."a.b": 2.0 -> (only in the first)' in out.splitlines()
+
+
+def test_diff_with_a_source_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "diff", SHAPES, "moving_shaps")
+    assert (code, out) == (2, "")
+    assert "did you mean 'moving_shapes'?" in err
+
+
+def test_help_and_unknown_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(action in out for action in ("show", "check", "diff", "convert", "new"))
+    assert run(capsys, "shwo", SHAPES)[0] == 2
+    assert run(capsys)[0] == 2
+    assert run(capsys, "show")[0] == 2

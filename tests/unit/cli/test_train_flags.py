@@ -1,0 +1,244 @@
+"""`worldsmith train` with typed flags, their help, `recipes`, `--import`, `--module`: quick and free of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith.cli import main as cli
+from worldsmith.cli import train
+from worldsmith.config.registry import recipe_names, registered
+
+MY_RUNS = """
+from worldsmith.config import recipe
+from worldsmith.training.callbacks.base import Callback
+
+class Alarm(Callback):
+    '''Rings.'''
+    class Config(Callback.Config):
+        above: float = 2.0
+        '''Loss from which it rings.'''
+
+@recipe("alarmed", starts_from="moving_shapes")
+def alarmed(config):
+    '''The demo with an alarm.'''
+    config.trainer.callbacks["alarm"] = Alarm.Config(above=3.0)
+    return config
+
+def quiet():
+    from worldsmith.config import get_recipe
+    return get_recipe("moving_shapes")
+"""
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What `train` would plan, instead of planning it."""
+    found: list[Any] = []
+    monkeypatch.setattr(train, "dryrun", lambda tree: found.append(tree) or 0)
+    monkeypatch.setattr(train, "train", lambda tree, launch, resume_changed: found.append((tree, launch)) or 0)
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def worldsmith(*words: str, folder: Path) -> tuple[int, str, str, float]:
+    """Exit code, output, errors and processor seconds of a fresh process, which fails if it has imported torch."""
+    code = (
+        "import sys; from worldsmith.cli.main import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules; sys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "Traceback" not in done.stderr, done.stderr
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stdout, done.stderr, seconds
+
+
+FLAGS = ["--optimizer.lr", "1e-4", "--no-model.config.ema.enabled", "--scheduler.warm-up-steps", "10", "--scheduler"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["moving_shapes", *FLAGS, "LambdaLinear", "--dryrun"],
+        ["--dryrun", *FLAGS, "LambdaLinear", "moving_shapes"],
+        [*FLAGS[:2], "moving_shapes", *FLAGS[2:], "LambdaLinear", "--dryrun"],
+        [*FLAGS, "LambdaLinear", "--no-model.config.ema.enabled", "moving_shapes", "--dryrun"],
+    ],
+)
+def test_the_order_of_flags_and_source_does_not_matter(words: list[str], seen: list[Any]) -> None:
+    assert cli.main(["train", *words]) == 0
+    tree = seen[0]
+    assert tree.optimizer.lr == 1e-4
+    assert tree.model.config.ema.enabled is False
+    assert type(tree.scheduler).__qualname__ == "LambdaLinear.Config"
+    assert (tree.scheduler.warm_up_steps, tree.scheduler.cycle_lengths) == ([10], [1000])
+
+
+def test_flags_are_recorded_as_words_that_repeat_the_run(seen: list[Any]) -> None:
+    words = ["train", "moving_shapes", "--optimizer.betas", "0.8", "0.9", "--", "trainer.max_iter=70"]
+    assert cli.main(words) == 0
+    tree, launch = seen[0]
+    assert (launch.config_path, launch.overrides) == (
+        "moving_shapes",
+        ["optimizer.betas=[0.8,0.9]", "trainer.max_iter=70"],
+    )
+    assert cli.main(["train", "moving_shapes", "--dryrun", "--", *launch.overrides]) == 0
+    assert seen[1] == tree
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name one recipe or file"),
+        (["moving_shapes", "--sft-toml", "x.toml"], "name one recipe or file"),
+        (["--module", "json"], "--module and --config go together"),
+        (["moving_shapes", "--config", "x"], "--module and --config go together"),
+        (["moving_shapes", "a.b=1"], "go last, after --"),
+        (["moving_shapes", "--optimizer.lrr", "1"], "did you mean --optimizer.lr?"),
+        (["--import"], "--import needs a name"),
+        (["--import", "no_such_module", "moving_shapes"], "there is no module 'no_such_module'"),
+        (["--trust", "os", "moving_shapes"], "belongs to Python itself"),
+        (["moving_shapes", "--help", "optimiser"], "did you mean 'optimizer'?"),
+    ],
+)
+def test_mistakes_end_in_exit_code_2(
+    words: list[str], message: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert not seen
+
+
+def test_a_module_of_recipes_on_the_command_line(seen: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "flag_runs.py").write_text(MY_RUNS)
+    before = dict(registered())
+    try:
+        assert cli.main(["--import", "flag_runs", "train", "alarmed", "--dryrun"]) == 0
+        assert cli.main(["train", "--module", "flag_runs", "--config", "alarmed", "--dryrun"]) == 0
+        words = ["--trainer.callbacks.alarm", "Alarm", "--trainer.callbacks.alarm.above", "4"]
+        assert cli.main(["train", *words, "--module", "flag_runs", "--config", "quiet", "--dryrun"]) == 0
+    finally:
+        registered().clear()
+        registered().update(before)
+    assert [tree.trainer.callbacks["alarm"].above for tree in seen] == [3.0, 3.0, 4.0]
+
+
+def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) -> None:
+    code, out, _, seconds = worldsmith("train", "moving_shapes", "--help", "--optimizer.eps", "1e-6", folder=tmp_path)
+    assert code == 0
+    assert seconds < 0.5
+    assert max(map(len, out.splitlines())) <= 100
+    for line in (
+        "[optimizer] How weights move, and which.",
+        "  --optimizer.lr NUMBER = 0.001 (recipe vision_sft_tiny)\n      Base learning rate.",
+        "  --optimizer.eps NUMBER = 1e-06 (flag --optimizer.eps 1e-6)",
+        "  --optimizer.betas NUMBER … = [0.9,0.95] (recipe vision_sft_tiny)",
+        "  --optimizer.lr_multipliers.KEY NUMBER = {} (default)",
+        "  --job.task vfm|vlm = vfm (default)",
+        "  --job.group TEXT = demo (recipe moving_shapes)",
+        "  --scheduler LambdaLinear|LambdaCosine = LambdaCosine (recipe vision_sft_tiny)",
+        "  --scheduler.cycle_lengths INT … = ['${trainer.max_iter}'] (recipe moving_shapes)",
+        "  --trainer.callbacks.grad_clip.clip_norm NUMBER = 1.0",
+        "  --checkpoint.keep_latest_k INT or null = 2 (recipe moving_shapes)",
+    ):
+        assert line in out, line
+
+
+def test_every_value_of_every_recipe_has_its_flag_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from worldsmith.config import Config, get_recipe
+    from worldsmith.config.configurable import field_hints
+    from worldsmith.config.paths import format_path
+    from worldsmith.config.tree_access import walk
+
+    for name in recipe_names():
+        assert cli.main(["train", name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        for path, node in walk(get_recipe(name)):
+            for field in field_hints(type(node)) if isinstance(node, Config) else ():
+                flag = format_path((*path, field))
+                assert f"--{flag} " in shown or f"--{flag}." in shown or field == "custom"
+
+
+def test_help_of_one_section_and_of_the_command(tmp_path: Path) -> None:
+    _, out, _, _ = worldsmith("train", "moving_shapes", "--help", "model.config.ema", folder=tmp_path)
+    assert [line for line in out.splitlines() if line.startswith("[")] == ["[model.config.ema]"]
+    assert "--model.config.ema.rate" in out
+    assert "--optimizer" not in out
+    code, out, _, _ = worldsmith("train", "--help", folder=tmp_path)
+    assert code == 0
+    assert "--sft-toml" in out
+    assert "--optimizer.lr 1e-4" in out
+
+
+def test_recipes_fit_a_terminal_and_have_a_json_form(tmp_path: Path) -> None:
+    (tmp_path / "flag_runs.py").write_text(MY_RUNS)
+    code, table, _, seconds = worldsmith("recipes", "--import", "flag_runs", folder=tmp_path)
+    assert code == 0
+    assert seconds < 0.7, "rich is loaded for the table"
+    assert max(map(len, table.splitlines())) <= 100
+    code, out, _, _ = worldsmith("recipes", "--json", "--import", "flag_runs", folder=tmp_path)
+    found = {entry["name"]: entry for entry in json.loads(out)}
+    assert {"alarmed", "moving_shapes", "vision_sft_tiny"} <= set(found)
+    assert all(name in table for name in ("alarmed", "moving_shapes", "vision_sft_tiny"))
+    assert found["alarmed"] == {
+        "name": "alarmed",
+        "task": "vfm",
+        "model": "cosmos3",
+        "parameters": found["moving_shapes"]["parameters"],
+        "data": "VideoDataset ${oc.env:DATASET_PATH}",
+        "starts_from": "moving_shapes",
+        "doc": "The demo with an alarm.",
+        "module": "flag_runs",
+    }
+
+
+def test_one_recipe_is_shown_with_its_changes(tmp_path: Path) -> None:
+    (tmp_path / "flag_runs.py").write_text(MY_RUNS)
+    code, out, _, seconds = worldsmith("recipes", "alarmed", "--import=flag_runs", folder=tmp_path)
+    assert code == 0
+    assert seconds < 0.5
+    assert "changes from moving_shapes:\n  trainer.callbacks.alarm = flag_runs.Alarm  (was absent)\n" in out
+    assert "  trainer.callbacks.alarm.above = 3.0  (was absent)\n" in out
+    _, out, _, _ = worldsmith("recipes", "moving_shapes", folder=tmp_path)
+    assert "  trainer.max_iter = 1000  (was 500)\n" in out
+    _, out, _, _ = worldsmith("recipes", "vision_sft_tiny", folder=tmp_path)
+    assert "type: worldsmith.training.trainer.Trainer" in out
+    code, _, err, _ = worldsmith("recipes", "moving_shape", folder=tmp_path)
+    assert code == 2
+    assert "did you mean 'moving_shapes'?" in err
+
+
+def test_a_class_that_is_loaded_can_be_named_and_others_need_trust(tmp_path: Path) -> None:
+    """A flag may name a class that the recipes' module imported; a file may name it only after `--trust`."""
+    (tmp_path / "flag_parts.py").write_text(
+        "from worldsmith.training.callbacks.base import Callback\nclass Bell(Callback):\n    pass\n"
+    )
+    (tmp_path / "flag_runs.py").write_text("import flag_parts\n")
+    words = ["config", "check", "moving_shapes", "--", "dataloader_train.dataset.path=x"]
+    flag = ["--import", "flag_runs", "--trainer.callbacks.bell", "Bell"]
+    assert worldsmith(*words[:3], *flag, *words[3:], folder=tmp_path)[:2] == (0, "OK: moving_shapes\n")
+    (tmp_path / "bell.yaml").write_text(
+        "recipe: moving_shapes\ntrainer: {callbacks: {bell: {type: flag_parts.Bell}}}\n"
+    )
+    stack = ["config", "check", "--base", "bell.yaml", *words[3:]]
+    code, _, err, _ = worldsmith(*stack, folder=tmp_path)
+    assert code == 2
+    assert "add --trust flag_parts" in err
+    assert worldsmith("--trust=flag_parts", *stack, folder=tmp_path)[0] == 0

@@ -1,0 +1,299 @@
+"""Settings that cannot go together, all of them in one report, each at the line that is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from worldsmith.config import Config, ConfigError, Configurable
+from worldsmith.config.checks import check_sections
+from worldsmith.config.contradictions import contradictions, degree_problems, remarks
+from worldsmith.config.load import load
+from worldsmith.config.references import try_resolve
+from worldsmith.config.registry import get_recipe
+
+
+class Caps(Config):
+    _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("fps", "nframes"),)
+
+    fps: float | None = None
+    nframes: int | None = None
+    size: int = 8
+
+    def check(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, found {self.size}")
+
+
+class Clip(Configurable):
+    class Config(Configurable.Config):
+        caps: Caps = field(default_factory=Caps)
+        length: int = 1
+        width: int = 1
+
+        def check(self) -> None:
+            if self.length < 1:
+                raise ValueError(f"length is {self.length}; write at least 1")
+            if self.width < 1:
+                raise ValueError(f"width is {self.width}; write at least 1")
+            if self.caps.size // self.width > 100:
+                raise ValueError(f"caps.size {self.caps.size} is more than 100 × width {self.width}")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+def paths(problems: list[Any]) -> list[str]:
+    return [problem.path for problem in problems]
+
+
+def problems_of(*arguments: Any) -> list[Any]:
+    with pytest.raises(ConfigError) as caught:
+        load(*arguments)
+    return caught.value.problems
+
+
+def test_two_settings_of_which_one_has_to_go(t: ModuleType) -> None:
+    assert contradictions(Caps(fps=8.0)) == contradictions(Caps(nframes=4)) == []
+    (problem,) = contradictions(Clip.Config(caps=Caps(fps=8.0, nframes=4)))
+    assert (problem.path, problem.concerns) == ("caps", ("caps.fps", "caps.nframes"))
+    assert "fps = 8.0 and nframes = 4 cannot both be set" in problem.message
+    assert "=null after --" in str(problem.hint)
+
+
+def test_a_parent_is_checked_although_its_child_complains() -> None:
+    found = check_sections(Clip.Config(caps=Caps(size=0), length=0))
+    assert sorted(problem.message for problem in found) == [
+        "length is 0; write at least 1",
+        "size must be at least 1, found 0",
+    ]
+
+
+def test_one_section_says_all_that_it_has_to_say_and_the_tree_stays_as_it_is() -> None:
+    tree = Clip.Config(length=-1, width=0)
+    found = check_sections(tree)
+    assert [problem.message[:6] for problem in found] == ["width ", "length"]
+    assert [problem.concerns for problem in found] == [("width",), ("length",)]
+    assert (tree.length, tree.width) == (-1, 0)
+
+
+def test_no_complaint_follows_from_a_value_that_is_known_to_be_wrong() -> None:
+    tree = Clip.Config(caps=Caps(size=1000), length=0)
+    assert [problem.message[:9] for problem in check_sections(tree)] == ["length is", "caps.size"][::-1]
+    assert paths(check_sections(tree, [("caps", "size")])) == [""]
+    assert check_sections(tree, [("caps", "size"), ("length",)]) == []
+
+
+def test_a_check_that_cannot_bear_a_wrong_value_is_left_out_but_a_bug_is_not() -> None:
+    class Brittle(Config):
+        count: int = 1
+        items: list[int] = field(default_factory=list)
+
+        def check(self) -> None:
+            _ = self.items[self.count]
+
+    broken = Brittle(count="${oc.env:WS_NONE}")  # type: ignore[arg-type]
+    _, problems = try_resolve(broken)
+    assert paths(problems) == ["count"]
+    with pytest.raises(IndexError):
+        check_sections(Brittle())
+
+
+@pytest.mark.parametrize(
+    ("degrees", "world", "words"),
+    [
+        ((-1, 1, 1, 1), "8", None),
+        ((4, 2, 2, 1), "8", None),
+        ((4, 2, 2, 4), None, None),
+        ((-1, 1, 3, 1), None, None),  # nothing can be said: the number of processes is open
+        ((4, 1, 1, 1), "8", "needs 4 processes, but WORLD_SIZE is 8"),
+        ((-1, 3, 1, 1), "8", "needs a multiple of 3 processes, but WORLD_SIZE is 8"),
+        ((-1, 1, 3, 1), "8", "context_parallel_shard_degree 3 does not divide the 8 processes of WORLD_SIZE"),
+        ((4, 1, 3, 1), None, "context_parallel_shard_degree 3 does not divide the 4 processes of data_parallel_shard"),
+        ((4, 1, 1, 8), None, "cfg_parallel_shard_degree 8 does not divide the 4 processes"),
+        ((4, 1, 1, 1), "many", None),
+    ],
+)
+def test_degrees(degrees: tuple[int, ...], world: str | None, words: str | None) -> None:
+    tree: Any = get_recipe("small")
+    section = tree.model.config.parallelism
+    for name, degree in zip(vars(section), degrees):
+        setattr(section, name, degree)
+    found = degree_problems(tree, {} if world is None else {"WORLD_SIZE": world})
+    assert len(found) == (words is not None)
+    if words:
+        assert words in found[0].message
+        assert found[0].hint
+        assert all(name.startswith("model.config.parallelism.") for name in found[0].concerns)
+
+
+def test_degrees_are_compared_with_the_environment_when_a_file_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[job]\nexperiment = "small"\n[model.parallelism]\ndata_parallel_shard_degree = 4\n')
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (remark,) = [w for w in load(str(path)).warnings if "torchrun" in w]
+    assert "4 processes" in remark
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert load(str(path)).warnings == [w for w in load(str(path)).warnings if "torchrun" not in w]
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    (problem,) = problems_of(str(path))
+    assert (problem.line, problem.column) == (4, 30)
+    assert "1 × 6, 2 × 3, 3 × 2, 6 × 1" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("lora", "patterns", "words"),
+    [
+        (True, [], None),
+        (True, ["lora_"], None),
+        (True, ["q_proj"], None),
+        (True, ["layers.3.", "time_embedder"], None),
+        (True, ["time_embedder"], "selects none of the adapters"),
+        (True, ["lorra_"], "selects none of the adapters"),
+        (False, ["lora_"], "nothing would be trained"),
+        (False, ["lora_", "moe_gen"], None),
+    ],
+)
+def test_adapters_that_nobody_trains(lora: bool, patterns: list[str], words: str | None) -> None:
+    tree: Any = get_recipe("small")
+    tree.model.config.lora_enabled, tree.optimizer.keys_to_select = lora, patterns
+    found = contradictions(tree)
+    assert paths(found) == ["optimizer.keys_to_select"] * (words is not None)
+    assert words is None or words in found[0].message
+
+
+def test_a_schedule_that_is_shorter_than_the_run_is_a_warning(tmp_path: Path) -> None:
+    tree: Any = get_recipe("small")
+    tree.scheduler.cycle_lengths, tree.trainer.max_iter = [10, 20], 30
+    assert remarks(tree, {}) == []
+    (warning,) = load("small", ["scheduler.cycle_lengths=[30]", "trainer.max_iter=40"]).warnings
+    assert "end after 30 steps, trainer.max_iter is 40: the last 10 steps" in warning
+
+
+class TestShippedRecipes:
+    @pytest.fixture
+    def only_these_recipes(self) -> None:
+        """The shipped recipes, whose components refuse what does not work."""
+
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DATASET_PATH", "/data")
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def save(self, folder: Path, text: str) -> str:
+        path = folder / "run.toml"
+        path.write_text('[job]\nexperiment = "vision_sft_tiny"\n' + text)
+        return str(path)
+
+    def test_adapters_with_a_wrong_filter_are_two_problems(self, tmp_path: Path) -> None:
+        text = '[model]\nlora_enabled = true\n[optimizer]\nkeys_to_select = ["time_embedder"]\n'
+        found = problems_of(self.save(tmp_path, text))
+        assert [(problem.path, problem.line) for problem in found] == [
+            ("model.config", 4),
+            ("optimizer.keys_to_select", 6),
+        ]
+
+    def test_one_cap_takes_the_place_of_the_inherited_other(self, tmp_path: Path) -> None:
+        loaded = load(self.save(tmp_path, "[dataloader_train]\nmax_samples_per_batch = 4\n"))
+        caps = loaded.tree.dataloader_train
+        assert (caps.max_samples_per_batch, caps.max_sequence_length) == (4, None)
+        assert any("max_sequence_length = " in w and "is dropped" in w for w in loaded.warnings)
+        assert str(loaded.provenance[("dataloader_train", "max_sequence_length")]) == "run.toml:4"
+
+    def test_the_later_of_two_layers_wins_and_one_layer_cannot_set_both(self, tmp_path: Path) -> None:
+        path = self.save(tmp_path, "[dataloader_train]\nmax_samples_per_batch = 4\n")
+        caps = load(path, ["dataloader_train.max_sequence_length=99"]).tree.dataloader_train
+        assert (caps.max_samples_per_batch, caps.max_sequence_length) == (None, 99)
+        caps = load(path, ["dataloader_train.max_sequence_length=null"]).tree.dataloader_train
+        assert (caps.max_samples_per_batch, caps.max_sequence_length) == (4, None)
+        (problem,) = problems_of(
+            path, ["dataloader_train.max_sequence_length=9", "dataloader_train.max_samples_per_batch=3"]
+        )
+        assert "cannot both be set" in problem.message
+        both = self.save(tmp_path, "[dataloader_train]\nmax_samples_per_batch = 4\nmax_sequence_length = 9\n")
+        assert [problem.path for problem in problems_of(both)] == ["dataloader_train"]
+
+    def test_frames_are_chosen_in_one_way(self) -> None:
+        (problem,) = problems_of("vision_sft_tiny", ["dataloader_train.dataset.temporal_interval_mode=force_one"])
+        assert "no effect with num_video_frames=-1" in problem.message
+
+    def test_ranges_types_names_references_and_contradictions_come_in_one_report(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("DATASET_PATH")
+        text = """wandb_mode = "Online"
+[model]
+precision = "bfloat61"
+lora_enabled = true
+[model.ema]
+enabled = "False"
+rate = -1.0
+[optimizer]
+keys_to_select = ["time_embedder"]
+lr = -1.0
+betas = [0.9, 2.0]
+eps = "1e-8"
+wieght_decay = 0.1
+[scheduler]
+cycle_lengths = 10
+[trainer]
+max_iter = 500.0
+grad_accum_iter = 0
+logging_iter = -1
+[checkpoint]
+save_iter = "3"
+[model.parallelism]
+data_parallel_shard_degree = 4
+context_parallel_shard_degree = 3
+[dataloader_train]
+max_sequence_length = 5
+max_samples_per_batch = 6
+"""
+        found = problems_of(self.save(tmp_path, text), ["optimizer.fused=maybe"])
+        lines = {problem.line for problem in found if problem.file and problem.file.endswith("run.toml")}
+        wrong = {number for number, line in enumerate(text.splitlines(), start=3) if "=" in line}
+        assert lines == wrong - {25, 29}  # a good value, and the second of the two caps: they are one problem
+        hints = " ".join(problem.hint or "" for problem in found)
+        for advice in (
+            "did you mean 'online'?",
+            "did you mean 'bfloat16'?",
+            "did you mean 'optimizer.weight_decay'?",
+            "write false, without quotes",
+            "write 1e-8, without quotes",
+            "write 500",
+            "write a list: [10]",
+        ):
+            assert advice in hints
+        assert [p.path for p in found if p.file == "override"] == ["optimizer.fused"]
+        (unset,) = [p for p in found if "'DATASET_PATH' is not set" in p.message]
+        assert unset.path == "dataloader_train.dataset.path"
+        assert "export DATASET_PATH" in str(unset.hint)
+
+
+def test_a_yaml_tree_with_mistakes_of_every_kind_has_one_report(
+    tmp_path: Path, t: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WS_NOT_SET", raising=False)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"type: {t.__name__}.Trainer\n"
+        "optimizer:\n  lr: -1.0\n  eps: small\n  lrr: 3\n"
+        "job:\n  name: ${oc.env:WS_NOT_SET}\n"
+        "model:\n  config:\n    type: "
+        f"{t.__name__}.Generator\n    parallelism: {{cfg_parallel_shard_degree: 0}}\n"
+    )
+    found = problems_of(str(path), ["trainer.max_iter=x"])
+    assert {(p.path, p.line) for p in found} == {
+        ("optimizer", 3),
+        ("optimizer.eps", 4),
+        ("optimizer.lrr", 5),
+        ("job.name", 7),
+        ("model.config.parallelism", 11),
+        ("trainer.max_iter", None),
+    }

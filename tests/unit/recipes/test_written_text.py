@@ -1,0 +1,121 @@
+"""Text and values of any kind survive being written as TOML, Python, YAML, JSON and override words."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from worldsmith.config import get_recipe
+from worldsmith.config.convert import convert
+from worldsmith.config.draft import Loaded
+from worldsmith.config.literals import read_text
+from worldsmith.config.load import load
+from worldsmith.config.tree_changes import changes
+from worldsmith.config.write_python import PythonWriter, python_text
+from worldsmith.config.write_toml import toml_key, toml_text, write_toml
+from worldsmith.config.write_words import word_value
+
+
+def same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and not changes(a, b, custom=True)
+
+
+def read_back(text: str, file: Path, words: list[str] | None = None) -> Any:
+    file.write_text(text, encoding="utf-8")
+    return load(str(file), words or [], keep_unset=True).raw
+
+
+HOSTILE = [
+    '"',
+    "'",
+    '"""',
+    "'''",
+    "\\",
+    "\\'\"",
+    "\n",
+    "\r\n",
+    "\r",
+    "\x00",
+    "\x1f",
+    "\x7f",
+    "\x85",
+    "\u2028",
+    "\ufeff",
+]
+HOSTILE += ["#", "[a]", "${x}", "???", "\U0001f600", "a\tb", "null", "1e5", "true", "", " ", "\U000e0001", "\ufffe"]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(HOSTILE)
+NUMBERS = st.integers() | st.floats(allow_nan=False) | st.booleans()
+PLAIN = st.recursive(
+    TEXT | NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8
+)
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@MANY
+@given(st.dictionaries(TEXT, PLAIN, max_size=4))
+def test_any_table_survives_toml(table: dict[str, Any]) -> None:
+    assert repr(tomllib.loads(write_toml(table))) == repr(tables_last(table))
+
+
+def tables_last(value: Any) -> Any:
+    """TOML writes single values before sub-tables; only dicts directly below dicts are moved."""
+    if not isinstance(value, dict):
+        return value
+    ordered = sorted(value.items(), key=lambda pair: isinstance(pair[1], dict))
+    return {key: tables_last(item) for key, item in ordered}
+
+
+@MANY
+@given(TEXT)
+def test_any_text_survives_toml_as_key_and_value_and_stays_on_one_line(text: str) -> None:
+    line = f"{toml_key(text)} = {toml_text(text)}"
+    assert tomllib.loads(line) == {text: text}
+    assert len(line.splitlines()) == 1
+
+
+@MANY
+@given(TEXT)
+def test_any_text_survives_python(text: str) -> None:
+    assert eval(python_text(text)) == text
+    assert python_text(text).startswith('"')
+
+
+@MANY
+@given(PLAIN)
+def test_any_plain_value_survives_python(value: Any) -> None:
+    lines = PythonWriter().expression(value)
+    assert repr(eval("\n".join(lines))) == repr(value)
+
+
+@MANY
+@given(TEXT.filter(lambda text: "\0" not in text), st.dictionaries(TEXT, NUMBERS, max_size=3))
+def test_any_text_survives_an_override_word(text: str, table: dict[str, Any]) -> None:
+    assert read_text(word_value(text), str) == text
+    assert "\n" not in word_value(text)
+    assert shlex.split(shlex.quote(word_value(text))) == [word_value(text)]
+    plain = {key: value for key, value in table.items() if "\0" not in key}
+    assert repr(read_text(word_value(plain), dict[str, float | int | bool])) == repr(plain)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXT.filter(lambda text: "${" not in text and ".." not in text and not text.startswith(("/", "~"))), TEXT)
+def test_hostile_names_survive_every_form_of_a_run(tmp_path: Path, text: str, suffix: str) -> None:
+    tree = get_recipe("moving_shapes")
+    tree.job.group = tree.job.group if "\0" in text else text
+    tree.optimizer.lr_multipliers = {text or "x": 1.0}
+    tree.dataloader_train.dataset.caption_suffix = suffix.replace("${", "")
+    tree.custom = {text: [suffix, {suffix: text}]}
+    first = Loaded(tree, raw=tree, source="test", recipes=lambda: [("moving_shapes", get_recipe("moving_shapes"))])
+    for to in ("yaml", "json"):
+        assert same(read_back(convert(first, to).text, tmp_path / f"h.{to}"), tree)
+    if "\0" in text + suffix:
+        return
+    converted = convert(first, "toml")
+    unsaid = text == "???"
+    assert [change.path[-1] for change in converted.rest if change.path[-1] != "caption_suffix"] == ["group"] * unsaid
+    assert same(read_back(converted.text, tmp_path / "h.toml", converted.words), tree)
