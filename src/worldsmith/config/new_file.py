@@ -30,9 +30,9 @@ def new_recipe_toml(name: str) -> str:
     lines = [
         *_prose(f"A run of the recipe {name}: {doc}" if doc else f"A run of the recipe {name}."),
         "#",
-        "# As it stands, this file is the recipe. To change a value, remove the # in front of its key. A key that is left",
-        '# out, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter}, or to the',
-        "# environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
+        "# As it stands, this file is the recipe. To change a value, remove the # in front of its key. A key that is",
+        '# left out, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
+        "# or to the environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
         "#",
         "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
         "",

@@ -51,7 +51,10 @@ def _check_section(
             count = len(problems)
             if value == MISSING:
                 continue
-            fitted = value if key == OPAQUE and isinstance(value, dict) else fit(value, entry.type, here, problems)
+            if here != (OPAQUE,):
+                fitted = fit(value, entry.type, here, problems)
+            elif not isinstance(fitted := value, dict):  # also a reference: nobody resolves it there
+                problems.append(mismatch(here, "a table", value))
             if len(problems) == count:
                 found.append((entry, fitted))
         elif here in _SECTIONS:

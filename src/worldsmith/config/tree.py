@@ -79,6 +79,9 @@ def read_section(
             problems.append(Problem(format_path(here), f"{cls.__qualname__} has no field '{key}'", hint=advice))
         elif key == OPAQUE and isinstance(raw, dict):
             values[key] = copy.deepcopy(raw)
+        elif key == OPAQUE:  # also a reference: nobody resolves it there
+            problems.append(mismatch(here, "a table", raw))
+            wrong.add(key)
         elif (value := read_value(raw, hints[key], here, problems, values.get(key))) is not _INVALID:
             values[key] = value
         else:

@@ -11,7 +11,7 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f":
 
 
 def write_toml(table: dict[str, Any]) -> str:
-    """A table as TOML: single values first, then a section per sub-table. Raises ValueError for what TOML cannot say."""
+    """A table as TOML: single values first, then a section per sub-table. Raises ValueError for null and the like."""
     blocks: list[str] = []
     _write_table(table, (), blocks)
     return "\n\n".join(blocks) + ("\n" if blocks else "")

@@ -19,21 +19,9 @@ import yaml
 from worldsmith.monitor.redaction import redact_arguments, redact_environment, redact_urls
 
 PACKAGES = (
-    "worldsmith",
-    *(
-        "torch",
-        "numpy",
-        "safetensors",
-        
-        
-        "av",
-        "pillow",
-        "transformers",
-        "diffusers",
-        "accelerate",
-    ),
-    *("peft", "tensorboard", "datasets", "wandb"),
-)
+    "worldsmith", "torch", "numpy", "safetensors", "av", "pillow", "transformers", "diffusers", "accelerate", "peft",
+    "tensorboard", "datasets", "wandb",
+)  # fmt: skip
 DISTRIBUTED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

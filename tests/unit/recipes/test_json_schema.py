@@ -29,7 +29,7 @@ from worldsmith.config.yaml_text import dump_yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-from config_mutations import MUTATIONS, Doc, place, put
+from config_mutations import MUTATIONS, Doc, place, put, sections
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
@@ -140,6 +140,16 @@ def test_both_judge_mutated_documents_alike(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["toml", "tree"])
+def test_no_section_takes_an_unknown_key(kind: str, tmp_path: Path) -> None:
+    good, schema = documents(kind)[0], schema_of(kind)
+    for path in sections(good):
+        document = copy.deepcopy(good)
+        put(document, (*path, "no_such_key"), 1)
+        assert "no_such_key" in ours(kind, document, tmp_path), path
+        assert list(schema.iter_errors(document)) != [], path
+
+
+@pytest.mark.parametrize("kind", ["toml", "tree"])
 @pytest.mark.parametrize(("rule", "key", "value"), OURS_ALONE, ids=[row[0] for row in OURS_ALONE])
 def test_what_json_schema_cannot_say_is_caught_by_the_loader(
     rule: str, key: str, value: Any, kind: str, tmp_path: Path
@@ -148,6 +158,17 @@ def test_what_json_schema_cannot_say_is_caught_by_the_loader(
     put(document, place(kind, key), value)
     assert ours(kind, document, tmp_path) != ""
     assert list(schema_of(kind).iter_errors(document)) == []
+
+
+@pytest.mark.parametrize("kind", ["toml", "tree"])
+@pytest.mark.parametrize("value", [3, [], "text", "${trainer.max_iter}"])
+def test_the_projects_own_data_is_a_table_of_anything(kind: str, value: Any, tmp_path: Path) -> None:
+    document = {**documents(kind)[0], "custom": {"a": [{"b": "${x"}], "c d": {}}}
+    assert ours(kind, document, tmp_path) == ""
+    schema_of(kind).validate(document)
+    document["custom"] = value
+    assert "custom: expected a table" in ours(kind, document, tmp_path)
+    assert list(schema_of(kind).iter_errors(document)) != []
 
 
 def test_two_alternative_caps_are_caught_by_the_loader(tmp_path: Path) -> None:
