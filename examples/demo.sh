@@ -17,4 +17,4 @@ step() {
 step worldsmith dataset moving-shapes "$DATASET_PATH"
 step worldsmith train --sft-toml=examples/toml/sft_config/moving_shapes.toml
 step worldsmith export "$RUN" --dtype float32 -o "$RUN/pipeline"
-step worldsmith evaluate "$RUN/pipeline" --untrained "$RUN" --prompts "$DATASET_PATH/prompts.jsonl" -o "$RUN/evaluation"
+step worldsmith evaluate "$RUN/pipeline" --untrained "$RUN" --prompts "$DATASET_PATH/prompts.jsonl" --guidance 3 -o "$RUN/evaluation"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,13 @@ import torch
 from worldsmith.data.moving_shapes import render, sample_scene
 from worldsmith.data.shape_captions import TRAIN_COMBINATIONS
 
-# Smaller shapes and lighter backgrounds than the dataset's own: harder cases, so that the dataset's are easy.
-SIDES = (22.0, 30.0)
-TONES = (30.0, 60.0, 90.0)
+# Smaller shapes, lighter backgrounds and freer paths than the dataset's own: harder cases, so that those are easy.
+SCENES: dict[str, Any] = {
+    "sides": (22.0, 30.0),
+    "tones": (30.0, 60.0, 90.0),
+    "travels": (18.0, 28.0),
+    "wander": 1.0,
+}
 
 
 def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.ndarray:
@@ -23,7 +28,7 @@ def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.nd
     if kind < others / 2:
         return blobs(rng, stretch)
     combination = TRAIN_COMBINATIONS[rng.integers(len(TRAIN_COMBINATIONS))]
-    scene = sample_scene(rng, combination, sides=SIDES, tones=TONES)
+    scene = sample_scene(rng, combination, **SCENES)
     if kind < others:
         any_colour, any_ground = tuple(rng.uniform(0, 255, 3)), tuple(rng.uniform(0, 255, 3))
         scene = dataclasses.replace(scene, colour=any_colour, background=any_ground)

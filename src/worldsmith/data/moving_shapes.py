@@ -23,7 +23,7 @@ from worldsmith.data.shape_captions import (
     structured_caption,
 )
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 CANVAS = 64.0
 MARGIN = 2.0
 RGB = {"red": (215, 45, 45), "green": (45, 175, 75), "blue": (55, 95, 230), "yellow": (230, 200, 50)}
@@ -54,16 +54,19 @@ def sample_scene(
     *,
     sides: tuple[float, float] = (25.0, 31.0),
     tones: tuple[float, ...] = (30.0, 50.0, 70.0),
+    travels: tuple[float, float] = (24.0, 28.0),
+    wander: float = 0.25,
 ) -> Scene:
-    """A random scene that shows `attributes`; the whole path of the shape lies inside the picture.
+    """A random scene that shows `attributes`: the shape crosses the picture, and its whole path lies inside it.
 
-    `sides` bounds the shape's side, `tones` are the grey levels around which the background lies.
+    `sides` bounds the shape's side, `travels` the length of its path; `tones` are the grey levels around which the
+    background lies; `wander` is how much of the room around a centred path is used, 0 to 1.
     """
     side = rng.uniform(*sides)
     low, high = MARGIN + side / 2, CANVAS - MARGIN - side / 2
-    travel = rng.uniform(18.0, min(28.0, high - low))
-    along = rng.uniform(low, high - travel)
-    across = rng.uniform(low, high)
+    travel = rng.uniform(travels[0], min(travels[1], high - low))
+    along = (low + high - travel) / 2 + wander * (high - low - travel) * rng.uniform(-0.5, 0.5)
+    across = (low + high) / 2 + wander * (high - low) * rng.uniform(-0.5, 0.5)
     dx, dy = STEP[attributes.direction]
     first = along if dx + dy > 0 else along + travel
     tone = rng.choice(tones) + rng.uniform(-8, 8)

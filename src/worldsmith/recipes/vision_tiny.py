@@ -69,6 +69,13 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.job.group = "demo"
     config.job.name = "moving_shapes"
 
+    # 20 latent tokens per clip need no more than this.
+    network = config.model.config.network
+    network.hidden_size, network.intermediate_size, network.num_hidden_layers = 192, 576, 4
+    network.num_attention_heads = network.num_key_value_heads = 3
+    network.initializer_range = 0.06
+    config.optimizer.lr = 2e-3
+
     dataset = config.dataloader_train.dataset
     dataset.resolution = "64"
     dataset.caption_keys = ["caption"]
@@ -78,9 +85,9 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.dataloader_train.max_sequence_length = None
     config.dataloader_train.max_samples_per_batch = 32
 
-    config.trainer.max_iter = 1000
+    config.trainer.max_iter = 800
     config.trainer.logging_iter = 10
-    config.checkpoint.save_iter = 250
+    config.checkpoint.save_iter = 200
     config.checkpoint.keep_latest_k = 2
     config.scheduler.cycle_lengths = [ref("trainer.max_iter")]
     config.scheduler.warm_up_steps = [50]
