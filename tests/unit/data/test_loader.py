@@ -320,7 +320,8 @@ def test_an_empty_data_set_is_an_error_with_the_reasons(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"max_sequence_length": None}, "set exactly one"), ({"max_samples_per_batch": 2}, "set exactly one"),
-     ({"latent_cache": "folder"}, "no LatentCache was given"), ({"num_workers": -1}, "num_workers must be at least 0, found -1"),
+     ({"latent_cache": "folder"}, "no LatentCache was given"),
+     ({"num_workers": -1}, "num_workers must be at least 0, found -1"),
      ({"max_bad_fraction": 2.0}, "at least 0 and at most 1")],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, changes: dict, words: str) -> None:
