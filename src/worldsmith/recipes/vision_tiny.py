@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
 from worldsmith.config.sections import JobConfig
@@ -70,7 +72,7 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.job.name = "moving_shapes"
 
     # 20 latent tokens per clip need no more than this.
-    network = config.model.config.network
+    network = cast(Cosmos3Generator.Config, config.model.config).network
     network.hidden_size, network.intermediate_size, network.num_hidden_layers = 192, 576, 4
     network.num_attention_heads = network.num_key_value_heads = 3
     network.initializer_range = 0.06
