@@ -26,18 +26,18 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_show_prints_the_resolved_tree_with_origins(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("show", SHAPES, "--optimizer.eps", "1e-6", "--", "trainer.max_iter=900")
+    words = ("show", SHAPES, "--optimizer.eps", "1e-6", "--", "trainer.max_iter=700")
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "")
     told = {line.split(":")[0].strip(): line.split("  # ")[-1] for line in out.splitlines() if "  # " in line}
-    line = Path(SHAPES).read_text().splitlines().index("lr = 1.0e-3") + 1
+    line = Path(SHAPES).read_text().splitlines().index("lr = 2.0e-3") + 1
     assert told["lr"] == f"moving_shapes.toml:{line}"
-    assert told["max_iter"] == "override trainer.max_iter=900"
+    assert told["max_iter"] == "override trainer.max_iter=700"
     assert told["eps"] == "flag --optimizer.eps 1e-6"
     assert told["weight_decay"] == "default"
     assert told["resolution"].startswith("recipe ")
     assert told["path"].endswith("<- environment variable DATASET_PATH") or "${asset:" in told["path"]
-    tree = load(SHAPES, ["trainer.max_iter=900"], flags=["optimizer.eps=1e-6"]).tree
+    tree = load(SHAPES, ["trainer.max_iter=700"], flags=["optimizer.eps=1e-6"]).tree
     assert from_yaml(out) == tree
     assert run(capsys, words[0], "--plain", *words[1:])[1] == to_yaml(tree)
 
@@ -62,7 +62,7 @@ def test_check_says_ok_or_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFix
 def test_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "check", SHAPES, "--", "trainer.max_iter=2000")
     assert (code, out) == (0, f"OK: {SHAPES}\n")
-    assert err.startswith("warning: scheduler.cycle_lengths end after 1000 steps")
+    assert err.startswith("warning: scheduler.cycle_lengths end after 800 steps")
 
 
 @pytest.mark.parametrize("other", ["recipe", "yaml", "folder"])

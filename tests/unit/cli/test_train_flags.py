@@ -87,7 +87,7 @@ def test_the_order_of_flags_and_source_does_not_matter(words: list[str], seen: l
     assert tree.optimizer.lr == 1e-4
     assert tree.model.config.ema.enabled is False
     assert type(tree.scheduler).__qualname__ == "LambdaLinear.Config"
-    assert (tree.scheduler.warm_up_steps, tree.scheduler.cycle_lengths) == ([10], [1000])
+    assert (tree.scheduler.warm_up_steps, tree.scheduler.cycle_lengths) == ([10], [800])
 
 
 def test_flags_are_recorded_as_words_that_repeat_the_run(seen: list[Any]) -> None:
@@ -147,7 +147,7 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
     assert max(map(len, out.splitlines())) <= 100
     for line in (
         "[optimizer] How weights move, and which.",
-        "  --optimizer.lr NUMBER = 0.001 (recipe vision_sft_tiny)\n      Base learning rate.",
+        "  --optimizer.lr NUMBER = 0.002 (recipe moving_shapes)\n      Base learning rate.",
         "  --optimizer.eps NUMBER = 1e-06 (flag --optimizer.eps 1e-6)",
         "  --optimizer.betas NUMBER … = [0.9,0.95] (recipe vision_sft_tiny)",
         "  --optimizer.lr_multipliers.KEY NUMBER = {} (default)",
@@ -217,7 +217,7 @@ def test_one_recipe_is_shown_with_its_changes(tmp_path: Path) -> None:
     assert "changes from moving_shapes:\n  trainer.callbacks.alarm = flag_runs.Alarm  (was absent)\n" in out
     assert "  trainer.callbacks.alarm.above = 3.0  (was absent)\n" in out
     _, out, _, _ = worldsmith("recipes", "moving_shapes", folder=tmp_path)
-    assert "  trainer.max_iter = 1000  (was 500)\n" in out
+    assert "  trainer.max_iter = 800  (was 500)\n" in out
     _, out, _, _ = worldsmith("recipes", "vision_sft_tiny", folder=tmp_path)
     assert "type: worldsmith.training.trainer.Trainer" in out
     code, _, err, _ = worldsmith("recipes", "moving_shape", folder=tmp_path)

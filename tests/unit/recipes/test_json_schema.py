@@ -200,7 +200,7 @@ def test_the_tree_schema_of_a_recipe_has_its_values_as_defaults() -> None:
     schema = json.loads(render("tree", "moving_shapes"))
     assert schema["properties"]["job"]["anyOf"][0]["properties"]["group"]["default"] == "demo"
     loop = schema["properties"]["trainer"]["anyOf"][0]["properties"]
-    assert loop["max_iter"]["default"] == 1000
+    assert loop["max_iter"]["default"] == 800
     clip = loop["callbacks"]["anyOf"][0]["properties"]["grad_clip"]["anyOf"]
     assert any(entry.get("properties", {}).get("clip_norm", {}).get("default") == 1.0 for entry in clip)
     jsonschema.Draft202012Validator(schema).validate(to_dict(get_recipe("moving_shapes")))
