@@ -45,7 +45,12 @@ FIELDS: tuple[TomlField, ...] = (
     ),
     *_section(
         "model",
-        ("max_num_tokens_after_packing", int, 13312, "Tokens per packed sequence; -1 sets no cap. vfm only."),
+        (
+            "max_num_tokens_after_packing",
+            int,
+            13312,
+            "Tokens per packed sequence. vfm only; without a cap (-1) a pack has no end, so that is refused.",
+        ),
         (
             "joint_attn_implementation",
             Literal["two_way", "three_way", "flex"],

@@ -44,17 +44,11 @@ def generator_config(config: Trainer.Config) -> Cosmos3Generator.Config:
 
 
 def schedule_remarks(config: Trainer.Config) -> list[str]:
-    """What a reader of the config might not expect of the learning rate."""
-    from worldsmith.training.scheduler import covers, multiplier
+    """What a reader of the config might not expect of the learning rate, beside what loading the config says."""
+    from worldsmith.training.scheduler import multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
     remarks = []
-    if not covers(schedule, steps):
-        total = sum(schedule.cycle_lengths)
-        remarks.append(
-            f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: for the last "
-            f"{steps - total} steps the learning rate stays at {multiplier(schedule, steps):g} × optimizer.lr"
-        )
     if multiplier(schedule, 0) == 0:
         remarks.append("scheduler: the first step has learning rate 0 (f_start is 0)")
     warm_up = schedule.warm_up_steps[0]

@@ -116,8 +116,3 @@ def multiplier(config: LambdaSchedule.Config, n: int) -> float:
     progress = min(1.0, (n - warm_up) / (length - warm_up))
     decay = config._owner.decay  # type: ignore[attr-defined]
     return bottom + (top - bottom) * float(decay(progress))
-
-
-def covers(config: LambdaSchedule.Config, max_iter: int) -> bool:
-    """Whether the cycles are at least as long as the run; after them the multiplier stays at its end value."""
-    return sum(config.cycle_lengths) >= max_iter

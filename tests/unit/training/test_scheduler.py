@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from worldsmith.training.scheduler import LambdaCosine, LambdaLinear, covers, multiplier
+from worldsmith.training.scheduler import LambdaCosine, LambdaLinear, multiplier
 
 ONE_CYCLE = {"cycle_lengths": [1000], "warm_up_steps": [50], "f_start": [0.0], "f_max": [1.0], "f_min": [0.0]}
 TWO_CYCLES = {
@@ -50,12 +50,6 @@ def test_two_cycles_have_their_published_values(schedule):
 def test_after_the_last_cycle_the_end_value_stays(schedule):
     config = schedule.Config(**TWO_CYCLES)
     assert [multiplier(config, n) for n in (9, 10, 1000)] == pytest.approx([0.2] * 3, abs=1e-12)
-
-
-def test_covers_tells_whether_the_cycles_are_as_long_as_the_run():
-    config = LambdaLinear.Config(**TWO_CYCLES)
-    assert covers(config, 8)
-    assert not covers(config, 9)
 
 
 def test_learning_rates_equal_those_of_torch_for_every_group():
