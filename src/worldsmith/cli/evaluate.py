@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{result} is complete for this model and these prompts; nothing to do (--force measures again)")
             print_summary(args.output, known["trained"], known.get("untrained"))
             return 0
+    from worldsmith.checkpoint.atomic import write_text
     from worldsmith.evaluation.adherence import load_prompts
     from worldsmith.sampling.video_writer import contact_sheet
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     titles = [title(judgement) for judgement in judged["trained"].judgements]
     contact_sheet(args.output / "contact_sheet.png", list(videos.items()), titles)
     figures = {name: adherence.to_dict() for name, adherence in judged.items()}
-    write_json(result, {"signature": signature, **figures})
+    write_text(result, json.dumps({"signature": signature, **figures}, indent=1))
     print_summary(args.output, figures["trained"], figures.get("untrained"))
     return 0
 
@@ -152,10 +153,3 @@ def signature_of(args: argparse.Namespace) -> str:
                 status = file.stat()
                 digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    partial.replace(path)

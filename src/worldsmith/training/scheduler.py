@@ -39,6 +39,8 @@ class LambdaSchedule(Configurable):
         """How often the learning rate is logged, in optimizer steps. 0: never."""
 
         def check(self) -> None:
+            if self._owner is LambdaSchedule:
+                raise ValueError("LambdaSchedule is what the schedules share; set type to LambdaLinear or LambdaCosine")
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
             lengths = {name: len(getattr(self, name)) for name in per_cycle}
             if len(set(lengths.values())) > 1:
@@ -60,7 +62,8 @@ class LambdaSchedule(Configurable):
 
     @staticmethod
     def decay(progress: float) -> float:
-        raise NotImplementedError("use LambdaLinear or LambdaCosine")
+        """The way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
+        raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear or LambdaCosine")
 
     def step(self) -> None:
         """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""

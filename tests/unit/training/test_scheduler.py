@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from worldsmith.training.scheduler import LambdaCosine, LambdaLinear, multiplier
+from worldsmith.training.scheduler import LambdaCosine, LambdaLinear, LambdaSchedule, multiplier
 
 ONE_CYCLE = {"cycle_lengths": [1000], "warm_up_steps": [50], "f_start": [0.0], "f_max": [1.0], "f_min": [0.0]}
 TWO_CYCLES = {
@@ -129,3 +129,8 @@ def test_lists_that_do_not_fit_are_refused(fields, message):
 def test_linear_and_cosine_configs_are_different_things():
     assert LambdaLinear.Config() == LambdaLinear.Config()
     assert LambdaLinear.Config() != LambdaCosine.Config()
+
+
+def test_the_class_that_schedules_share_is_refused_before_a_run_starts():
+    with pytest.raises(ValueError, match="set type to LambdaLinear or LambdaCosine"):
+        LambdaSchedule.Config().check()
