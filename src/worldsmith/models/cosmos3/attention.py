@@ -60,6 +60,19 @@ def check_attention_mode(mode: str) -> None:
         )
 
 
+def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
+    """Text over the text of its own sample, causal. q [N_und, heads, d], k and v [N_und, kv_heads, d]; like q."""
+    return packed_attention(q, k, v, plan)
+
+
+def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: SegmentPlan) -> Tensor:
+    """Latents over the text and the latents of their own sample. q [N_gen, heads, d]; the result is like q.
+
+    k and v are the latents' own, [N_gen, kv_heads, d]; text_k and text_v the text's, [N_und, kv_heads, d].
+    """
+    return packed_attention(q, torch.cat((text_k, k)), torch.cat((text_v, v)), plan)
+
+
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
     """Attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] inside the plan's segments; [N_q, heads, d].
 

@@ -6,12 +6,11 @@ Text never sees latents, so its keys and values can be kept while latents change
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import packed_attention
+from worldsmith.models.cosmos3.attention import latent_attention, text_attention
 from worldsmith.models.cosmos3.rms_norm import RMSNorm
 from worldsmith.models.cosmos3.rope import apply_rotary
 from worldsmith.models.cosmos3.sequence import Geometry
@@ -74,7 +73,7 @@ class MoTAttention(nn.Module):
         seen = rotated
         if self.k_norm_und_for_gen is not None:
             seen = apply_rotary(self.k_norm_und_for_gen(k), geometry.und_rotary)
-        out = packed_attention(q, rotated, v, geometry.und_segments)
+        out = text_attention(q, rotated, v, geometry.und_segments)
         return self.o_proj(out.flatten(1)), (seen, v)
 
     def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
@@ -82,8 +81,7 @@ class MoTAttention(nn.Module):
         q = apply_rotary(self.q_norm_moe_gen(self.heads(self.q_proj_moe_gen(gen))), geometry.gen_rotary)
         k = apply_rotary(self.k_norm_moe_gen(self.heads(self.k_proj_moe_gen(gen))), geometry.gen_rotary)
         v = self.heads(self.v_proj_moe_gen(gen))
-        text_k, text_v = memory
-        out = packed_attention(q, torch.cat((text_k, k)), torch.cat((text_v, v)), geometry.gen_segments)
+        out = latent_attention(q, k, v, *memory, geometry.gen_segments)
         return self.o_proj_moe_gen(out.flatten(1))
 
     def heads(self, x: Tensor) -> Tensor:

@@ -1,0 +1,27 @@
+"""Parameters under the names that checkpoints and name filters use, whatever the network is wrapped in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "base_layer.")
+"""Inserted by torch.compile, activation checkpointing, FSDP1, and PEFT around the layer that it adapts."""
+ADAPTER = "default"
+"""The name that PEFT gives to the one adapter of a network."""
+
+
+def native_name(name: str) -> str:
+    """`….q_proj.base_layer.weight` → `….q_proj.weight`; `….q_proj.lora_A.default.weight` → `….q_proj.lora_A.weight`."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    for matrix in ("lora_A", "lora_B"):
+        name = name.replace(f"{matrix}.{ADAPTER}.", f"{matrix}.")
+    return name
+
+
+def native_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The network's parameters by native name, in the order in which it registers them."""
+    return {native_name(name): parameter for name, parameter in network.named_parameters()}
