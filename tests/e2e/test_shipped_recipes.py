@@ -15,6 +15,8 @@ from worldsmith.config.load import load
 from worldsmith.config.tree import from_yaml, to_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
+ENVIRONMENT = {"DATASET_PATH": "clips", "BASE_CHECKPOINT_PATH": "base", "WAN_VAE_PATH": "vae.pth", "WORLD_SIZE": "8"}
+"""What the recipes read; the number of processes is that of the recipes for 8 GPUs, and the others take any."""
 CHECK = """
 import sys
 from worldsmith.cli.main import main
@@ -28,7 +30,7 @@ sys.exit(code)
 def check(*words: str) -> tuple[int, str, float]:
     """Exit code, what was said, and processor seconds of `worldsmith WORDS` in a fresh process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "DATASET_PATH": "clips"}
+    environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run([sys.executable, "-c", CHECK, *words], env=environment, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -42,7 +44,8 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_its_recipe_and_round_trips(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The TOML repeats its recipe's values, so that both ways to start the run are the same run."""
-    monkeypatch.setenv("DATASET_PATH", "clips")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     loaded = load(str(path), [])
     assert not loaded.warnings
     assert loaded.tree == load(path.stem, []).tree

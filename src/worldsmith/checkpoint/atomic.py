@@ -31,29 +31,39 @@ def sync_tree(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces `path` by `text`: a reader sees the old content or the new one, never a part."""
     aside = path.with_name(f"{SAVING}{path.name}.{os.getpid()}")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
 def publish_folder(aside: Path, target: Path) -> None:
     """Makes the finished folder `aside` visible as `target`, which it replaces if there is one."""
     sync_tree(aside)
-    if target.exists():
-        remove_folder(target)
+    old = hide(target) if target.exists() else None
     os.replace(aside, target)
     sync_folder(target.parent)
+    if old is not None:
+        shutil.rmtree(old)
 
 
 def remove_folder(folder: Path) -> None:
     """Removes `folder`. It loses its name first: half a folder is never seen under it."""
+    shutil.rmtree(hide(folder))
+
+
+def hide(folder: Path) -> Path:
+    """Takes `folder` out of sight, to be removed, and returns where it is now."""
     hidden = folder.with_name(f"{REMOVING}{folder.name}.{os.getpid()}")
     os.replace(folder, hidden)
     sync_folder(folder.parent)
-    shutil.rmtree(hidden)
+    return hidden
 
 
 def remove_leftovers(parent: Path) -> list[str]:

@@ -1,48 +1,76 @@
 """Checkpoints of a run: `iter_<9 digits>/{model,optim,scheduler,trainer,dataloader}` and `latest_checkpoint.txt`.
 
 The first four are torch.distributed.checkpoint folders that hold tensors only. A checkpoint is written into a hidden
-folder, synced to disk, and renamed when it is complete; then the pointer moves. `manifest.json` holds the size and
-the CRC-32 of every file, so that a damaged checkpoint is found before anything is read from it.
+folder, synced to disk, and renamed when it is complete; then the pointer moves. A manifest with checksums tells a
+damaged checkpoint from a whole one. See docs/checkpoints.md.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-import warnings
-import zlib
+import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint import atomic
+from worldsmith.checkpoint import atomic, dcp, manifest
+from worldsmith.checkpoint.dcp import load_part, stored_shapes
+from worldsmith.checkpoint.manifest import find_damage
+from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
+from worldsmith.checkpoint.staging import Stager
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
+from worldsmith.distributed.side_group import SideGroup
 from worldsmith.distributed.world import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["POINTER", "Checkpointer", "find_damage", "folder_iteration", "folder_name", "load_part", "stored_shapes"]
 
 logger = logging.getLogger(__name__)
 
 POINTER = "latest_checkpoint.txt"
-MANIFEST = "manifest.json"
+BYTES_PER_TENSOR = 2048
+"""What a tensor needs on disk besides its own bytes."""
 
 
 class Checkpointer(Configurable):
-    """Saves and restores a run in one folder. All ranks call every method together."""
+    """Saves and restores a run in one folder. All ranks call every method together.
+
+    - One save at a time. With `background` it is written by a thread, from a copy of the tensors, while the caller goes
+      on; `is_saving` and `settle` belong to it.
+    - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
+    """
 
     class Config(Configurable.Config):
         load_path: str | None = None
         """Weights to start a new run from: a run folder, an iter folder, or a model folder. None: no weights."""
         init: Literal["pretrained", "scratch"] = "pretrained"
         """What a new run without load_path means: "pretrained" is an error, "scratch" starts from random weights."""
-        save_iter: Count = 100
-        """Save every this many optimizer steps, and always after the last one."""
+        load_training_state: bool = False
+        """Whether a new run takes optimizer, schedule, step count, random states and data position of load_path too."""
         keys_to_skip_loading: list[str] = field(default_factory=list)
         """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
+        save_iter: Count = 100
+        """Save every this many optimizer steps, and always after the last one."""
+        async_save: bool = True
+        """Write periodic saves in the background, from a copy in main memory; the last save of a process never is."""
+        save_weights: Literal["all", "trained"] = "all"
+        """Which weights a checkpoint holds; "trained" leaves frozen ones out, and a resume reads load_path again."""
         keep_latest_k: Count | None = None
         """How many checkpoints to keep, the newest first. None: all."""
+        keep_every: Count | None = None
+        """Checkpoints whose step is a multiple of this are kept besides, for ever. None: no others."""
+        stop_file: str = "STOP"
+        """A file of this name in the run folder makes the run save and stop, like SIGTERM. "": no such file."""
 
         def check(self) -> None:
             if self.load_path is None and self.init != "scratch":
@@ -50,16 +78,21 @@ class Checkpointer(Configurable):
                     "load_path is not set: give the weights to start from, "
                     'or write checkpoint.init = "scratch" to train from random weights'
                 )
+            if self.load_training_state and self.load_path is None:
+                raise ValueError("load_training_state needs load_path: the checkpoint whose training state is taken")
+            if self.keep_every is not None and self.keep_latest_k is None:
+                raise ValueError("keep_every has no effect without keep_latest_k, since all checkpoints are kept")
+            if self.stop_file != Path(self.stop_file).name:
+                raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
 
     def __init__(self, config: Config, *, folder: Path, world: World | None = None) -> None:
         self.config = config
         self.folder = folder
         self.world = world or World()
+        self._saving: Future[Path] | None = None
         if self.world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
-            leftovers = atomic.remove_leftovers(folder)
-            if leftovers:
-                logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))
+            tidy_up(folder)
         self.world.barrier()
 
     def save(
@@ -69,65 +102,51 @@ class Checkpointer(Configurable):
         *,
         dataloader: Mapping[str, Any] | None = None,
         texts: Mapping[str, str] | None = None,
+        background: bool = False,
     ) -> Path:
-        """Writes the checkpoint of `iteration` and returns its folder.
+        """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
 
         `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
-        `texts` are small files to keep beside them, such as config.yaml.
+        `texts` are small files to keep beside them, such as config.yaml. With `background` the tensors are copied and
+        the folder appears later. Raises SaveError (for a save in the background: `settle` does).
         """
+        self.settle()
         target = self.folder / folder_name(iteration)
-        aside = self.folder / f"{atomic.SAVING}{target.name}"
-        if self.world.is_main:
-            (aside / "dataloader").mkdir(parents=True)
-            for name, text in (texts or {}).items():
-                (aside / name).write_text(text, encoding="utf-8")
-        self.world.barrier()
-        for part, state in parts.items():
-            save_part(aside / part, state, no_dist=self.world.size == 1)
-        if dataloader is not None:
-            (aside / "dataloader" / f"rank_{self.world.rank}.json").write_text(json.dumps(dataloader), encoding="utf-8")
-        self.world.barrier()
-        self._write_manifest(aside)
-        if self.world.is_main:
-            atomic.publish_folder(aside, target)
-            atomic.write_text(self.folder / POINTER, f"{target.name}\n")
-            self._remove_old(target)
-        self.world.barrier()
+        with self._all_or_nothing(target, parts):
+            self._group.run_on_main(partial(require_space, self.folder, state_bytes(parts)))
+        write = partial(self._write, target, dataloader=dataloader, texts=texts or {})
+        if not background:
+            return write(parts)
+        self._saving = self._thread.submit(write, self._stager.stage(parts))
         return target
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save in the background is still being written on this rank."""
+        return self._saving is not None and not self._saving.done()
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a save in the background has ended on this rank, well or badly, and `settle` has not said so yet."""
+        return self._saving is not None and self._saving.done()
+
+    def settle(self) -> Path | None:
+        """Waits for the save in the background and returns its folder; None without one. Raises SaveError."""
+        if self._saving is None:
+            return None
+        saving, self._saving = self._saving, None
+        return saving.result()
 
     def latest(self) -> Path | None:
         """The checkpoint to resume from: the one that the pointer names, or else the newest complete one.
 
-        None when the folder has no checkpoint. A damaged one is passed over with a message. Raises UserError
-        when there are checkpoints and none is complete.
+        All ranks read a share of the files. None when the folder has no checkpoint. A damaged one is passed over with a
+        message. Raises UserError when there are checkpoints and none is complete.
         """
-        newest: Path | None = self.world.broadcast(self._find_latest() if self.world.is_main else None)
-        return newest
-
-    def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Reads `part` of a checkpoint into the tensors of `state`, in place."""
-        load_part(checkpoint / part, state, no_dist=self.world.size == 1)
-
-    def load_dataloader(self, checkpoint: Path) -> dict[str, Any] | None:
-        """This rank's saved data position; None when the checkpoint has none for this rank."""
-        path = checkpoint / "dataloader" / f"rank_{self.world.rank}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def _find_latest(self) -> Path | None:
-        found = sorted((path for path in self.folder.glob("iter_*") if path.is_dir()), reverse=True)
-        pointer = self.folder / POINTER
-        if not found:
-            if pointer.exists():
-                raise UserError(
-                    f"{pointer} names a checkpoint, but none is there; move this folder away to start the run anew"
-                )
-            return None
-        named = self.folder / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else found[0]
-        problems = []
-        if named not in found:
-            problems.append(f"{named.name}: named by {POINTER}, but there is no such folder")
-        for candidate in sorted(found, key=lambda path: path != named):
-            problem = find_damage(candidate)
+        candidates, problems = self.world.broadcast(self._candidates() if self.world.is_main else None)
+        for candidate in candidates:
+            found = self.world.gather(find_damage(candidate, rank=self.world.rank, ranks=self.world.size))
+            problem = next((problem for problem in found if problem is not None), None)
             if problem is None:
                 for line in problems:
                     logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
@@ -135,27 +154,105 @@ class Checkpointer(Configurable):
                     logger.warning("the run goes on from %s instead", candidate.name)
                 return candidate
             problems.append(f"{candidate.name}: {problem}")
-        raise UserError(
-            f"no checkpoint in {self.folder} is complete: {'; '.join(problems)}. "
-            "Move this folder away to start the run anew."
-        )
+        if candidates:
+            raise UserError(
+                f"no checkpoint in {self.folder} is complete: {'; '.join(problems)}. "
+                "Move this folder away to start the run anew."
+            )
+        if problems:
+            raise UserError(
+                f"{self.folder / POINTER} names a checkpoint, but none is there; "
+                "move this folder away to start the run anew"
+            )
+        return None
 
-    def _write_manifest(self, aside: Path) -> None:
-        """Every rank sums up its share of the files; rank 0 writes the list."""
-        files = sorted(path for path in aside.rglob("*") if path.is_file())
-        share = {str(path.relative_to(aside)): summary(path) for path in files[self.world.rank :: self.world.size]}
-        shares = self.world.gather(share)
-        if self.world.is_main:
-            merged = {name: entry for part in shares for name, entry in part.items()}
-            text = json.dumps({"files": dict(sorted(merged.items()))}, indent=1)
-            (aside / MANIFEST).write_text(text, encoding="utf-8")
+    def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
+        """Reads `part` of a checkpoint into the tensors of `state`, in place."""
+        load_part(checkpoint / part, state, no_dist=self.world.size == 1)
+
+    def load_dataloader(self, checkpoint: Path) -> list[dict[str, Any]]:
+        """The saved data positions, one for each data-parallel group of the run that saved."""
+        files = (checkpoint / "dataloader").glob("rank_*.json")
+        ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
+        return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
+
+    @cached_property
+    def _group(self) -> SideGroup:
+        return SideGroup(self.world)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    @cached_property
+    def _stager(self) -> Stager:
+        return Stager(self.world.device)
+
+    def _write(
+        self,
+        target: Path,
+        parts: Mapping[str, Mapping[str, Any]],
+        *,
+        dataloader: Mapping[str, Any] | None,
+        texts: Mapping[str, str],
+    ) -> Path:
+        """The save itself, in whatever thread: every rank does its share."""
+        aside, world, group = hidden(target), self.world, self._group
+        with self._all_or_nothing(target, parts):
+            group.run_on_main(lambda: write_texts(aside, texts))
+            for part, state in parts.items():
+                dcp.save_part(aside / part, state, no_dist=world.size == 1, process_group=group.process_group)
+            positions = group.run(lambda: (world.data_rank, dataloader))
+            group.run_on_main(lambda: write_positions(aside / "dataloader", positions))
+            shares = group.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[world.rank :: world.size]))
+            group.run_on_main(lambda: self._publish(aside, target, shares))
+        return target
+
+    @contextmanager
+    def _all_or_nothing(self, target: Path, parts: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+        """Turns what goes wrong within (on all ranks, since they agree) into SaveError; removes what was written."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            if self.world.is_main:
+                shutil.rmtree(hidden(target), ignore_errors=True)
+            if not is_expected(error):
+                logger.warning("an unexpected error in a save", exc_info=error)
+            raise SaveError(self._complaint(target, state_bytes(parts), error)) from error
+
+    def _publish(self, aside: Path, target: Path, shares: list[dict[str, list[int]]]) -> None:
+        manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
+        atomic.publish_folder(aside, target)
+        atomic.write_text(self.folder / POINTER, f"{target.name}\n")
+        self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
         if self.config.keep_latest_k is None:
             return
         others = sorted((p for p in self.folder.glob("iter_*") if p.is_dir() and p != newest), reverse=True)
         for path in others[self.config.keep_latest_k - 1 :]:
-            atomic.remove_folder(path)
+            if self.config.keep_every is None or folder_iteration(path) % self.config.keep_every:
+                atomic.remove_folder(path)
+
+    def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
+        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe(error)}."
+        free = shutil.disk_usage(self.folder).free
+        if is_disk_full(error) or free < needed:
+            fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
+            text += f" It needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free. Make room{fewer}."
+        return f"{text} Checkpoints that were complete before are untouched."
+
+    def _candidates(self) -> tuple[list[Path], list[str]]:
+        """The checkpoints in the order in which they are tried, and what is wrong with the pointer."""
+        found = sorted((path for path in self.folder.glob("iter_*") if path.is_dir()), reverse=True)
+        pointer = self.folder / POINTER
+        if not pointer.exists():
+            return found, []
+        named = self.folder / pointer.read_text(encoding="utf-8").strip()
+        problems = [] if named in found else [f"{named.name}: named by {POINTER}, but there is no such folder"]
+        return sorted(found, key=lambda path: path != named), problems
 
 
 def folder_name(iteration: int) -> str:
@@ -166,65 +263,44 @@ def folder_iteration(folder: Path) -> int:
     return int(folder.name.removeprefix("iter_"))
 
 
-def save_part(folder: Path, state: Mapping[str, Any], *, no_dist: bool) -> None:
-    """Writes tensors to a torch.distributed.checkpoint folder; every file is synced to disk."""
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    with quiet_alone():
-        save(dict(state), storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=no_dist)
+def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """About what a checkpoint of these tensors takes on disk, over all ranks: a sharded tensor knows its whole size."""
+    tensors = [tensor for state in parts.values() for tensor in state.values()]
+    return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
 
 
-def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
-    """Reads a torch.distributed.checkpoint folder into the tensors of `state`, in place."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    with quiet_alone():
-        load(state, storage_reader=FileSystemReader(folder), no_dist=no_dist)
+def require_space(folder: Path, needed: int) -> None:
+    """Raises OSError (ENOSPC) when the disk has less than `needed` bytes left."""
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, "there is not enough space for it")
 
 
-@contextmanager
-def quiet_alone() -> Iterator[None]:
-    """PyTorch warns at every save and load that a single process is a single process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def hidden(target: Path) -> Path:
+    """The folder in which a checkpoint is written."""
+    return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
-def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every tensor in a torch.distributed.checkpoint folder."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
-
-
-def summary(path: Path) -> list[int]:
-    """[size in bytes, CRC-32] of a file."""
-    size = crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            size += len(block)
-            crc = zlib.crc32(block, crc)
-    return [size, crc]
+def tidy_up(folder: Path) -> None:
+    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
+    for aside in folder.glob(f"{atomic.SAVING}iter_*"):
+        target = folder / aside.name.removeprefix(atomic.SAVING)
+        if not target.exists() and find_damage(aside) is None:
+            atomic.publish_folder(aside, target)
+            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
+    leftovers = atomic.remove_leftovers(folder)
+    if leftovers:
+        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))
 
 
-def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in words; None when every file is there and unchanged."""
-    manifest = checkpoint / MANIFEST
-    try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError:
-        return f"it has no {MANIFEST}"
-    except (ValueError, KeyError, TypeError):
-        return f"its {MANIFEST} cannot be read"
-    for name, expected in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected[0]:
-            return f"{name} has {path.stat().st_size} bytes, not {expected[0]}"
-        if summary(path) != expected:
-            return f"the content of {name} has changed (CRC-32)"
-    return None
+def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
+    aside.mkdir(parents=True)
+    for name, text in texts.items():
+        (aside / name).write_text(text, encoding="utf-8")
+
+
+def write_positions(folder: Path, positions: list[tuple[int, Mapping[str, Any] | None]]) -> None:
+    """One file for each data-parallel group; its members all have the same position."""
+    folder.mkdir()
+    for rank, position in positions:
+        if position is not None:
+            (folder / f"rank_{rank}.json").write_text(json.dumps(position), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The README.md of an exported pipeline."""
+"""The README.md of each kind of exported folder."""
 
 from __future__ import annotations
 
@@ -43,6 +43,65 @@ frames = pipeline("a prompt"{call}).video
 {metadata_advice(generation)}
 The same from the command line: `worldsmith generate {name} --prompt "a prompt"`.
 """
+
+
+def adapter_card(name: str, manifest: dict[str, Any]) -> str:
+    """Markdown: what the adapter is, which weights it belongs to, and how PEFT and diffusers load it."""
+    source, base = (
+        manifest["source"],
+        f"`{manifest['base_model']}`" if manifest["base_model"] else "the weights that the run started from",
+    )
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return f"""---
+library_name: peft
+pipeline_tag: text-to-video
+tags: [lora]
+---
+
+# {name}
+
+Low-rank adapters (rank {manifest["rank"]}, alpha {manifest["alpha"]}, {manifest["layers"]} layers) of a Cosmos3-style
+video generator: the {source["weights"]} ones{run} after {source["iteration"]} steps, in {manifest["dtype"]},
+exported by Worldsmith {manifest["worldsmith"]}. They belong to {base}, and to no other weights: these are `BASE` below,
+as a diffusers pipeline.
+
+```python
+from diffusers import Cosmos3OmniTransformer
+from peft import PeftModel
+transformer = Cosmos3OmniTransformer.from_pretrained("BASE", subfolder="transformer")
+transformer = PeftModel.from_pretrained(transformer, "{name}")
+```
+
+or, with diffusers alone:
+
+```python
+transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="adapter_model.safetensors")
+```
+
+{metadata_advice(manifest["generation"])}"""
+
+
+def native_card(name: str, manifest: dict[str, Any]) -> str:
+    """Markdown: what the native export holds, and what reads it."""
+    source = manifest["source"]
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return f"""---
+library_name: worldsmith
+pipeline_tag: text-to-video
+---
+
+# {name}
+
+The weights of a Cosmos3-style video generator under their native names (`model.net.…`), without the video VAE: the
+{source["weights"]} ones{run} after {source["iteration"]} steps, in {manifest["dtype"]}, exported by Worldsmith
+{manifest["worldsmith"]}. `config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
+
+- To train from it: `checkpoint.load_path` = this folder.
+- To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `config.json` names
+  is found.
+- As a diffusers pipeline: `worldsmith export {name} -o DIR`.
+
+{metadata_advice(manifest["generation"])}"""
 
 
 def metadata_advice(generation: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from worldsmith.config.errors import UserError
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The state tensors of `optimizer`, by the names that `network` gives to the parameters."""
+    """The state tensors of `optimizer`, by the native names of the parameters."""
     state = {}
     for name, parameter in _selected(network, optimizer).items():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -63,4 +64,4 @@ def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Map
 
 def _selected(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: parameter for name, parameter in network.named_parameters() if id(parameter) in trained}
+    return {name: parameter for name, parameter in native_parameters(network).items() if id(parameter) in trained}

@@ -1,94 +1,188 @@
-"""Starting a new run from the weights of another one."""
+"""Starting a new run from weights on disk, of any format that `open_weights` knows, with an account of every tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.checkpointer import POINTER, load_part, stored_shapes
+from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
+from worldsmith.checkpoint.network_difference import CHOICES, MEANINGS, SIZES, differences
+from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.models.lora import is_adapter
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worldsmith.models.cosmos3.architecture import NetworkConfig
 
 
 @dataclass(slots=True)
 class LoadReport:
     """What a warm start did with each tensor name."""
 
-    source: Path
+    source: str
+    """What the weights were read from."""
     loaded: list[str] = field(default_factory=list)
+    """Read from the source, copies included."""
+    copied: dict[str, str] = field(default_factory=dict)
+    """Of those the ones that the source does not hold: each is read from another tensor, which it starts equal to."""
     skipped: list[str] = field(default_factory=list)
+    """Not taken, by a rule of keys_to_skip_loading."""
+    initialised: list[str] = field(default_factory=list)
+    """What a source of this kind never has: these keep their initial values."""
+    started_live: list[str] = field(default_factory=list)
+    """Averages that start from the live weights: skipped ones, and all where the source has no averages."""
     missing: list[str] = field(default_factory=list)
+    """Not in the source: an error."""
     mismatched: list[str] = field(default_factory=list)
+    """Of another shape in the source: an error."""
     unexpected: list[str] = field(default_factory=list)
+    """In the source and not asked for."""
+    rules_without_effect: list[str] = field(default_factory=list)
+    """Entries of keys_to_skip_loading that no tensor's name contains."""
+    notes: list[str] = field(default_factory=list)
+    """Settings of the network that differ from the source's, and may."""
+
+    @property
+    def left(self) -> list[str]:
+        """Live tensors that are not loaded: whoever loads must give them initial values."""
+        return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
 
     def lines(self) -> list[str]:
         """The report for people, one line per kind."""
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
+        if self.copied:
+            pairs = [f"{name} from {source}" for name, source in self.copied.items()]
+            text.append(f"  of these made equal to others, which the source has: {shorten(pairs, 1)}")
+        if self.initialised:
+            text.append(f"  not in such a source, as initialised: {shorten(self.initialised)}")
         if self.skipped:
             text.append(f"  skipped by keys_to_skip_loading: {shorten(self.skipped)}")
+        if self.started_live:
+            text.append(f"  averages that start from the live weights: {len(self.started_live)}")
         if self.unexpected:
             text.append(f"  in the checkpoint but not in this network: {shorten(self.unexpected)}")
+        for rule in self.rules_without_effect:
+            text.append(f'  keys_to_skip_loading: "{rule}" is in no tensor\'s name and skips nothing')
+        text += [f"  note: {note}" for note in self.notes]
         return text
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report as plain data."""
+        return asdict(self)
 
 
 def load_weights(
-    path: str, model: dict[str, Tensor], *, keys_to_skip: Sequence[str] = (), no_dist: bool = True
+    path: str,
+    model: Mapping[str, Tensor],
+    *,
+    keys_to_skip: Sequence[str] = (),
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+    no_dist: bool = True,
 ) -> LoadReport:
-    """Reads the checkpoint at `path` into `model` (`net.*` and `net_ema.*` tensors), in place.
+    """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
 
-    An average that was skipped starts from the live weights. Raises FileNotFoundError when there is no checkpoint,
-    UserError when a tensor that is not skipped is missing or has another shape.
+    Args:
+        path: what `open_weights` takes.
+        keys_to_skip: tensors whose name contains one of these are left as they are; a skipped average starts from the
+            live weights.
+        network: the config of the network that gets the weights, to be compared with the source's.
+        allow_initialised: tensors whose name contains one of these may be absent from the source.
+        no_dist: False when all ranks call this together with shards of one model.
+
+    Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when one that is not
+    skipped is missing or has another shape, or when the source's network computes something else.
     """
-    report = plan_loading(path, {name: list(tensor.shape) for name, tensor in model.items()}, keys_to_skip)
-    load_part(report.source, {name: model[name] for name in report.loaded}, no_dist=no_dist)
-    for name in report.skipped:
-        live = "net." + name.removeprefix("net_ema.")
-        if name.startswith("net_ema.") and live in model:
-            model[name].copy_(model[live])
+    source = open_weights(path)
+    shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+    report = compare(source, shapes, keys_to_skip, network=network, allow_initialised=allow_initialised)
+    for prefix in (LIVE, AVERAGE):
+        tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
+        if tensors:
+            source.read_into(tensors, average=prefix == AVERAGE, no_dist=no_dist)
+    if isinstance(source, CheckpointWeights):
+        source.check_frozen({name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)})
+    for name in report.started_live:
+        model[name].copy_(model[live_name(name)])
     return report
 
 
-def plan_loading(path: str, wanted: dict[str, list[int]], keys_to_skip: Sequence[str]) -> LoadReport:
+def plan_loading(
+    path: str,
+    wanted: Mapping[str, list[int]],
+    keys_to_skip: Sequence[str],
+    *,
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+) -> LoadReport:
     """Compares names and shapes without reading a tensor; raises like `load_weights`."""
-    report = LoadReport(source=find_model_folder(path))
-    stored = stored_shapes(report.source)
+    source = open_weights(path)
+    return compare(source, wanted, keys_to_skip, network=network, allow_initialised=allow_initialised)
+
+
+def compare(
+    source: WeightSource,
+    wanted: Mapping[str, list[int]],
+    keys_to_skip: Sequence[str] = (),
+    *,
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+) -> LoadReport:
+    """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
+    report = LoadReport(source=source.describe)
     for name, shape in wanted.items():
+        average = name.startswith(AVERAGE)
+        bare = name.removeprefix(AVERAGE if average else LIVE)
+        stored = source.shape(bare, average=average)
         if any(key in name for key in keys_to_skip):
             report.skipped.append(name)
-        elif name not in stored:
+            if average and live_name(name) in wanted:
+                report.started_live.append(name)
+        elif average and not source.average_shapes and live_name(name) in wanted:
+            report.started_live.append(name)
+        elif stored is None and (source.lacks_by_nature(bare) or any(key in name for key in allow_initialised)):
+            report.initialised.append(name)
+        elif stored is None:
             report.missing.append(name)
-        elif stored[name] != shape:
-            report.mismatched.append(f"{name} (here {shape}, stored {stored[name]})")
+        elif stored != shape:
+            report.mismatched.append(f"{name} (here {shape}, stored {stored})")
         else:
             report.loaded.append(name)
-    report.unexpected = [name for name in stored if name not in wanted]
-    if report.missing or report.mismatched:
-        raise UserError(_complaint(report))
+            if bare in source.copies:
+                report.copied[name] = LIVE + source.copies[bare]
+    held = [LIVE + n for n in source.shapes if n not in source.copies] + [AVERAGE + n for n in source.average_shapes]
+    report.unexpected = [name for name in held if name not in wanted] + source.unknown
+    names = [*wanted, *held]
+    report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
+    refuse(report, source, keys_to_skip, network)
+    if network is not None:
+        report.notes = differences(source.settings, network, CHOICES)
     return report
 
 
-def find_model_folder(path: str) -> Path:
-    """The model folder of a run folder, of a checkpoint's iter folder, or `path` itself when it is one."""
-    root = Path(path)
-    if root.is_file():
+def refuse(
+    report: LoadReport, source: WeightSource, keys_to_skip: Sequence[str], network: NetworkConfig | None
+) -> None:
+    """Raises UserError when the weights must not be loaded."""
+    unlike = [] if network is None else differences(source.settings, network, MEANINGS)
+    if report.missing or report.mismatched or unlike:
+        sizes = [] if network is None else differences(source.settings, network, SIZES)
+        raise UserError(_complaint(report, unlike, sizes))
+    adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
+    if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
-            f"checkpoint.load_path {path} is a file; expected a folder that Worldsmith or a converter has written"
+            f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten(adapters)}. "
+            "Set model.config.lora_enabled, or start from the merged weights (`worldsmith export RUN -o DIR --format "
+            'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
         )
-    candidates = [root, root / "model"]
-    for checkpoints in (root, root / "checkpoints"):
-        if (checkpoints / POINTER).exists():
-            candidates.append(checkpoints / (checkpoints / POINTER).read_text(encoding="utf-8").strip() / "model")
-    for folder in candidates:
-        if (folder / ".metadata").exists():
-            return folder
-    raise FileNotFoundError(
-        f"checkpoint.load_path {path}: {'no such folder' if not root.exists() else 'no checkpoint in this folder'}; "
-        "expected a run folder, a checkpoints/iter_… folder or its model folder"
-    )
+
+
+def live_name(name: str) -> str:
+    """`net_ema.x` → `net.x`."""
+    return LIVE + name.removeprefix(AVERAGE)
 
 
 def shorten(names: Sequence[str], limit: int = 3) -> str:
@@ -96,16 +190,16 @@ def shorten(names: Sequence[str], limit: int = 3) -> str:
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 
 
-def _complaint(report: LoadReport) -> str:
+def _complaint(report: LoadReport, unlike: list[str], sizes: list[str]) -> str:
     parts = [f"the weights in {report.source} do not fit this network."]
+    if unlike or sizes:
+        parts.append(f"Its config differs: {'; '.join((*unlike, *sizes))}.")
     if report.missing:
         parts.append(f"Not in the checkpoint: {shorten(report.missing)}.")
     if report.mismatched:
         parts.append(f"Other shapes: {shorten(report.mismatched)}.")
-    if report.missing and all(name.startswith("net_ema.") for name in report.missing):
-        parts.append(
-            'Add "net_ema." to checkpoint.keys_to_skip_loading: the average then starts from the loaded weights.'
-        )
+    if unlike or sizes:
+        parts.append("Set model.config.network to the values of these weights.")
     else:
         parts.append(
             "Correct the model's config, or name what may stay as initialised in checkpoint.keys_to_skip_loading."

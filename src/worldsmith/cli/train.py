@@ -1,6 +1,6 @@
 """`worldsmith train`: runs, resumes or plans a training run.
 
-Exit codes: 0 done, 1 failed, 2 a mistake of the user, 75 stopped by a signal and saved (the same command resumes).
+Exit codes: 0 done, 1 failed, 2 a mistake of the user, 75 asked to stop and saved (the same command resumes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_source.add_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
     parser.add_argument(
-        "--resume-changed", action="store_true", help="resume a run folder although the config has changed"
+        "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
     parser.epilog = (
         "Every value of the run is a flag too, such as --optimizer.lr 1e-4; "
@@ -66,6 +66,7 @@ def dryrun(tree: Trainer.Config) -> int:
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
+    from worldsmith.checkpoint.save_error import SaveError
     from worldsmith.data.errors import DataError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.run_folder import run_path
@@ -83,7 +84,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         except (ValueError, DataError) as error:
             raise UserError(str(error)) from error
         outcome = trainer.train()
-    except (DataError, FloatingPointError) as error:
+    except (DataError, FloatingPointError, SaveError) as error:
         logging.getLogger("worldsmith").error("error: %s", error)
         return 1
     finally:

@@ -13,7 +13,7 @@ from worldsmith.config.paths import Path, format_path
 from worldsmith.config.tree_access import children, walk
 
 PARALLELISM: Path = ("model", "config", "parallelism")
-_ADAPTED_LAYER = "net.language_model.model.layers.0.{part}.{target}.lora_{side}.default.weight"
+_ADAPTED_LAYER = "language_model.model.layers.0.{part}.{target}.lora_{side}.weight"
 _PARTS = ("self_attn", "mlp", "mlp_moe_gen", "attn")
 
 
@@ -117,15 +117,19 @@ def _adapters_without_training(tree: Any) -> list[Problem]:
             Problem(where, message, hint="set model.lora_enabled = true, or select other parameters", concerns=concerns)
         ]
     if enabled is True and isinstance(targets, str):
+        # A target may be the end of a path; whether there is such a layer is the model's own check.
+        leaves = [target.strip().rpartition(".")[2] for target in targets.split(",")]
         names = [
-            _ADAPTED_LAYER.format(part=part, target=target.strip(), side=side)
-            for target in targets.split(",")
+            _ADAPTED_LAYER.format(part=part, target=leaf, side=side)
+            for leaf in leaves
             for part in _PARTS
             for side in "AB"
         ]
-        if not any(re.sub(r"\d+", "0", pattern) in name for pattern in patterns for name in names):
-            message = f"{patterns} selects none of the adapters, and model.config.lora_enabled is true"
-            return [Problem(where, message, hint='write keys_to_select = ["lora_"]', concerns=concerns)]
+        useless = [p for p in patterns if not any(re.sub(r"\d+", "0", p) in name for name in names)]
+        if useless:
+            message = f"{useless} selects none of the adapters, and model.config.lora_enabled trains nothing else"
+            advice = 'leave keys_to_select empty or write ["lora_"]'
+            return [Problem(where, message, hint=advice, concerns=concerns)]
     return []
 
 

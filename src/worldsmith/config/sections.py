@@ -34,25 +34,36 @@ class JobConfig(Config):
 
 
 class ParallelismConfig(Config):
-    """How ranks share the work. shard x replicate must equal the number of ranks; the other two divide it."""
+    """How ranks share the work. shard x replicate must equal the number of ranks; the context degree divides it."""
 
     data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Ranks that share one copy of the weights (FSDP); -1 takes all that the other degrees leave."""
-    data_parallel_replicate_degree: Count = 1
-    """Copies of the sharded group (HSDP)."""
+    """Ranks that share one copy of the weights (FSDP); -1 takes all that the replicas leave."""
+    data_parallel_replicate_degree: Annotated[int, Range(ge=1, also=-1)] = 1
+    """Copies of the sharded group (HSDP); -1 takes as many as fit."""
     context_parallel_shard_degree: Count = 1
-    """Ranks that share one sequence."""
+    """Neighbouring ranks that share the tokens of one pack; they read the same data."""
     cfg_parallel_shard_degree: Count = 1
-    """Ranks that share the conditional and unconditional halves of guidance."""
+    """Ranks that share the two halves of guidance. Training has no guidance, so only 1 is possible here."""
+    fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of weights, gradients and moments between steps; bfloat16 halves them and rounds small updates."""
+    reduce_every_pack: bool = False
+    """Reduce gradients after each pack, not once per step: more traffic, but no rank holds all of them in float32."""
+
+    def check(self) -> None:
+        if self.cfg_parallel_shard_degree != 1:
+            raise ValueError(
+                f"cfg_parallel_shard_degree = {self.cfg_parallel_shard_degree}: guidance has two halves only in "
+                "sampling, training runs one; write 1, and use context_parallel_shard_degree to share a pack"
+            )
 
 
 class CompileConfig(Config):
     """torch.compile of the network."""
 
     enabled: bool = False
-    """Compile the network's layers."""
+    """Compile what the layers do on each token; attention is a kernel of its own."""
     compile_dynamic: bool = True
-    """Compile once for changing shapes, instead of once per shape."""
+    """Compile once for packs of all lengths. false: once per length, at most 8, for data whose packs are all alike."""
 
 
 class ActivationCheckpointingConfig(Config):
@@ -61,11 +72,11 @@ class ActivationCheckpointingConfig(Config):
     mode: Literal["none", "selective", "full"] = "none"
     """`none` keeps all, `selective` keeps the outputs of the ops in save_ops_regex, `full` keeps layer inputs only."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
-    """Regular expressions for the ops whose outputs `selective` keeps; other modes don't read it."""
+    """Regular expressions for the ops that `selective` keeps, such as aten.mm; `fmha` is any fused attention."""
     preserve_rng_state: bool = True
     """Draw the same random numbers in the recomputation as in the forward pass."""
     determinism_check: Literal["default", "match"] = "default"
-    """`match` compares shapes, types and devices of recomputed tensors; `default` leaves it to torch."""
+    """`default` compares shapes, types and devices of recomputed tensors; `match` (slow) also the results."""
 
     def check(self) -> None:
         for pattern in self.save_ops_regex:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.ranges import Count, NotNegative, Share
 from worldsmith.data.errors import DataError
 from worldsmith.data.packing import SequentialPacker, check_caps
-from worldsmith.data.positions import Cursor, Positions
+from worldsmith.data.positions import Cursor, Positions, merge_positions
 from worldsmith.data.quarantine import Quarantine
 from worldsmith.data.sample import Rejection, VideoSample
 from worldsmith.data.token_count import sample_tokens
@@ -106,7 +106,7 @@ class PackingDataLoader(Configurable):
                 f"max_duration {config.dataset.max_duration} s."
             )
         self._check_quarantine()
-        self._state = self._snapshot(next_position=rank, set_aside=[])
+        self._state = self._snapshot(rank, [])
         self._iteration = 0
 
     def __iter__(self) -> Iterator[list[VideoSample]]:
@@ -134,15 +134,56 @@ class PackingDataLoader(Configurable):
         """Plain JSON data. Samples that are prefetched, or read for a pack that is not handed out, are not in it."""
         return dict(self._state, set_aside=list(self._state["set_aside"]))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iterator continues with exactly the packs that would have followed. Raises ValueError."""
-        for name, now in self._identity().items():
-            if state[name] != now:
-                raise ValueError(
-                    f"the loader's state cannot be continued: {name} was {state[name]} at the save and is {now} now; "
-                    f"continue with the same data set ({self.dataset.file}) and settings, or start a new run"
-                )
-        self._state = self._snapshot(state["next_position"], list(state["set_aside"]))
+        if (state["rank"], state["world_size"]) != (self.rank, self.world_size):
+            raise ValueError(
+                f"the state is that of rank {state['rank']} of {state['world_size']}, and this is rank {self.rank} of "
+                f"{self.world_size}; give the states of all ranks to load_states"
+            )
+        self.load_states([state] * self.world_size)
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continues a run from the states of all its ranks.
+
+        With as many ranks as now, each goes on with exactly the packs that would have followed. Otherwise what none of
+        them has handed out is dealt anew: no sample is lost or repeated. Raises ValueError for another stream.
+        """
+        changes = self.changes_since(states[0])
+        if changes:
+            raise ValueError(f"the data position cannot be continued: {'; '.join(changes)}")
+        if len(states) == self.world_size:
+            own = states[self.rank]
+            next_position, set_aside = own["next_position"], own["set_aside"]
+        else:
+            next_position, set_aside = merge_positions(states).share(self.rank, self.world_size)
+        self._go_on(next_position, set_aside)
+
+    def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
+        """Begins after the pass that a run over other data was in, at the start of the order; returns its number."""
+        epoch = 1 + max(state["epoch"] for state in states)
+        self._go_on(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
+        return epoch
+
+    def changes_since(self, state: Mapping[str, Any]) -> list[str]:
+        """What makes this another stream than that of a saved state, in words; empty when it is the same."""
+        now = self._identity()
+        names = {
+            "dataset_length": "number of windows",
+            "dataset_fingerprint": "windows (paths, frames or captions)",
+            "seed": "dataloader_train.seed",
+            "shuffle": "dataloader_train.shuffle",
+        }
+        changed = [name for name in names if state[name] != now[name]]
+        return [
+            f"{names[name]} of {self.dataset.file}: {short(state[name])} -> {short(now[name])}"
+            if name.startswith("dataset")
+            else f"{names[name]}: {state[name]} -> {now[name]}"
+            for name in changed
+        ]
+
+    def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
+        self._state = self._snapshot(next_position, list(set_aside))
         self._iteration += 1
 
     def _identity(self) -> dict[str, Any]:
@@ -151,13 +192,11 @@ class PackingDataLoader(Configurable):
             "dataset_fingerprint": self.dataset.fingerprint,
             "seed": self.config.seed,
             "shuffle": self.config.shuffle,
-            "rank": self.rank,
-            "world_size": self.world_size,
         }
 
     def _snapshot(self, next_position: int, set_aside: list[int]) -> dict[str, Any]:
-        epoch = next_position // len(self.dataset)
-        return {**self._identity(), "epoch": epoch, "next_position": next_position, "set_aside": set_aside}
+        place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // len(self.dataset)}
+        return {**self._identity(), **place, "next_position": next_position, "set_aside": set_aside}
 
     def _samples(self, cursor: Cursor, packer: SequentialPacker[VideoSample]) -> Iterator[VideoSample]:
         """The samples of this rank in order; those that cannot be used are quarantined here."""
@@ -244,3 +283,8 @@ class PackingDataLoader(Configurable):
 
 def as_is(made: Any) -> Any:
     return made
+
+
+def short(value: Any) -> str:
+    """A fingerprint is known by its beginning."""
+    return value[:12] if isinstance(value, str) else str(value)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.conditioning import check_conditioning
 from worldsmith.data.errors import DataError, SampleError
@@ -54,17 +55,17 @@ class VideoDataset(Configurable):
         """The .jsonl or .jsonl.gz file, or a folder with [train/]video_dataset_file.jsonl."""
         resolution: str = "256"
         """Resolution tier; the size follows from the aspect of each clip."""
-        num_video_frames: int = -1
+        num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
         """Frames per sample; -1 = the whole window at its own temporal_interval."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk"] = "max_30fps"
         """Distance of frames when num_video_frames is set: 1, at most 30 fps, or spread over the window."""
         frame_selection_mode: Literal["first", "center", "random"] = "first"
         """Where in the window the frames start when num_video_frames is set."""
-        conditioning_fps: float = -1.0
+        conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
         """Frame rate that the model and the caption are told; -1 = that of the selected frames."""
-        conditioning_config: dict[str, float] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})
+        conditioning_config: dict[str, Factor] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})
         """Weight for each number of clean leading latent frames; empty = always 0 (text-to-video)."""
-        cfg_dropout_rate: float = 0.1
+        cfg_dropout_rate: Share = 0.1
         """Probability that the caption is emptied, for classifier-free guidance."""
         cfg_dropout_keep_metadata: bool = False
         """Keep the metadata sentences of a plain caption when it is emptied."""
@@ -76,20 +77,16 @@ class VideoDataset(Configurable):
         """Text after every plain caption; "" = none."""
         caption_keys: list[str] = field(default_factory=lambda: list(CAPTION_KEYS))
         """Caption keys of a window in order of preference; the weighted legacy styles come after them."""
-        min_frames: int = 61
+        min_frames: Count = 61
         """Windows with fewer frames are left out."""
-        max_duration: float = 61.0
+        max_duration: Annotated[float, Range(gt=0)] = 61.0
         """Clips that are longer, in seconds, are left out."""
-        min_short_edge: int = 0
+        min_short_edge: NotNegative = 0
         """Clips whose shorter side is below this, in pixels, are left out; 0 = off."""
 
         def check(self) -> None:
             check_tier(self.resolution)
             check_conditioning(self.conditioning_config)
-            if self.num_video_frames != -1 and self.num_video_frames < 1:
-                raise ValueError(
-                    f"num_video_frames is {self.num_video_frames}; give at least 1, or -1 for whole windows"
-                )
             if self.num_video_frames == -1 and (self.temporal_interval_mode, self.frame_selection_mode) != (
                 "max_30fps",
                 "first",
@@ -99,16 +96,6 @@ class VideoDataset(Configurable):
                     f"'{self.frame_selection_mode}' have no effect with num_video_frames=-1 (whole windows); "
                     "set num_video_frames, or leave them at 'max_30fps' and 'first'"
                 )
-            if not 0 <= self.cfg_dropout_rate <= 1:
-                raise ValueError(f"cfg_dropout_rate is {self.cfg_dropout_rate}; it is a probability, 0 to 1")
-            if self.conditioning_fps == 0 or not self.conditioning_fps < 1000:
-                raise ValueError(
-                    f"conditioning_fps is {self.conditioning_fps}; give a frame rate, or -1 for that of the frames"
-                )
-            if self.min_frames < 1:
-                raise ValueError(f"min_frames is {self.min_frames}; it must be at least 1")
-            if not self.max_duration > 0:
-                raise ValueError(f"max_duration is {self.max_duration}; it must be above 0 seconds")
 
     def __init__(self, config: Config) -> None:
         """Raises DataError when there is no data set file or it cannot be read."""

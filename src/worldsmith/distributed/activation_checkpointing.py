@@ -1,26 +1,141 @@
-"""Full activation checkpointing: a layer keeps its inputs only and runs again in the backward pass."""
+"""Activation checkpointing: a part of the network keeps its inputs only and runs again in the backward pass.
+
+What needs no gradient is neither kept nor run again, as nothing in the backward pass asks for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.checkpoint import checkpoint
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from worldsmith.config.sections import ActivationCheckpointingConfig
 
-def checkpoint_layers(layers: Iterable[nn.Module], *, preserve_rng_state: bool) -> None:
-    """Makes each layer recompute itself, in place; call before sharding. Parameter names stay as they are.
+logger = logging.getLogger(__name__)
 
-    PyTorch compares shapes, dtypes and devices of the recomputed tensors with the originals.
+FUSED_ATTENTION = re.compile("scaled_dot_product|flash_attention|efficient_attention|varlen_attn|natten|flex_attention")
+
+
+def recompute_methods(
+    modules: Iterable[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
+) -> None:
+    """Makes these methods of each module run again in the backward pass as `config` says, in place, before sharding.
+
+    Parameter names stay as they are. PyTorch compares shapes, dtypes and devices of the recomputed tensors with those
+    of the forward pass.
     """
-    for layer in layers:
-        layer.forward = partial(
-            checkpoint,
-            layer.forward,
+    if config.mode == "none":
+        return
+    saved = SavedOps(config.save_ops_regex) if config.mode == "selective" else None
+    for module in modules:
+        for name in names:
+            setattr(module, name, recomputed(getattr(module, name), config, saved))
+
+
+def recomputed(
+    function: Callable[..., Any], config: ActivationCheckpointingConfig, saved: SavedOps | None
+) -> Callable[..., Any]:
+    """`function`, run again in the backward pass."""
+    compare = config.determinism_check == "match"
+
+    def run(*args: Any) -> Any:
+        return checkpoint(
+            TwoRuns(function, compare=compare, saved=saved),
+            *args,
             use_reentrant=False,
-            preserve_rng_state=preserve_rng_state,
+            preserve_rng_state=config.preserve_rng_state,
+            context_fn=noop_context_fn if saved is None else saved.contexts,
+            early_stop=not compare,
         )
+
+    return run
+
+
+class TwoRuns:
+    """One call of a function and its repetition, which must give the same values when `compare` is set."""
+
+    def __init__(self, function: Callable[..., Any], *, compare: bool, saved: SavedOps | None) -> None:
+        self.function, self.compare, self.saved = function, compare, saved
+        self.repeated = False
+        self.first: Tensor | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.saved is not None and self.repeated:
+            self.saved.report_unused()
+        result = self.function(*args)
+        if self.compare:
+            self.check(result)
+        self.repeated = True
+        return result
+
+    def check(self, result: Any) -> None:
+        """Raises RuntimeError when the repetition differs from the first run."""
+        sums = checksum(result)
+        if self.first is None:
+            self.first = sums
+        elif not torch.equal(self.first, sums):
+            name = getattr(self.function, "__qualname__", repr(self.function))
+            raise RuntimeError(
+                f"activation_checkpointing.determinism_check = 'match': {name} gave other values in the backward pass "
+                "than in the forward pass, so gradients would be wrong; set preserve_rng_state = true, or mode = 'none'"
+            )
+
+
+class SavedOps:
+    """The ops whose outputs are kept: any of the patterns is found in the name, such as `aten.mm.default`.
+
+    `fmha` (fused multi-head attention) is one more name of every fused attention op, whatever the device calls it.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = [re.compile(pattern) for pattern in patterns]
+        self.seen: dict[str, list[re.Pattern[str]]] = {}
+        """The patterns that fit each op that has run."""
+        self.reported = False
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        """The policy that PyTorch asks for each op."""
+        name = str(op)
+        if name not in self.seen:
+            label = f"{name} fmha" if FUSED_ATTENTION.search(name) else name
+            self.seen[name] = [pattern for pattern in self.patterns if pattern.search(label)]
+        return CheckpointPolicy.MUST_SAVE if self.seen[name] else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts(self) -> tuple[Any, Any]:
+        return create_selective_checkpoint_contexts(self)
+
+    def report_unused(self) -> None:
+        """Says once, when the first backward pass begins, which patterns fit no op of the forward pass.
+
+        Raises ValueError when that is all of them.
+        """
+        if self.reported:
+            return
+        self.reported = True
+        used = {pattern for patterns in self.seen.values() for pattern in patterns}
+        unused = [pattern.pattern for pattern in self.patterns if pattern not in used]
+        if not unused:
+            return
+        ops = ", ".join(sorted(self.seen))
+        if not used:
+            raise ValueError(
+                f"activation_checkpointing.save_ops_regex {unused} fits none of the ops that ran, so nothing is saved; "
+                f'use ["fmha"], or mode = "full". These ran (those inside compiled parts cannot be chosen): {ops}'
+            )
+        logger.warning("activation_checkpointing.save_ops_regex: %s fits none of the ops that ran: %s", unused, ops)
+
+
+def checksum(result: Any) -> Tensor:
+    """Sum and sum of magnitudes of all floating-point tensors in a nest of tuples, float64."""
+    if isinstance(result, Tensor):
+        values = result.detach().double()
+        return torch.stack((values.sum(), values.abs().sum())).nan_to_num()
+    return torch.cat([checksum(item) for item in result if item is not None])

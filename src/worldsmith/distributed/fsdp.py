@@ -6,13 +6,13 @@ The sharded step equals the single-process step: gradients are reduced in fp32 a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from worldsmith.distributed.world import ensure_process_group
 
@@ -37,23 +37,39 @@ def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
 
 def shard_network(
     network: nn.Module,
-    layers: Iterable[nn.Module],
+    units: Iterable[nn.Module],
     *,
     mesh: DeviceMesh,
     compute_dtype: torch.dtype,
     full_precision: Iterable[nn.Module] = (),
+    entries: Mapping[nn.Module, Sequence[str]] | None = None,
 ) -> None:
-    """Shards `network` in place over `mesh`; each of `layers` is gathered on its own.
+    """Shards `network` in place over `mesh`; each of `units` is gathered on its own, when it is used.
 
     Modules in `full_precision` compute in fp32. Inputs are never cast, since positions and timesteps must stay fp32.
+    `entries` are methods beside `forward` around which a module's weights are gathered too.
     The divide factor is left alone: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
     """
-    exact = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    policy = exact if compute_dtype == torch.float32 else replace(exact, param_dtype=compute_dtype)
+    exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = replace(exact, param_dtype=compute_dtype)
     # The velocities are views, as PyTorch points out at the first step; nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in full_precision:
         fully_shard(module, mesh=mesh, mp_policy=exact)
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
+    for module, names in (entries or {}).items():
+        for name in names:
+            register_fsdp_forward_method(module, name)
+
+
+def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:
+    """Says what the next backward pass does with its gradients; a network that is not sharded has nothing to do.
+
+    The `last` one of a step reduces the whole step's gradients over the ranks. Those before it keep theirs, whole and
+    in fp32, on each rank; with `every_pack` they reduce them into shards, and only the sum over replicas waits.
+    """
+    if isinstance(network, FSDPModule):
+        network.set_requires_gradient_sync(last or every_pack)
+        network.set_requires_all_reduce(last)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +18,27 @@ class World:
     size: int = 1
     local_rank: int = 0
     device: str = "cpu"
+    context_group: ProcessGroup | None = field(default=None, compare=False)
+    """The neighbouring ranks that work on the same packs, this one included; None: each works on its own."""
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def context_parallel(self) -> int:
+        """How many ranks work on the same packs."""
+        return 1 if self.context_group is None else self.context_group.size()
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the data this rank reads; the ranks of a context-parallel group read the same one."""
+        return self.rank // self.context_parallel
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares the data is cut."""
+        return self.size // self.context_parallel
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -57,6 +77,10 @@ class World:
         dist.all_reduce(totals)
         return totals.tolist()
 
+    def data_sum(self, *values: float) -> list[float]:
+        """The sums over the shares of the data, in float64: what a context-parallel group agrees on counts once."""
+        return [total / self.context_parallel for total in self.sum(*values)]
+
     def any(self, flag: bool) -> bool:
         """True when the flag is set on at least one rank."""
         return self.sum(float(flag))[0] > 0
@@ -67,16 +91,22 @@ class World:
         return torch.device(self.device)
 
 
-def start_world() -> World:
+def world_size() -> int:
+    """How many processes torchrun's environment promises."""
+    return _environment_int("WORLD_SIZE", 1)
+
+
+def start_world(*, context_parallel: int = 1) -> World:
     """Reads the place of this process from the environment that torchrun sets, and joins the process group.
 
-    Without that environment the run is one process. Raises ValueError when the environment is incomplete.
+    Every `context_parallel` neighbours form a group, whose size must divide the number of processes. Without that
+    environment the run is one process. Raises ValueError when the environment is incomplete.
     """
     import torch
     import torch.distributed as dist
 
     on_cuda = torch.cuda.is_available()
-    size = _environment_int("WORLD_SIZE", 1)
+    size = world_size()
     local_rank = _environment_int("LOCAL_RANK", 0)
     if on_cuda:
         torch.cuda.set_device(local_rank)
@@ -91,7 +121,10 @@ def start_world() -> World:
         )
     if not dist.is_initialized():
         dist.init_process_group("nccl" if on_cuda else "gloo")
-    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device)
+    group = dist.new_subgroups(group_size=context_parallel)[0] if context_parallel > 1 else None
+    return World(
+        rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device, context_group=group
+    )
 
 
 def ensure_process_group(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Configurable
 from worldsmith.config.ranges import NotNegative, Range
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,14 +20,16 @@ LIMIT_REASON = "from sqrt(2)/3 on the average would stand still or diverge; 0.1 
 
 
 class PowerEMA(Configurable):
-    """A float32 copy of all parameters that averages the live ones: ema ← β·ema + (1-β)·w, β = (1 - 1/(i+1))^(γ+1).
+    """A float32 copy of the parameters that averages the live ones: ema ← β·ema + (1-β)·w, β = (1 - 1/(i+1))^(γ+1).
 
     The weight of step t in the average grows like t^γ, so the averaging window is a fixed share of the run so far.
 
     - Starts as a copy of the live parameters and stays one until the first `update`, whatever `iteration_shift` is: an
       average of values from before a warm start is never blended in. After `load_state_dict` it continues the average
       that was loaded.
-    - Frozen parameters are in the copy and in the state dict; they cost nothing per step.
+    - Frozen parameters are in the copy and in the state dict, where they cost memory and nothing per step. With
+      `trainable_only` they are in neither: whoever reads the average takes the live weight for a name that it lacks.
+    - Names are the native ones, whatever the network is wrapped in; with LoRA they include the adapters.
     - Works on sharded parameters (DTensor), shard by shard.
     """
 
@@ -37,8 +40,11 @@ class PowerEMA(Configurable):
         """Width of the averaging window relative to the length of the run; must be below sqrt(2)/3 = 0.4714."""
         iteration_shift: NotNegative = 0
         """Steps added to the step count before the decay is computed; positive starts with a slow average."""
+        trainable_only: bool = False
+        """Whether the average leaves out what is frozen; saves a float32 copy of it in memory and in checkpoints."""
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
+        """Which parameters are frozen is read here, once. ValueError: all are, with `trainable_only`."""
         config.check()
         if not config.enabled:
             raise ValueError("ema.enabled is false: there is no average to build")
@@ -46,7 +52,13 @@ class PowerEMA(Configurable):
 
         self.config = config
         self.exponent = exponent(config.rate)
-        self.live = dict(network.named_parameters(remove_duplicate=False))
+        self.live = {
+            name: p for name, p in native_parameters(network).items() if p.requires_grad or not config.trainable_only
+        }
+        if not self.live:
+            raise ValueError(
+                "ema.trainable_only: no parameter of the network is trained, so there is nothing to average"
+            )
         self.average = {
             name: torch.empty_like(p, dtype=torch.float32, requires_grad=False) for name, p in self.live.items()
         }
@@ -74,7 +86,7 @@ class PowerEMA(Configurable):
                 torch._foreach_lerp_(average, [shard(self.live[name].detach()).float() for name in moving], 1 - beta)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average itself (not a copy), under the network's parameter names."""
+        """The average itself (not a copy), under native names; with `trainable_only` the trained ones alone."""
         if not self.started:
             self.copy_live()
         return dict(self.average)
@@ -86,14 +98,18 @@ class PowerEMA(Configurable):
         self.started = True
 
     def copy_live(self) -> None:
-        """Makes the average equal to the live parameters, frozen ones included."""
+        """Makes the average equal to the live parameters."""
         copy_tensors(self.average, self.live)
 
     @contextlib.contextmanager
     def swapped(self, network: nn.Module) -> Iterator[None]:
-        """Within the block `network` has the averaged weights; afterwards its own, bit for bit."""
-        own = dict(network.named_parameters(remove_duplicate=False))
-        average = self.state_dict()
+        """Within the block `network` has the averaged weights; afterwards its own, bit for bit.
+
+        Raises ValueError for a network with other parameters than the averaged one.
+        """
+        average, own = self.state_dict(), native_parameters(network)
+        if self.config.trainable_only:  # frozen parameters keep their own values
+            own = {name: p for name, p in own.items() if name in average or p.requires_grad}
         require_same_names(own, average, "the network", "the average")
         backup = {name: p.detach().clone() for name, p in own.items()}
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
     from worldsmith.objectives.loss_weighting import StepCounts
 
 Distribution = Literal["waver", "logitnormal", "uniform", "ltx2"]
-Shift = int | float | dict[str, int | float]
+PositiveFloat = Annotated[float, Range(gt=0, finite=True)]
+PositiveNumber = Annotated[int, Range(gt=0)] | PositiveFloat
+Shift = PositiveNumber | dict[str, PositiveNumber]
 
 TIMESTEP_SCALE = 1000.0
-DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, "480": 5, "720": 10}
+# The published table is that of 256, 480 and 720; clips of tier 704 count as 720 there. Tiers below 256 are ours.
+# Larger tiers have no published shift: a run at such a tier must name one.
+DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, "480": 5, "704": 10, "720": 10}
 DYNAMIC_KEYS = {"video": "dynamic_shift_base_num_tokens_video", "image": "dynamic_shift_base_num_tokens_image"}
 
 
@@ -60,9 +65,9 @@ class RectifiedFlow(Configurable):
         dynamic_shift_base_num_tokens_video (or _image), the latent size at which sqrt(size / base) is 1."""
         shift_image: Shift | None = None
         """The same for images. None: images use `shift`."""
-        loss_scale: float = 1.0
+        loss_scale: PositiveFloat = 1.0
         """Factor of the loss."""
-        image_loss_scale: float | None = None
+        image_loss_scale: PositiveFloat | None = None
         """Factor of the loss of images; videos and images are then averaged apart and added. None: one mean of all."""
         normalize_loss_by_active: bool = False
         """Whether clean condition frames are left out of a sample's mean. False: they count as zero error."""
@@ -73,10 +78,12 @@ class RectifiedFlow(Configurable):
             check_shift("shift", self.shift)
             if self.shift_image is not None:
                 check_shift("shift_image", self.shift_image)
-            for name in ("loss_scale", "image_loss_scale"):
-                value = getattr(self, name)
-                if value is not None and not (math.isfinite(value) and value > 0):
-                    raise ValueError(f"{name} must be a positive number, found {value}")
+
+        def check_tier(self, tier: str) -> None:
+            """Raises ValueError when a table of shifts by tier has no entry for the data's resolution tier."""
+            for name, shift in (("shift", self.shift), ("shift_image", self.shift_image)):
+                if isinstance(shift, dict) and not set(DYNAMIC_KEYS.values()) & set(shift):
+                    tier_shift(name, shift, tier)
 
     def __init__(self, config: Config) -> None:
         config.check()
@@ -111,13 +118,7 @@ class RectifiedFlow(Configurable):
         base = shift.get(DYNAMIC_KEYS["image" if image else "video"])
         if base is not None:
             return math.sqrt(math.prod(sample.latent_shape) / base)
-        if sample.resolution not in shift:
-            raise ValueError(
-                f"objective.{name} has no entry for the resolution tier '{sample.resolution}' of the sample at "
-                f"position {sample.position}; the table is {shift}; "
-                f"add '{sample.resolution}' to it or give one number for all tiers"
-            )
-        return float(shift[sample.resolution])
+        return tier_shift(name, shift, sample.resolution)
 
     def losses(
         self,
@@ -173,16 +174,25 @@ def count_kinds(samples: Sequence[Sample]) -> tuple[int, int]:
     return len(samples) - images, images
 
 
+def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
+    """The shift of a resolution tier in the table `name`. Raises ValueError when it has none."""
+    if tier not in table:
+        raise ValueError(
+            f"objective.{name} has no entry for the resolution tier '{tier}' of the data; the table is {table}; "
+            f"add '{tier}' to it, give one number for all tiers, or train at one of its tiers"
+        )
+    return float(table[tier])
+
+
 def check_shift(name: str, shift: Shift) -> None:
-    """Raises ValueError unless every shift is a positive number under a tier or a dynamic key."""
-    entries = shift if isinstance(shift, dict) else {"": shift}
-    if not entries:
+    """Raises ValueError for a table that is empty or has a key that is neither a tier nor a dynamic key."""
+    if not isinstance(shift, dict):
+        return
+    if not shift:
         raise ValueError(f"{name} is an empty table; give a number, or one number per resolution tier")
-    for key, value in entries.items():
-        where = f"{name}['{key}']" if key else f"{name}"
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{where} must be a positive number, found {value}")
-        if key and not key.isdigit() and key not in DYNAMIC_KEYS.values():
+    for key in shift:
+        if not key.isdigit() and key not in DYNAMIC_KEYS.values():
             raise ValueError(
-                f'{where}: a key is a resolution tier such as "256" or one of {", ".join(DYNAMIC_KEYS.values())}'
+                f"{name}['{key}']: a key is a resolution tier such as \"256\" or one of "
+                f"{', '.join(DYNAMIC_KEYS.values())}"
             )

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.warm_start import plan_loading
-from worldsmith.distributed.degrees import fit_degrees
 from worldsmith.monitor.terminal_view import short_number
-from worldsmith.training.preflight import generator_config, require_writable, schedule_remarks
+from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.preflight import (
+    check_space,
+    checkpoint_bytes,
+    generator_config,
+    kept_checkpoints,
+    require_writable,
+    schedule_remarks,
+    size,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,20 +26,15 @@ if TYPE_CHECKING:
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.training.trainer import Trainer
 
-BYTES = 4  # weights, average and optimizer state are float32
-
 
 def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> list[str]:
     """The lines of the plan. Raises what the run itself would raise before its first step."""
     model = generator_config(config)
+    degrees = plan_degrees(model, world_size)
     generator: Cosmos3Generator = model.build(device="meta")
-    parallelism = model.parallelism
-    degrees = fit_degrees(
-        parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree, world_size
-    )
     return [
         f"run folder   {run_folder}{describe_start(config, run_folder)}",
-        f"processes    {world_size} (replicate {degrees.replicate} × shard {degrees.shard})",
+        f"processes    {world_size} ({degrees})",
         *network_lines(config, generator.network, run_folder),
         *data_lines(config, generator),
         *(f"note         {remark}" for remark in schedule_remarks(config)),
@@ -54,17 +57,14 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
     trained = settings.build(network=network).parameters
     total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained)
     average = generator_config(config).ema.enabled
-    checkpoint = BYTES * (total * (2 if average else 1) + 2 * moving)
-    saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
-    kept = min(saves, config.checkpoint.keep_latest_k or saves)
-    free = shutil.disk_usage(run_folder).free
+    checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
     lines = [
         f"network      {short_number(total)} parameters, {short_number(moving)} trained"
         f"{', with a running average' if average else ''}",
-        f"checkpoint   {size(checkpoint)} each, {kept} kept = {size(kept * checkpoint)}; free: {size(free)}",
+        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
+        f"free: {size(shutil.disk_usage(run_folder).free)}",
+        *(f"note         {remark}" for remark in check_space(config, network, run_folder)),
     ]
-    if kept * checkpoint > free:
-        lines.append("note         the checkpoints do not fit on the disk; set checkpoint.keep_latest_k")
     if config.checkpoint.load_path is not None:
         wanted = {f"net.{name}": shape for name, shape in shapes.items()}
         wanted |= {f"net_ema.{name}": shape for name, shape in shapes.items()} if average else {}
@@ -91,8 +91,3 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
         f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",
     ]
-
-
-def size(count: int) -> str:
-    """Bytes for people: 12.3 MiB, 4.56 GiB."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable
 from worldsmith.config.ranges import DecayRate, Factor, Length
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,8 @@ class ParameterGroup:
 class AdamW(Configurable):
     """`torch.optim.AdamW` with an allow-list of parameters and learning rates by name.
 
-    - `keys_to_select` freezes every parameter whose name contains none of the substrings.
+    - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA everything but the
+      adapters is frozen before: the list may stay empty, be ["lora_"], or choose among the adapters.
     - `lr_multipliers`: the first substring, in the order of the table, that a name contains decides.
     - A pattern that reaches no parameter is an error. One that an earlier pattern robs is reported in the log.
     """
@@ -58,7 +61,7 @@ class AdamW(Configurable):
         config.check()
         self.config = config
         select_parameters(network, config.keys_to_select)
-        named = dict(trainable_parameters(network))
+        named = trainable_parameters(network)
         self.groups = group_by_lr(list(named), config.lr, config.lr_multipliers, frozen_names(network))
         self.optimizer = build_adamw(
             [{"params": [named[name] for name in group.names], "lr": group.lr} for group in self.groups], config
@@ -70,18 +73,18 @@ class AdamW(Configurable):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
-def trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter) of what is not frozen, in the order in which the network registers them."""
-    return [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """What is not frozen, by native name, in the order in which the network registers it."""
+    return {name: p for name, p in native_parameters(network).items() if p.requires_grad}
 
 
 def frozen_names(network: nn.Module) -> list[str]:
-    return [name for name, p in network.named_parameters() if not p.requires_grad]
+    return [name for name, p in native_parameters(network).items() if not p.requires_grad]
 
 
 def select_parameters(network: nn.Module, patterns: list[str]) -> None:
     """Freezes every parameter whose name contains none of the patterns; never unfreezes one."""
-    trainable = [name for name, _ in trainable_parameters(network)]
+    trainable = trainable_parameters(network)
     if not trainable:
         raise ValueError("the network has no parameter that is not frozen: there is nothing to train")
     if not patterns:
@@ -89,12 +92,12 @@ def select_parameters(network: nn.Module, patterns: list[str]) -> None:
     frozen = frozen_names(network)
     for pattern in patterns:
         if not any(pattern in name for name in trainable):
-            raise no_match("optimizer.keys_to_select", pattern, trainable, frozen)
-    for name, parameter in network.named_parameters():
+            raise no_match("optimizer.keys_to_select", pattern, list(trainable), frozen)
+    for name, parameter in trainable.items():
         if not any(pattern in name for pattern in patterns):
             parameter.requires_grad_(False)
-    names = [name for name, _ in trainable_parameters(network)]
-    logger.info("training %d of %d parameter tensors", len(names), len(trainable) + len(frozen))
+    chosen = sum(p.requires_grad for p in trainable.values())
+    logger.info("training %d of %d parameter tensors", chosen, len(trainable) + len(frozen))
 
 
 def group_by_lr(names: list[str], lr: float, multipliers: dict[str, float], frozen: list[str]) -> list[ParameterGroup]:
@@ -152,8 +155,9 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
     """The error for a pattern that reaches no trained parameter; names those that come closest."""
     stopped = [name for name in frozen if pattern in name]
     if stopped:
+        why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
         return ValueError(
-            f"{where}: '{pattern}' fits only parameters that are frozen, such as {stopped[0]}, and has no effect"
+            f"{where}: '{pattern}' fits only parameters that are frozen, such as {stopped[0]}, and has no effect{why}"
         )
     return ValueError(
         f"{where}: '{pattern}' is in the name of none of the {len(names)} parameters that are trained; "

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from worldsmith.training.trainer import Trainer
+
+BYTES = 4
+"""Per number: weights, average and moments are float32 in a checkpoint, whatever the network computes in."""
 
 
 def check_tree(config: Trainer.Config) -> None:
     """Raises ValueError for settings that exist but do not work, with the value that does."""
-    recompute = generator_config(config).activation_checkpointing
     refusals = (
         (config.job.task != "vfm", f"job.task = {config.job.task!r}: only video generators are trained here", '"vfm"'),
         (
@@ -25,14 +31,22 @@ def check_tree(config: Trainer.Config) -> None:
             '"disabled"',
         ),
         (
-            recompute.mode == "selective",
-            "model.config.activation_checkpointing.mode = 'selective': single operations cannot be chosen",
-            '"none" or "full"',
+            bool(config.dataloader_train.latent_cache) and compiles_tokenizer(config),
+            "trainer.callbacks.compile_tokenizer.enabled = true with dataloader_train.latent_cache: a cached clip is "
+            "encoded once, and its latents would differ in their last bits before and after compiling",
+            'enabled = false, or latent_cache = "" to encode every clip in every step',
         ),
     )
     for refused, what, remedy in refusals:
         if refused:
             raise ValueError(f"{what}; use {remedy}")
+    config.objective.check_tier(config.dataloader_train.dataset.resolution)
+
+
+def compiles_tokenizer(config: Trainer.Config) -> bool:
+    """Whether a callback of the run compiles the video VAE."""
+    found = config.trainer.callbacks.values()
+    return any(isinstance(callback, CompileTokenizer.Config) and callback.enabled for callback in found)
 
 
 def generator_config(config: Trainer.Config) -> Cosmos3Generator.Config:
@@ -66,3 +80,48 @@ def require_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror or error}") from None
+
+
+def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
+    """About what one checkpoint takes: weights, average, and two moments of each trained weight.
+
+    `network` may be on the meta device or sharded; what is trained must have been chosen (requires_grad).
+    """
+    parameters = list(network.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    ema, only_trained = generator_config(config).ema, config.checkpoint.save_weights == "trained"
+    weights = trained if only_trained else total
+    average = (trained if only_trained or ema.trainable_only else total) if ema.enabled else 0
+    return BYTES * (weights + average + 2 * trained)
+
+
+def kept_checkpoints(config: Trainer.Config) -> int:
+    """The most checkpoints of the run that are on the disk at once, the one that is being written included."""
+    saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
+    keep, every = config.checkpoint.keep_latest_k, config.checkpoint.keep_every
+    if keep is None:
+        return saves
+    return min(saves, keep + 1 + (config.trainer.max_iter // every if every else 0))
+
+
+def check_space(config: Trainer.Config, network: nn.Module, folder: Path) -> list[str]:
+    """Remarks on whether the run's checkpoints fit on the disk of `folder`. Raises UserError when not even one does."""
+    needed, free, kept = checkpoint_bytes(config, network), shutil.disk_usage(folder).free, kept_checkpoints(config)
+    if needed > free:
+        raise UserError(
+            f"a checkpoint of this run takes {size(needed)}, and the disk of {folder} has {size(free)} free. "
+            'Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
+        )
+    if kept * needed > free:
+        fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"
+        return [
+            f"the run's {kept} checkpoints of {size(needed)} do not all fit: {size(free)} are free on the disk of "
+            f"{folder}; set {fewer}, or a larger checkpoint.save_iter"
+        ]
+    return []
+
+
+def size(count: int) -> str:
+    """Bytes for people: 12.3 MiB, 4.56 GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.checkpoint.checkpointer import stored_shapes
+from worldsmith.checkpoint import frozen_weights
+from worldsmith.checkpoint.atomic import write_text
+from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.dcp import stored_shapes
 from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
-from worldsmith.checkpoint.rng_state import rng_state, set_rng_state
-from worldsmith.checkpoint.warm_start import load_weights
+from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
+from worldsmith.checkpoint.warm_start import LoadReport, load_weights, plan_loading
+from worldsmith.checkpoint.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree import to_yaml
+from worldsmith.data import dataset_record
+from worldsmith.models.cosmos3.initialization import init_weights
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,82 +30,201 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOAD_REPORT = "load_report.json"
 
-def save_run(trainer: Trainer) -> Path:
-    """Writes a checkpoint of everything that the next step depends on."""
+
+def save_run(trainer: Trainer, *, background: bool = False) -> Path:
+    """Writes a checkpoint of everything that the next step depends on. Raises SaveError."""
+    model, texts = model_state(trainer), {"config.yaml": to_yaml(trainer.config)}
+    if trainer.config.checkpoint.save_weights == "trained":
+        texts[frozen_weights.FILE] = frozen_record(trainer)
+        model = trained_part(trainer, model)
     parts = {
-        "model": model_state(trainer),
+        "model": model,
         "optim": optimizer_state(trainer.network, trainer.optimizer),
         "scheduler": {"last_epoch": torch.tensor(trainer.scheduler.scheduler.last_epoch)},
         "trainer": {**counters(trainer), **prefixed_rng_state(trainer)},
     }
     return trainer.checkpointer.save(
-        trainer.iteration,
-        parts,
-        dataloader=trainer.loader.state_dict(),
-        texts={"config.yaml": to_yaml(trainer.config)},
+        trainer.iteration, parts, dataloader=trainer.loader.state_dict(), texts=texts, background=background
     )
 
 
-def restore_run(trainer: Trainer, checkpoint: Path) -> None:
-    """Puts a checkpoint back, bit for bit. The run's config decides rates and settings, the checkpoint the state."""
-    ranks = len(list((checkpoint / "dataloader").glob("rank_*.json")))
-    if ranks != trainer.world.size:
-        raise UserError(
-            f"{checkpoint} was saved by {ranks} processes, and this run has {trainer.world.size}; the order of the "
-            f"data would change. Go on with {ranks} processes, or start a new run from it with checkpoint.load_path"
-        )
-    load = trainer.checkpointer.load_part
+def restore_run(trainer: Trainer, checkpoint: Path, *, resume_changed: bool = False) -> None:
+    """Puts a checkpoint of this run back. The config decides rates and settings, the checkpoint the state.
+
+    On as many ranks as it was saved with, bit for bit; on others the tensors are sharded anew, and so is the data.
+    Raises UserError when frozen weights are no longer what they were, or when the data set has changed and
+    `resume_changed` is not set.
+    """
     model = model_state(trainer)
-    load(checkpoint, "model", model)
+    if frozen_weights.is_partial(checkpoint):
+        start_weights(trainer)
+        frozen_weights.require_same(checkpoint, frozen(trainer), source=describe_source(trainer))
+        model = trained_part(trainer, model)
+    trainer.checkpointer.load_part(checkpoint, "model", model)
     if trainer.ema is not None:
-        trainer.ema.load_state_dict({name: model[f"net_ema.{name}"] for name in trainer.ema.average})
-
-    optim = empty_optimizer_state(trainer.network, trainer.optimizer, stored_shapes(checkpoint / "optim"))
-    load(checkpoint, "optim", optim)
-    restore_optimizer_state(trainer.network, trainer.optimizer, optim)
-
-    schedule = {"last_epoch": torch.tensor(0)}
-    load(checkpoint, "scheduler", schedule)
-    set_schedule(trainer, int(schedule["last_epoch"]))
-
-    state = {**counters(trainer), **prefixed_rng_state(trainer)}
-    load(checkpoint, "trainer", state)
-    trainer.iteration = int(state["iteration"])
-    trainer.guard.load_state_dict({name: int(state[name]) for name in trainer.guard.state_dict()})
+        trainer.ema.load_state_dict(average_of(trainer))
+    restore_optimizer(trainer, checkpoint)
+    state = restore_counters(trainer, checkpoint)
     if trainer.ema is not None:
         trainer.ema.started = bool(state["ema_started"])
-    prefix = f"rng_state_{trainer.world.rank}."
-    set_rng_state({name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)})
-
-    position = trainer.checkpointer.load_dataloader(checkpoint)
-    if position is None:
-        raise UserError(f"{checkpoint} has no data position for rank {trainer.world.rank}")
-    trainer.loader.load_state_dict(position)
+    restore_position(trainer, checkpoint, record=trainer.run_folder / dataset_record.FILE, may_change=resume_changed)
     logger.info("the run goes on from %s: %d steps are done", checkpoint, trainer.iteration)
 
 
-def warm_start(trainer: Trainer, load_path: str) -> None:
-    """Starts a new run from the weights of another; says what was loaded and what was not."""
-    model = model_state(trainer)
-    report = load_weights(
-        load_path,
-        model,
-        keys_to_skip=trainer.config.checkpoint.keys_to_skip_loading,
-        no_dist=trainer.world.size == 1,
-    )
-    for line in report.lines():
-        logger.info("%s", line)
-    if trainer.ema is not None and any(name.startswith("net_ema.") for name in report.loaded):
-        trainer.ema.load_state_dict({name: model[f"net_ema.{name}"] for name in trainer.ema.average})
+def start_run(trainer: Trainer) -> None:
+    """Weights of a new run and, with `load_training_state`, everything else of the checkpoint that they come from."""
+    report = start_weights(trainer)
+    if report is not None and trainer.world.is_main:
+        write_text(trainer.run_folder / LOAD_REPORT, json.dumps(report.to_json(), indent=1) + "\n")
+    if not trainer.config.checkpoint.load_training_state:
+        return
+    checkpoint = open_weights(str(trainer.config.checkpoint.load_path)).path.parent
+    if not (checkpoint / "optim" / ".metadata").exists():
+        raise UserError(
+            f"checkpoint.load_training_state: {checkpoint} holds weights only; give a checkpoint of a training run"
+        )
+    restore_optimizer(trainer, checkpoint, skipped=report.skipped if report else ())
+    restore_counters(trainer, checkpoint)
+    max_iter = trainer.config.trainer.max_iter
+    if trainer.iteration >= max_iter:
+        raise UserError(
+            f"checkpoint.load_training_state: {checkpoint} has done {trainer.iteration} steps, and trainer.max_iter is "
+            f"{max_iter}, which counts them; raise it, or take the weights only"
+        )
+    restore_position(trainer, checkpoint, record=checkpoint.parent.parent / dataset_record.FILE, may_change=True)
+    logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, trainer.iteration)
+
+
+def start_weights(trainer: Trainer) -> LoadReport | None:
+    """The weights that a new run starts from: those of `load_path`, and drawn from the seed what it does not give.
+
+    Says what was loaded and what was not. An average that is not loaded starts as a copy.
+    """
+    settings, seed = trainer.config.checkpoint, trainer.config.trainer.seed
+    report = None
+    if settings.load_path is None:
+        init_weights(trainer.network, seed)
+    else:
+        model, network, skip = model_state(trainer), trainer.generator.config.network, settings.keys_to_skip_loading
+        shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+        left = plan_loading(settings.load_path, shapes, skip, network=network).left
+        if left:
+            init_weights(trainer.network, seed, {bare(name) for name in left})
+        report = load_weights(
+            settings.load_path, model, keys_to_skip=skip, network=network, no_dist=trainer.world.size == 1
+        )
+        for line in report.lines():
+            logger.info("%s", line)
+    if trainer.ema is not None:
+        if report is not None and any(name.startswith(AVERAGE) for name in report.loaded):
+            trainer.ema.load_state_dict(average_of(trainer))
+        else:
+            trainer.ema.copy_live()
+    return report
+
+
+def restore_optimizer(trainer: Trainer, checkpoint: Path, *, skipped: Any = ()) -> None:
+    """Moments and step counts, and the place in the schedule. `skipped` weights (`net.<name>`) begin without any."""
+    fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
+    keys = [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
+    optim = empty_optimizer_state(trainer.network, trainer.optimizer, keys)
+    trainer.checkpointer.load_part(checkpoint, "optim", optim)
+    restore_optimizer_state(trainer.network, trainer.optimizer, optim)
+    schedule = {"last_epoch": torch.tensor(0)}
+    trainer.checkpointer.load_part(checkpoint, "scheduler", schedule)
+    set_schedule(trainer, int(schedule["last_epoch"]))
+
+
+def restore_counters(trainer: Trainer, checkpoint: Path) -> dict[str, Tensor]:
+    """Step counts and random states; a rank that was not there before seeds its own."""
+    stored = stored_shapes(checkpoint / "trainer")
+    state = {
+        name: value
+        for name, value in {**counters(trainer), **prefixed_rng_state(trainer)}.items()
+        if name in stored or not name.startswith("rng_state_")
+    }
+    trainer.checkpointer.load_part(checkpoint, "trainer", state)
+    trainer.iteration = int(state["iteration"])
+    trainer.guard.load_state_dict({name: int(state[name]) for name in trainer.guard.state_dict()})
+    prefix = f"rng_state_{trainer.world.rank}."
+    saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if saved:
+        set_rng_state(saved)
+    else:
+        seed_everything(trainer.config.trainer.seed + trainer.world.rank + 1_000_003 * trainer.iteration)
+    return state
+
+
+def restore_position(trainer: Trainer, checkpoint: Path, *, record: Path, may_change: bool) -> None:
+    """Where the data goes on. Another number of ranks is said; other data is an error unless it may change."""
+    loader, positions = trainer.loader, trainer.checkpointer.load_dataloader(checkpoint)
+    if not positions:
+        raise UserError(f"{checkpoint} has no data position")
+    changes = loader.changes_since(positions[0])
+    if changes:
+        lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_windows(record, loader.dataset)])
+        if not may_change:
+            raise UserError(
+                f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
+                "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
+            )
+        number = loader.start_next_pass(positions)
+        logger.warning("the data has changed since %s was saved; pass %d begins:\n%s", checkpoint, number, lines)
+        return
+    loader.load_states(positions)
+    if len(positions) != loader.world_size:
+        per_step = trainer.config.trainer.grad_accum_iter
+        logger.warning(
+            "%s was saved by %d data-parallel processes, and now there are %d: weights, optimizer and data position "
+            "are dealt anew; a step has %d packs, and with trainer.grad_accum_iter = %d it had %d",
+            checkpoint, len(positions), loader.world_size, per_step * loader.world_size, per_step,
+            per_step * len(positions),
+        )  # fmt: skip
 
 
 def model_state(trainer: Trainer) -> dict[str, Tensor]:
     """`net.*` and `net_ema.*`: the live tensors themselves, not copies."""
-    state = {f"net.{name}": parameter.detach() for name, parameter in trainer.network.named_parameters()}
+    state = {LIVE + name: parameter.detach() for name, parameter in native_parameters(trainer.network).items()}
     if trainer.ema is not None:
-        state |= {f"net_ema.{name}": tensor for name, tensor in trainer.ema.state_dict().items()}
+        state |= {AVERAGE + name: tensor for name, tensor in trainer.ema.state_dict().items()}
     return state
+
+
+def trained_part(trainer: Trainer, model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that training changes, and their average."""
+    parameters = native_parameters(trainer.network)
+    return {name: tensor for name, tensor in model.items() if parameters[bare(name)].requires_grad}
+
+
+def frozen(trainer: Trainer) -> dict[str, Tensor]:
+    """The live weights that training does not change, by native name."""
+    parameters = native_parameters(trainer.network)
+    return {name: parameter.detach() for name, parameter in parameters.items() if not parameter.requires_grad}
+
+
+def bare(name: str) -> str:
+    return name.removeprefix(LIVE).removeprefix(AVERAGE)
+
+
+def frozen_record(trainer: Trainer) -> str:
+    """`frozen_weights.json`; made once, since these weights do not change."""
+    if trainer.frozen_record is None:
+        trainer.frozen_record = frozen_weights.record(frozen(trainer), source=describe_source(trainer))
+    return trainer.frozen_record
+
+
+def describe_source(trainer: Trainer) -> str:
+    settings = trainer.config.checkpoint
+    if settings.load_path is None:
+        return f"random weights from trainer.seed = {trainer.config.trainer.seed}"
+    return f"checkpoint.load_path = {settings.load_path}"
+
+
+def average_of(trainer: Trainer) -> dict[str, Tensor]:
+    """The average's own tensors, as they are after a load that filled them in place."""
+    return dict(trainer.ema.average) if trainer.ema is not None else {}
 
 
 def counters(trainer: Trainer) -> dict[str, Tensor]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from worldsmith.distributed.context_parallel import divide_work, require_same_packs
+from worldsmith.distributed.fsdp import reduce_gradients
 from worldsmith.models.cosmos3.sequence import SampleLayout
 from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
 from worldsmith.objectives.rectified_flow import count_kinds
@@ -67,19 +70,34 @@ def forward_backward(
 ) -> None:
     """Adds the gradient of the step's mean loss to the parameters and fills in loss, samples and tokens."""
     kinds = [count_kinds(samples) for samples in step.packs]
-    videos, images = world.sum(sum(kind[0] for kind in kinds), sum(kind[1] for kind in kinds))
-    counts = StepCounts(int(videos), int(images), micro_batches=len(step.packs), world_size=world.size)
+    videos, images = world.data_sum(sum(kind[0] for kind in kinds), sum(kind[1] for kind in kinds))
+    counts = StepCounts(int(videos), int(images), micro_batches=len(step.packs), world_size=world.data_size)
+    require_same_packs(world, ([sample.position, layout_of(sample)] for sample in chain(*step.packs)))
+    every_pack = generator.config.parallelism.reduce_every_pack
     total = tokens = number = 0.0
-    for samples in step.packs:
-        latents = [sample_latents(sample, generator, latent_cache) for sample in samples]
+    for index, samples in enumerate(step.packs):
+        reduce_gradients(generator.network, last=index == len(step.packs) - 1, every_pack=every_pack)
+        latents = pack_latents(samples, generator, latent_cache, world)
         pack = generator.pack([layout_of(sample) for sample in samples])
         draws = objective.draw(samples, latents, seed=seed)
         losses = objective.losses(generator.network, pack, latents, draws, samples)
         objective.backward_loss(losses, samples, counts).backward()  # type: ignore[no-untyped-call]
         loss_sum, count = loss_sums(losses).tolist()
         total, number, tokens = total + loss_sum, number + count, tokens + pack.num_tokens
-    total, number, tokens = world.sum(total, number, tokens)
+    total, number, tokens = world.data_sum(total, number, tokens)
     step.loss, step.samples, step.tokens = total / number, int(number), int(tokens)
+
+
+def pack_latents(
+    samples: list[VideoSample], generator: Cosmos3Generator, latent_cache: LatentCache | None, world: World
+) -> list[Tensor]:
+    """Every sample's latents. The ranks of a context-parallel group divide the encoding and then have equal ones."""
+    channels = generator.config.network.latent_channel
+    return divide_work(
+        world,
+        [(channels, *sample.latent_shape) for sample in samples],
+        lambda index: sample_latents(samples[index], generator, latent_cache),
+    )
 
 
 def sample_latents(sample: VideoSample, generator: Cosmos3Generator, latent_cache: LatentCache | None) -> Tensor:

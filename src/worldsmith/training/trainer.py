@@ -10,18 +10,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.atomic import write_text
 from worldsmith.checkpoint.checkpointer import Checkpointer, folder_iteration
+from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.config import Configurable
 from worldsmith.config.references import resolve
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.data.loader import PackingDataLoader
-from worldsmith.distributed.world import World, start_world
+from worldsmith.distributed.world import World
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.grad_clip import StepGuard, clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.preflight import check_tree, generator_config, require_writable, schedule_remarks
+from worldsmith.training.parallel import join_world
+from worldsmith.training.preflight import check_space, check_tree, generator_config, require_writable, schedule_remarks
 from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_records
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
 from worldsmith.training.stop_signals import StopSignals
@@ -51,11 +54,15 @@ class Trainer(Configurable):
     """Builds everything that the tree describes and runs the loop.
 
     - A run folder that holds a checkpoint is continued, bit for bit, and never started anew.
-    - SIGTERM and SIGINT stop the run at the next step boundary, after a save.
+    - SIGTERM, SIGINT, SIGUSR1 and a file named STOP in the run folder stop the run at the next step boundary, after a
+      save.
+    - Periodic saves are written in the background. One that fails is counted and the training goes on; the last one,
+      and the one before a stop, must succeed.
     - A step whose loss or gradient is not finite changes nothing but the step count.
 
     Raises UserError for what the user can mend (another config in the run folder, an unwritable folder, …), ConfigError
-    for a tree that contradicts itself, FloatingPointError after too many skipped steps in a row.
+    for a tree that contradicts itself, FloatingPointError after too many skipped steps in a row, SaveError when the
+    last checkpoint cannot be written.
     """
 
     class Config(Configurable.Config):
@@ -93,7 +100,7 @@ class Trainer(Configurable):
     ) -> None:
         self.config = config = resolve(config)
         self.run_folder = Path(run_folder or run_path(config.job))
-        self.world: World = start_world()
+        self.world: World = join_world(generator_config(config))
         require_writable(self.run_folder)
         self.checkpointer: Checkpointer = config.checkpoint.build(
             folder=self.run_folder / "checkpoints", world=self.world
@@ -108,8 +115,14 @@ class Trainer(Configurable):
         prepare_process(config.trainer, self.world)
         if self.world.is_main:
             write_records(self.run_folder, config, launch or Launch(), world_size=self.world.size)
+        self.failed_saves = 0
+        """Periodic saves that could not be written since this process started."""
+        self.frozen_record: str | None = None
+        """What checkpoints of trained weights only say about the others, once it is known."""
         self._build()
-        self._restore(checkpoint)
+        for remark in check_space(config, self.network, self.checkpointer.folder):
+            logger.log(logging.WARNING if self.world.is_main else logging.DEBUG, "%s", remark)
+        self._restore(checkpoint, resume_changed=resume_changed)
 
     def train(self) -> Outcome:
         """Runs to `max_iter`, or to the step boundary after a signal."""
@@ -117,22 +130,28 @@ class Trainer(Configurable):
         if self.iteration >= loop.max_iter:
             logger.info("the run is complete: %d of %d steps are done", self.iteration, loop.max_iter)
             return Outcome.FINISHED
-        with StopSignals() as stop:
+        stop_file = self.config.checkpoint.stop_file
+        with StopSignals(self.run_folder / stop_file if stop_file and self.world.is_main else None) as stop:
             try:
                 self._call("on_train_start")
                 batches = iter(self.loader)
                 while self.iteration < loop.max_iter:
                     self.training_step(batches)
-                    stopping = self.world.any(stop.received is not None)
-                    due = self.iteration % self.config.checkpoint.save_iter == 0
-                    if due or stopping or self.iteration == loop.max_iter:
+                    asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
+                    if saved == self.world.size:
+                        self._settle_save()
+                    if asked or self.iteration == loop.max_iter:
                         self.save()
-                    if stopping and self.iteration < loop.max_iter:
-                        logger.warning(
-                            "stopped and saved after step %d (%s)", self.iteration, stop.received or "signal"
-                        )
-                        return Outcome.STOPPED
+                    elif self.iteration % self.config.checkpoint.save_iter == 0:
+                        self.save(required=False)
+                    if asked:
+                        reason = stop.asked or "another process was asked"
+                        stop.honour()
+                        if self.iteration < loop.max_iter:
+                            logger.warning("stopped and saved after step %d (%s)", self.iteration, reason)
+                            return Outcome.STOPPED
             finally:
+                self._drain_save()
                 self._call("on_train_end")
         return Outcome.FINISHED
 
@@ -166,13 +185,26 @@ class Trainer(Configurable):
         self._call("on_training_step_end", step)
         return step
 
-    def save(self) -> Path:
-        """Writes a checkpoint of the present state."""
+    def save(self, *, required: bool = True) -> None:
+        """Writes a checkpoint of the present state, in the background if it may be (`async_save`) and not `required`.
+
+        Raises SaveError when a required one cannot be written; another one is counted as failed and said.
+        """
         from worldsmith.training.run_state import save_run
 
-        checkpoint = save_run(self)
-        self._call("on_save_checkpoint_end", checkpoint)
-        return checkpoint
+        if self.checkpointer.is_saving:
+            logger.info("step %d: waiting for the save before this one; it still writes", self.iteration)
+        self._settle_save()
+        background = self.config.checkpoint.async_save and not required
+        try:
+            checkpoint = save_run(self, background=background)
+        except SaveError as error:
+            if required:
+                raise
+            self._count_failure(error)
+            return
+        if not background:
+            self._call("on_save_checkpoint_end", checkpoint)
 
     @property
     def network(self) -> nn.Module:
@@ -181,20 +213,22 @@ class Trainer(Configurable):
     def rejected(self) -> dict[str, int]:
         """Samples that are left out, per reason, over all ranks."""
         found = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
-        for counts in self.world.gather(dict(self.loader.quarantine.counts - found)):
+        for counts in self.world.gather(dict(self.loader.quarantine.counts - found))[:: self.world.context_parallel]:
             found.update(counts)
         return dict(sorted(found.items()))
 
     def _build(self) -> None:
-        """Makes every component: network, then what holds on to its parameters, then data and callbacks."""
+        """Makes every component: network, then what holds on to its parameters, then data and callbacks.
+
+        The network has no values yet: `_restore` gives it those of a checkpoint, or the first ones.
+        """
         from worldsmith.data.latent_cache import LatentCache
         from worldsmith.data.quarantine import Quarantine
-        from worldsmith.training.parallel import distribute
+        from worldsmith.training.parallel import build_generator
 
         config, world = self.config, self.world
         model = generator_config(config)
-        self.generator: Cosmos3Generator = model.build(device=world.device, seed=config.trainer.seed)
-        distribute(self.generator, world)
+        self.generator: Cosmos3Generator = build_generator(model, world)
         adamw: AdamW = config.optimizer.build(network=self.network)
         self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
         self.ema: PowerEMA | None = model.ema.build(network=self.network) if model.ema.enabled else None
@@ -210,8 +244,8 @@ class Trainer(Configurable):
             tokenizer=self.generator.tokenize,
             latent_cache=self.latent_cache,
             quarantine=Quarantine(self.run_folder, rank=world.rank),
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
         )
         self.callbacks = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
@@ -219,13 +253,42 @@ class Trainer(Configurable):
         for callback in self.callbacks.values() if world.is_main else ():
             callback.folder.mkdir(exist_ok=True)
 
-    def _restore(self, checkpoint: Path | None) -> None:
-        from worldsmith.training.run_state import restore_run, warm_start
+    def _restore(self, checkpoint: Path | None, *, resume_changed: bool) -> None:
+        from worldsmith.data import dataset_record
+        from worldsmith.training.run_state import restore_run, start_run
 
         if checkpoint is not None:
-            restore_run(self, checkpoint)
-        elif self.config.checkpoint.load_path is not None:
-            warm_start(self, self.config.checkpoint.load_path)
+            restore_run(self, checkpoint, resume_changed=resume_changed)
+        else:
+            start_run(self)
+        if self.world.is_main:
+            write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.loader.dataset))
+
+    def _settle_save(self) -> None:
+        """Reports the save in the background, if there is one, after waiting for its end."""
+        try:
+            checkpoint = self.checkpointer.settle()
+        except SaveError as error:
+            self._count_failure(error)
+        else:
+            if checkpoint is not None:
+                self._call("on_save_checkpoint_end", checkpoint)
+
+    def _drain_save(self) -> None:
+        """Waits for the save in the background when the run ends otherwise than it should."""
+        try:
+            self.checkpointer.settle()
+        except SaveError as error:
+            self._count_failure(error)
+
+    def _count_failure(self, error: SaveError) -> None:
+        self.failed_saves += 1
+        logger.warning(
+            "SAVE FAILED (%d so far): %s The training goes on; the next save is after step %d at the latest",
+            self.failed_saves,
+            error,
+            min(self.iteration + self.config.checkpoint.save_iter, self.config.trainer.max_iter),
+        )
 
     def _call(self, point: str, *arguments: Any) -> None:
         for callback in self.callbacks.values():
@@ -234,13 +297,14 @@ class Trainer(Configurable):
 
 def completed_steps(config: Trainer.Config, run_folder: Path) -> int | None:
     """The step count of a run that has done all its steps, without building anything; None when there is more to do."""
-    from worldsmith.checkpoint.checkpointer import POINTER, find_damage
+    from worldsmith.checkpoint.checkpointer import POINTER
+    from worldsmith.checkpoint.manifest import find_damage
 
     pointer = run_folder / "checkpoints" / POINTER
     if not pointer.exists():
         return None
     newest = pointer.parent / pointer.read_text(encoding="utf-8").strip()
-    if find_damage(newest) is not None or folder_iteration(newest) < config.trainer.max_iter:
+    if folder_iteration(newest) < config.trainer.max_iter or find_damage(newest) is not None:
         return None
     return folder_iteration(newest)
 

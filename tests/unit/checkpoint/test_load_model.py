@@ -177,7 +177,7 @@ def test_weights_come_in_the_models_precision_or_in_full(config: Cosmos3Generato
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     """Missing folders, empty folders and runs without a checkpoint say what was expected."""
-    with pytest.raises(FileNotFoundError, match="no such folder; expected a run folder"):
+    with pytest.raises(FileNotFoundError, match="nothing: no such folder"):
         load_generator(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="no model in this folder"):
         load_generator(tmp_path)

@@ -153,7 +153,8 @@ def test_degrees_are_compared_with_the_environment_when_a_file_is_loaded(
         (True, [], None),
         (True, ["lora_"], None),
         (True, ["q_proj"], None),
-        (True, ["layers.3.", "time_embedder"], None),
+        (True, ["layers.3.self_attn.q_proj", "lora_A"], None),
+        (True, ["layers.3.", "time_embedder"], "['time_embedder'] selects none of the adapters"),
         (True, ["time_embedder"], "selects none of the adapters"),
         (True, ["lorra_"], "selects none of the adapters"),
         (False, ["lora_"], "nothing would be trained"),
@@ -191,12 +192,13 @@ class TestShippedRecipes:
         path.write_text('[job]\nexperiment = "vision_sft_tiny"\n' + text)
         return str(path)
 
-    def test_adapters_with_a_wrong_filter_are_two_problems(self, tmp_path: Path) -> None:
-        text = '[model]\nlora_enabled = true\n[optimizer]\nkeys_to_select = ["time_embedder"]\n'
+    def test_adapters_with_a_wrong_target_and_a_wrong_filter_are_two_problems(self, tmp_path: Path) -> None:
+        text = '[model]\nlora_enabled = true\nlora_target_modules = "q_proj_gen"\n'
+        text += '[optimizer]\nkeys_to_select = ["time_embedder"]\n'
         found = problems_of(self.save(tmp_path, text))
         assert [(problem.path, problem.line) for problem in found] == [
-            ("model.config", 4),
-            ("optimizer.keys_to_select", 6),
+            ("model.config", 5),
+            ("optimizer.keys_to_select", 7),
         ]
 
     def test_one_cap_takes_the_place_of_the_inherited_other(self, tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ max_samples_per_batch = 6
         found = problems_of(self.save(tmp_path, text), ["optimizer.fused=maybe"])
         lines = {problem.line for problem in found if problem.file and problem.file.endswith("run.toml")}
         wrong = {number for number, line in enumerate(text.splitlines(), start=3) if "=" in line}
-        assert lines == wrong - {25, 29}  # a good value, and the second of the two caps: they are one problem
+        assert lines == wrong - {6, 25, 29}  # two good values, and the second of the two caps: they are one problem
         hints = " ".join(problem.hint or "" for problem in found)
         for advice in (
             "did you mean 'online'?",

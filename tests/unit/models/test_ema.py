@@ -192,6 +192,51 @@ def test_sharded_parameters_are_averaged_shard_by_shard():
         dist.destroy_process_group()
 
 
+def test_trainable_only_averages_the_trained_part_exactly_as_the_whole_average_does():
+    """The same values for the same names; frozen parameters are in no dict and swap to themselves."""
+    network = small_network()
+    network[0].requires_grad_(False)
+    whole, part = ema_of(network), ema_of(network, trainable_only=True)
+    for iteration in range(4):
+        move(network, iteration)
+        whole.update(iteration)
+        part.update(iteration)
+    trained = {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert set(part.state_dict()) == trained
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in part.state_dict().items())
+    live = copy.deepcopy(network.state_dict())
+    with part.swapped(network):
+        for name, p in network.named_parameters():
+            assert torch.equal(p, whole.state_dict()[name] if name in trained else live[name])
+    assert all(torch.equal(value, live[name]) for name, value in network.state_dict().items())
+    continued = ema_of(network, trainable_only=True)
+    continued.load_state_dict({name: value.clone() for name, value in part.state_dict().items()})
+    with pytest.raises(ValueError, match="2 unknown to the network"):
+        continued.load_state_dict(whole.state_dict())
+
+
+def test_trainable_only_refuses_a_network_without_trained_parameters():
+    with pytest.raises(ValueError, match="trainable_only: no parameter of the network is trained"):
+        ema_of(small_network().requires_grad_(False), trainable_only=True)
+
+
+def test_with_adapters_the_names_are_native_and_trainable_only_is_the_adapters():
+    from worldsmith.models.lora import inject_adapters
+
+    network = nn.ModuleDict({"q_proj": nn.Linear(4, 4), "out": nn.Linear(4, 2)})
+    inject_adapters(network, rank=2, alpha=4, target_modules="q_proj")
+    adapters = {"q_proj.lora_A.weight", "q_proj.lora_B.weight"}
+    assert set(ema_of(network, trainable_only=True).state_dict()) == adapters
+    whole = {"q_proj.weight", "q_proj.bias", "out.weight", "out.bias"}
+    assert set(ema_of(network).state_dict()) == adapters | whole
+
+
+def test_a_shift_below_zero_is_refused():
+    """It would make the decay of early steps the power of a negative number."""
+    with pytest.raises(ValueError, match="iteration_shift must be at least 0"):
+        PowerEMA.Config(iteration_shift=-1).check()
+
+
 @pytest.mark.parametrize("rate", [0.0, -0.1, RATE_LIMIT, 0.48, 1.0])
 def test_rates_under_which_the_average_would_diverge_are_refused(rate):
     with pytest.raises(ValueError, match=r"above 0 and below 0\.4714.*sqrt\(2\)/3"):

@@ -65,8 +65,6 @@ def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("joint_attn_implementation", "three_way"),
-        ("joint_attn_implementation", "flex"),
         ("lora_enabled", True),
         ("compile.enabled", True),
         ("parallelism.context_parallel_shard_degree", 2),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.rms_norm import RMSNorm
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
@@ -26,7 +27,7 @@ def initialised(config: NetworkConfig, seed: int = 0) -> Cosmos3Network:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.fill_(torch.nan)
-    network.init_weights(torch.Generator().manual_seed(seed))
+    init_weights(network, seed)
     return network
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from worldsmith.models.cosmos3 import attention
 from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention import check_attention_mode, packed_attention, plan_segments
+from worldsmith.models.cosmos3.attention import packed_attention, plan_segments
 from worldsmith.models.cosmos3.heads import patchify, unpatchify
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
 
@@ -43,12 +43,9 @@ def test_a_bad_layout_is_named(layout, words):
         pack(SampleLayout([1], (1, 2, 2), 24.0), layout)
 
 
-def test_an_empty_pack_and_an_unknown_attention_mode_are_refused():
+def test_an_empty_pack_is_refused():
     with pytest.raises(ValueError, match="empty"):
         pack()
-    for mode in ("three_way", "flex"):
-        with pytest.raises(ValueError, match=f"'{mode}' is not available; use 'two_way'"):
-            check_attention_mode(mode)
 
 
 def dense_reference(q, k, v, allowed):
@@ -92,7 +89,7 @@ def test_any_plan_equals_block_masked_dense_attention_with_gradients(lengths, sh
 
 
 def test_variable_length_tensors_name_the_same_segments():
-    plan = pack(SampleLayout([1, 2], (1, 2, 2), 24.0), SampleLayout([], (2, 2, 4), 24.0)).geometry.gen_segments
+    plan = pack(SampleLayout([1, 2], (1, 2, 2), 24.0), SampleLayout([], (2, 2, 4), 24.0)).geometry.gen_plans[0]
     assert plan.cu_q.tolist() == [0, 1, 5]
     assert plan.cu_kv.tolist() == [0, 5, 11]
     assert (plan.max_q, plan.max_kv, plan.cu_q.dtype) == (4, 6, torch.int32)

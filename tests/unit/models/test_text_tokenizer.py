@@ -52,8 +52,11 @@ def test_a_network_with_too_few_rows_is_refused(tmp_path):
 
 
 def test_folders_that_cannot_serve_are_refused_with_the_fix(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config.json in .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"text_tokenizer.path .*nowhere: no such folder"):
         build(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config.json in .*empty"):
+        build(str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"has no token '<\|vision_start\|>'.*use a Qwen3-VL tokenizer"):
         build(write_tokenizer(tmp_path / "a", special=SPECIAL[:3]))
     with pytest.raises(ValueError, match="no chat template"):

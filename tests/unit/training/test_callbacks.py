@@ -1,4 +1,4 @@
-"""What callbacks write, and that unsupported ones refuse."""
+"""What callbacks write, and what they refuse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 import tiny_runs
 
-from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.iter_speed import IterSpeed
 from worldsmith.training.callbacks.metrics import Metrics
@@ -59,12 +58,6 @@ def test_each_callback_has_its_folder_and_tensorboard_has_the_curve(run: Path) -
     events = EventAccumulator(str(run / "metrics"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 4, 5]
-
-
-def test_compiling_the_tokenizer_is_refused_and_its_settings_may_stand() -> None:
-    CompileTokenizer.Config(compile_after_iterations=5, warmup_resolutions=["256"]).check()
-    with pytest.raises(ValueError, match="set it to false"):
-        CompileTokenizer.Config(enabled=True).check()
 
 
 def test_clip_norm_must_be_positive() -> None:

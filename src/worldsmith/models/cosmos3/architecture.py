@@ -6,35 +6,32 @@ The field values of the tiers are those of the released checkpoints. Nothing her
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
 from worldsmith.config import Config
+from worldsmith.config.ranges import Count, Factor, Length, NotNegative, Range
 
-SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "latent_channel", "latent_patch_size", "base_fps",
-    "temporal_compression_factor", "max_action_dim", "num_embodiment_domains", "sound_dim",
-)  # fmt: skip
+Positive = Annotated[float, Range(gt=0, finite=True)]
 
 
 class NetworkConfig(Config):
     """Every number that fixes the tensors and the arithmetic of `Cosmos3Network`. Defaults are the Nano backbone."""
 
-    vocab_size: int = 151936
+    vocab_size: Count = 151936
     """Rows of the token embedding and of the (unused) language head."""
-    hidden_size: int = 4096
+    hidden_size: Count = 4096
     """Width of both residual streams."""
-    intermediate_size: int = 12288
+    intermediate_size: Count = 12288
     """Width inside each MLP."""
-    num_hidden_layers: int = 36
+    num_hidden_layers: Count = 36
     """Decoder layers; each holds an understanding and a generation parameter set."""
-    num_attention_heads: int = 32
+    num_attention_heads: Count = 32
     """Query heads. heads x head_dim may differ from hidden_size."""
-    num_key_value_heads: int = 8
+    num_key_value_heads: Count = 8
     """Key and value heads (grouped-query attention)."""
-    head_dim: int = 128
+    head_dim: Count = 128
     """Channels per head."""
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Positive = 1e-6
     """Epsilon of every RMSNorm."""
     hidden_act: Literal["silu", "relu2"] = "silu"
     """silu: gated MLP, Qwen-style RMSNorm. relu2: squared ReLU without gate, RMSNorm weight applied in fp32 (Edge)."""
@@ -42,41 +39,41 @@ class NetworkConfig(Config):
     """Normalise queries and keys of the understanding tower per head."""
     use_und_k_norm_for_gen: bool = False
     """Give the generation tower its own RMSNorm of the (un-normed) text keys. Needs qk_norm_for_text = false."""
-    rope_theta: float = 5e6
+    rope_theta: Annotated[float, Range(gt=1, finite=True)] = 5e6
     """Base of the rotary frequencies."""
-    mrope_section: list[int] = field(default_factory=lambda: [24, 20, 20])
+    mrope_section: Annotated[list[NotNegative], Length(3, 3)] = field(default_factory=lambda: [24, 20, 20])
     """Rotary frequency slots for time, height and width, interleaved; sums to head_dim / 2."""
     attention_bias: bool = False
     """Biases in the attention projections; only false exists in this family."""
-    latent_channel: int = 48
+    latent_channel: Count = 48
     """Channels of a video latent."""
-    latent_patch_size: int = 2
+    latent_patch_size: Count = 2
     """Side, in latent pixels, of the square that becomes one token."""
-    base_fps: int = 24
+    base_fps: Count = 24
     """Frame rate at which one latent frame advances the temporal position by exactly one."""
     enable_fps_modulation: bool = True
     """Scale temporal positions by base_fps / fps. false: every latent frame is one step."""
     unified_3d_mrope_reset_spatial_ids: bool = True
     """Height and width positions start at 0. false: they start at the temporal offset of the video."""
-    unified_3d_mrope_temporal_modality_margin: int = 15000
+    unified_3d_mrope_temporal_modality_margin: NotNegative = 15000
     """Gap in temporal positions between the last text token and the first latent frame."""
-    temporal_compression_factor: int = 4
+    temporal_compression_factor: Count = 4
     """Video frames per latent frame."""
-    timestep_scale: float = 0.001
+    timestep_scale: Positive = 0.001
     """Factor from timestep (0..1000) to the input of the sinusoid (0..1)."""
     action_gen: bool = False
     """Hold the action heads."""
-    max_action_dim: int = 64
+    max_action_dim: Count = 64
     """Action channels; shorter actions are zero-padded."""
-    num_embodiment_domains: int = 32
+    num_embodiment_domains: Count = 32
     """Rows of the domain-aware action heads."""
     sound_gen: bool = False
     """Hold the sound heads."""
-    sound_dim: int = 64
+    sound_dim: Count = 64
     """Channels of a sound latent."""
-    sound_latent_fps: float = 25.0
+    sound_latent_fps: Positive = 25.0
     """Sound latents per second."""
-    initializer_range: float = 0.02
+    initializer_range: Factor = 0.02
     """Standard deviation of the normal initialisation of the understanding tower."""
 
     @property
@@ -86,9 +83,6 @@ class NetworkConfig(Config):
 
     def check(self) -> None:
         """Raises ValueError for sizes that do not fit together, naming both fields."""
-        for name in SIZES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
@@ -97,10 +91,8 @@ class NetworkConfig(Config):
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, found {self.head_dim}")
         slots = self.head_dim // 2
-        if len(self.mrope_section) != 3 or sum(self.mrope_section) != slots:
-            raise ValueError(
-                f"mrope_section must be three numbers that sum to head_dim / 2 = {slots}, found {self.mrope_section}"
-            )
+        if sum(self.mrope_section) != slots:
+            raise ValueError(f"mrope_section must sum to head_dim / 2 = {slots}, found {self.mrope_section}")
         for axis in (1, 2):  # slots axis, axis + 3, … belong to height (1) and width (2)
             if self.mrope_section[axis] and axis + 3 * (self.mrope_section[axis] - 1) >= slots:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,9 +11,18 @@ from typing import TYPE_CHECKING, Literal
 from worldsmith.config import Configurable
 from worldsmith.config.ranges import Count
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.attention_modes import (
+    AttentionModes,
+    NeighborhoodConfig,
+    attention_modes,
+    check_device,
+    describe_modes,
+)
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
+from worldsmith.models.lora import inject_adapters, match_targets
 from worldsmith.models.video_vae.wan import WanVAE
 
 if TYPE_CHECKING:
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.cosmos3.sequence import PackedSequence, SampleLayout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +78,19 @@ class Cosmos3Generator(Configurable):
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
-        """How text and vision tokens attend to each other."""
+        """two_way: dense. three_way: latents may be restricted to neighbourhoods. flex: two_way on CUDA, one kernel."""
+        natten_parameter_list: list[dict[str, NeighborhoodConfig]] = field(default_factory=list)
+        """three_way only: per layer, "1d", "2d" or "3d" (axes longer than 1) = neighbourhood. Empty: dense."""
+        video_temporal_causal: bool = False
+        """three_way only: latents see no later frame."""
         lora_enabled: bool = False
-        """Train low-rank adapters instead of the weights themselves."""
+        """Train low-rank adapters and nothing else; the weights themselves are frozen."""
         lora_rank: Count = 16
         """Rank of the adapters."""
-        lora_alpha: int = 32
+        lora_alpha: Count = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
-        """Names of the linear layers that get an adapter, comma-separated."""
+        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Sizes of the network."""
         ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
@@ -91,13 +107,10 @@ class Cosmos3Generator(Configurable):
         """The caption tokenizer."""
 
         def check(self) -> None:
-            parallel = self.parallelism
+            read_attention(self)
+            if self.lora_enabled:
+                match_targets(self.lora_target_modules, adaptable_layers(self.network))
             only: tuple[tuple[str, object, object], ...] = (
-                ("joint_attn_implementation", self.joint_attn_implementation, "two_way"),
-                ("lora_enabled", self.lora_enabled, False),
-                ("compile.enabled", self.compile.enabled, False),
-                ("parallelism.context_parallel_shard_degree", parallel.context_parallel_shard_degree, 1),
-                ("parallelism.cfg_parallel_shard_degree", parallel.cfg_parallel_shard_degree, 1),
             )
             for option, found, works in only:
                 if found != works:
@@ -115,17 +128,34 @@ class Cosmos3Generator(Configurable):
     ):
         import torch
 
+        from worldsmith.models.cosmos3.initialization import init_weights
         from worldsmith.models.cosmos3.network import Cosmos3Network
 
         config.check()
         self.config = config
         self.defaults = defaults or GenerationDefaults()
-        self.device = torch.device(device)
         with torch.device("meta"):
-            self.network = Cosmos3Network(config.network, config.joint_attn_implementation)
-        self.network.to_empty(device=self.device)
+            self.network = Cosmos3Network(config.network, read_attention(config))
+            if config.lora_enabled:
+                inject_adapters(
+                    self.network,
+                    rank=config.lora_rank,
+                    alpha=config.lora_alpha,
+                    target_modules=config.lora_target_modules,
+                )
+        self.materialize(device)
         if seed is not None:
-            self.network.init_weights(torch.Generator().manual_seed(seed))
+            init_weights(self.network, seed)
+
+    def materialize(self, device: str | torch.device) -> None:
+        """Gives the network memory on `device`, without values. Raises UserError where its attention cannot run."""
+        import torch
+
+        self.device = torch.device(device)
+        check_device(self.config.joint_attn_implementation, self.device.type)
+        if self.config.joint_attn_implementation != "two_way":
+            logger.info("attention: %s", describe_modes(self.network.attention))
+        self.network.to_empty(device=self.device)
 
     @cached_property
     def vae(self) -> WanVAE:
@@ -160,6 +190,7 @@ class Cosmos3Generator(Configurable):
             self.config.network,
             eos_id=self.text_tokenizer.eos_id,
             vision_start_id=self.text_tokenizer.vision_start_id,
+            attention=self.network.attention,
             device=self.device,
         )
 
@@ -167,3 +198,13 @@ class Cosmos3Generator(Configurable):
     def latent_fingerprint(self) -> str:
         """Changes with everything in the VAE that changes latents: weights, config and precision."""
         return self.vae.fingerprint
+
+
+def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
+    """What latents see in each layer. Raises ValueError for settings that have no effect or contradict each other."""
+    return attention_modes(
+        config.joint_attn_implementation,
+        config.network.num_hidden_layers,
+        config.natten_parameter_list,
+        config.video_temporal_causal,
+    )

@@ -2,16 +2,21 @@
 
 Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower where
 that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation 1/sqrt(fan_in),
-cut at three standard deviations, biases zero.
+cut at three standard deviations, biases zero. Adapters of either tower: A uniform within ±1/sqrt(fan_in), B zero.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     from worldsmith.models.cosmos3.network import Cosmos3Network
@@ -21,28 +26,34 @@ HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sou
 
 
 @torch.no_grad()
-def init_weights(network: Cosmos3Network, generator: torch.Generator) -> None:
-    """Fills all parameters. Each draws from its own stream, made of one number of the generator and its own name:
-    neither the order of parameters nor optional heads change another parameter's values."""
-    base = int(torch.randint(2**62, (), generator=generator))
-    parameters = dict(network.named_parameters())
+def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | None = None) -> None:
+    """Fills the parameters with these native names (None: all) in place.
+
+    A value depends on the seed and the parameter's name alone: neither other parameters nor sharding change a bit of
+    it. One whole tensor exists at a time, in main memory; a sharded parameter keeps its shard of it.
+    Raises ValueError for a name that the network does not have.
+    """
+    parameters = native_parameters(network)
+    unknown = sorted(set(names or ()) - parameters.keys())
+    if unknown:
+        raise ValueError(f"the network has no parameter {unknown[0]} ({len(unknown)} unknown names)")
+    base = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
     for name, parameter in parameters.items():
-        source = name.replace(TOWER, "")
-        if source == name or source not in parameters:
-            parameter.copy_(initial_value(network, name, parameter, base))
-    for name, parameter in parameters.items():
-        source = name.replace(TOWER, "")
-        if source != name and source in parameters:
-            parameter.copy_(parameters[source])
+        if names is None or name in names:
+            source = name.replace(TOWER, "")
+            origin = source if source in parameters and not is_adapter(name) else name
+            fill(parameter, initial_value(network, origin, parameter.shape, base))
 
 
-def initial_value(network: Cosmos3Network, name: str, parameter: Tensor, base: int) -> Tensor:
+def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
     """The float32 value of one parameter that is not a copy of another."""
     owner, _, leaf = name.rpartition(".")
-    value = torch.empty(parameter.shape, dtype=torch.float32)
+    value = torch.empty(shape, dtype=torch.float32)
     digest = hashlib.sha256(f"{base}/{name}".encode()).digest()
     stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     head = name.split(".")[0]
+    if is_adapter(name):
+        return adapter_value(value, name, generator=stream)
     if leaf.endswith("_modality_embed"):
         return truncated_normal(value, fan_in=value.numel(), generator=stream)
     if head in HEADS:
@@ -56,6 +67,24 @@ def initial_value(network: Cosmos3Network, name: str, parameter: Tensor, base: i
     return value.normal_(0.0, network.config.initializer_range, generator=stream)
 
 
+def adapter_value(value: Tensor, name: str, *, generator: torch.Generator) -> Tensor:
+    """PEFT's default: A is drawn as `nn.Linear` draws its weight, B is zero."""
+    if name.endswith(".lora_A.weight"):
+        return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+    return value.zero_()
+
+
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
     std = fan_in**-0.5
     return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
+
+
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Copies a whole value into a parameter, or this rank's shard of it into a sharded one; nothing is sent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        own = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(own.to_local())
+    else:
+        parameter.copy_(value)

@@ -7,33 +7,35 @@ buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import check_attention_mode
+from worldsmith.models.cosmos3.attention_modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.models.cosmos3.heads import DomainAwareLinear, TimestepEmbedder, patchify, unpatchify
-from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.layers import MoTDecoderLayer, TextMemory, stream_norm
-from worldsmith.models.cosmos3.sequence import PackedSequence
+from worldsmith.models.cosmos3.sequence import Geometry, PackedSequence
+from worldsmith.models.cosmos3.token_share import TokenShare, hold_all
 
 
 class Cosmos3Network(nn.Module):
     """Text and latents in, velocity out, for any number of samples at once.
 
     Action and sound heads exist (in the state dict) when the config asks for them; their inputs are not read here.
-    Raises ValueError for an attention mode that does not exist.
+    `attention` says what latents see in each layer; None: two_way.
     """
 
-    def __init__(self, config: NetworkConfig, joint_attn_implementation: str = "two_way") -> None:
+    def __init__(self, config: NetworkConfig, attention: AttentionModes | None = None) -> None:
         super().__init__()
-        check_attention_mode(joint_attn_implementation)
         config.check()
         self.config = config
+        self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
+        self.share_tokens: Callable[[int], TokenShare] = hold_all
+        """Makes this rank's share of a stream of so many tokens; context parallelism puts its own here."""
         hidden, patch_dim = config.hidden_size, config.patch_dim
-        self.language_model = LanguageModel(config)
+        self.language_model = LanguageModel(config, self.attention.layers)
         self.vae2llm = nn.Linear(patch_dim, hidden)
         self.llm2vae = nn.Linear(hidden, patch_dim)
         self.time_embedder = TimestepEmbedder(hidden)
@@ -45,10 +47,6 @@ class Cosmos3Network(nn.Module):
             self.sound2llm = nn.Linear(config.sound_dim, hidden)
             self.llm2sound = nn.Linear(hidden, config.sound_dim)
             self.sound_modality_embed = nn.Parameter(torch.zeros(hidden))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        """Fills every parameter from the generator; a parameter's values depend on its name, not on its neighbours."""
-        init_weights(self, generator)
 
     def cast(self, dtype: torch.dtype) -> Cosmos3Network:
         """Converts all weights but the time embedder's, which stay float32."""
@@ -82,31 +80,48 @@ class Cosmos3Network(nn.Module):
 
         Raises ValueError when latents or timesteps do not fit the pack.
         """
+        self.check_patterns(pack)
         check_inputs(pack, latents, timesteps, self.config.latent_channel)
         model = self.language_model.model
-        gen = self.embed_latents(pack, latents, timesteps)
-        und = self.embed_text(pack) if text_memory is None else None
-        geometry = pack.geometry.to(gen.dtype)
+        geometry = self.geometry(pack)
+        gen = self.embed_latents(pack, latents, timesteps, geometry.gen_share)
+        und = self.embed_text(pack, geometry.und_share) if text_memory is None else None
         for index, layer in enumerate(model.layers):
-            und, gen = layer(und, gen, geometry, None if text_memory is None else text_memory[index])
-        return self.read_velocity(pack, model.norm_moe_gen(gen))
+            memory = None if text_memory is None else text_memory[index]
+            und, gen = layer(und, gen, geometry, memory, last=index == len(model.layers) - 1)
+        return self.read_velocity(pack, model.norm_moe_gen(gen), geometry.gen_share)
 
-    def embed_text(self, pack: PackedSequence) -> Tensor:
+    def check_patterns(self, pack: PackedSequence) -> None:
+        """Raises ValueError for a pack whose attention was planned for other layers."""
+        if pack.patterns != self.attention.patterns:
+            raise ValueError(
+                f"the pack was planned for {len(pack.patterns)} attention patterns that are not the network's "
+                f"({describe_modes(self.attention)}); give pack_samples the network's `attention`"
+            )
+
+    def geometry(self, pack: PackedSequence) -> Geometry:
+        """Positions, attention and this rank's share of both streams."""
+        shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
+        return pack.geometry.to(self.stream_dtype).shared(*shares)
+
+    def embed_text(self, pack: PackedSequence, share: TokenShare) -> Tensor:
         """Text tokens, [N_und, hidden]."""
-        return self.language_model.model.embed_tokens(pack.text_ids).to(self.stream_dtype)
+        return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
-    def embed_latents(self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor) -> Tensor:
+    def embed_latents(
+        self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenShare
+    ) -> Tensor:
         """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
-        patches = torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents])
+        patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
         tokens = self.vae2llm(patches.to(self.stream_dtype))
         embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale).to(tokens.dtype)
         # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
         embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
-        return tokens + embedded.index_select(0, pack.timestep_rows)
+        return tokens + embedded.index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
 
-    def read_velocity(self, pack: PackedSequence, gen: Tensor) -> list[Tensor]:
+    def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
         """Final latent states [N_gen, hidden] to velocities, float32."""
-        velocity = self.llm2vae(gen).float().masked_fill(pack.clean, 0.0)
+        velocity = share.gather(self.llm2vae(gen).float()).masked_fill(pack.clean, 0.0)
         return [
             unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
             for tokens, layout in zip(velocity.split(pack.gen_lengths), pack.layouts, strict=True)
@@ -118,16 +133,16 @@ class Cosmos3Network(nn.Module):
 
     def text_states(self, pack: PackedSequence) -> Tensor:
         """Final hidden states of the understanding tower, [N_und, hidden]."""
-        return self.language_model.model.norm(self.read_layers(pack)[0])
+        states = self.language_model.model.norm(self.read_layers(pack)[0])
+        return self.geometry(pack).und_share.gather(states)
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
         """Last residual stream of the text, and each layer's memory of it."""
-        model = self.language_model.model
-        und = self.embed_text(pack)
-        geometry = pack.geometry.to(und.dtype)
+        model, geometry = self.language_model.model, self.geometry(pack)
+        und = self.embed_text(pack, geometry.und_share)
         memories = []
         for layer in model.layers:
-            und, memory = layer.read(und, geometry)  # type: ignore[operator]  # a ModuleList forgets its type
+            und, memory = layer.read_text(und, geometry)  # type: ignore[operator]  # a ModuleList forgets its type
             memories.append(memory)
         return und, memories
 
@@ -135,19 +150,19 @@ class Cosmos3Network(nn.Module):
 class LanguageModel(nn.Module):
     """The backbone and its language head, which generation does not use but checkpoints carry."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()
-        self.model = DecoderStack(config)
+        self.model = DecoderStack(config, patterns)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class DecoderStack(nn.Module):
-    """Embedding, decoder layers and the two final norms."""
+    """Embedding, decoder layers (each with its attention pattern) and the two final norms."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(MoTDecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(MoTDecoderLayer(config, pattern) for pattern in patterns)
         self.norm = stream_norm(config)
         self.norm_moe_gen = stream_norm(config)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import SegmentPlan, plan_segments
+from worldsmith.models.cosmos3.attention import LatentPlan, SegmentPlan, plan_segments
+from worldsmith.models.cosmos3.attention_modes import AttentionModes, Pattern, attention_modes
 from worldsmith.models.cosmos3.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
+from worldsmith.models.cosmos3.three_way import plan_latents
+from worldsmith.models.cosmos3.token_share import AllTokens, TokenShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,29 @@ class Geometry:
     und_rotary: Rotary
     gen_rotary: Rotary
     und_segments: SegmentPlan
-    gen_segments: SegmentPlan
+    gen_plans: tuple[LatentPlan, ...]
+    """What latents see, one per pattern of the network's layers."""
+    und_share: TokenShare = field(default_factory=AllTokens)
+    gen_share: TokenShare = field(default_factory=AllTokens)
 
     def to(self, dtype: torch.dtype) -> Geometry:
-        """The same with rotary tables of another dtype."""
-        return replace(self, und_rotary=self.und_rotary.to(dtype), gen_rotary=self.gen_rotary.to(dtype))
+        """The same with rotary tables and masks of another dtype."""
+        return replace(
+            self,
+            und_rotary=self.und_rotary.to(dtype),
+            gen_rotary=self.gen_rotary.to(dtype),
+            gen_plans=tuple(plan.to(dtype) for plan in self.gen_plans),
+        )
+
+    def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
+        """The same for a rank that holds a share of the tokens. The attention plans stay those of all tokens."""
+        return replace(
+            self,
+            und_rotary=Rotary(*map(und_share.shard, self.und_rotary)),
+            gen_rotary=Rotary(*map(gen_share.shard, self.gen_rotary)),
+            und_share=und_share,
+            gen_share=gen_share,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +86,8 @@ class PackedSequence:
     """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
     clean: Tensor
     """True at latent tokens of clean frames, [N_gen, 1]."""
+    patterns: tuple[Pattern, ...]
+    """What latents see, as the plans of `geometry` were made for."""
     geometry: Geometry
 
     @property
@@ -84,12 +107,13 @@ def pack_samples(
     *,
     eos_id: int,
     vision_start_id: int,
+    attention: AttentionModes | None = None,
     device: torch.device | str | None = None,
 ) -> PackedSequence:
-    """Packs samples into two streams.
+    """Packs samples into two streams, for a network with this attention (None: two_way).
 
     Positions restart with every sample. Raises ValueError for an empty pack and for a layout that does not fit the
-    network, naming the sample.
+    network, naming the sample; UserError for a neighbourhood that does not fit a sample.
     """
     if not layouts:
         raise ValueError("cannot pack an empty list of samples")
@@ -105,15 +129,10 @@ def pack_samples(
     und_positions = text_positions(text_lengths)
     gen_positions = video_positions(grids, text_lengths, [layout.fps for layout in layouts], config)
 
-    samples = torch.arange(len(layouts))
-    und_samples, gen_samples = (
-        samples.repeat_interleave(torch.tensor(lengths)) for lengths in (text_lengths, gen_lengths)
-    )
+    gen_samples = torch.arange(len(layouts)).repeat_interleave(torch.tensor(gen_lengths))
     clean_lengths = [layout.condition_frames * math.prod(grid[1:]) for layout, grid in zip(layouts, grids, strict=True)]
     clean = count_within(gen_lengths) < torch.tensor(clean_lengths)[gen_samples]
-    # Rows of the joint key stream [text; latents], sample after sample: the stable sort keeps text before latents.
-    visible = torch.cat((und_samples, gen_samples)).argsort(stable=True)
-    visible_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
+    attention = attention or attention_modes("two_way", config.num_hidden_layers)
     und_rotary, gen_rotary = (
         rotary_tables(positions.to(device), config.head_dim, config.rope_theta, config.mrope_section)
         for positions in (und_positions, gen_positions)
@@ -127,11 +146,12 @@ def pack_samples(
         gen_positions=gen_positions.to(device),
         timestep_rows=gen_samples.masked_fill(clean, len(layouts)).to(device),
         clean=clean[:, None].to(device),
+        patterns=attention.patterns,
         geometry=Geometry(
             und_rotary=und_rotary,
             gen_rotary=gen_rotary,
             und_segments=plan_segments(text_lengths, text_lengths, causal=True, device=device),
-            gen_segments=plan_segments(gen_lengths, visible_lengths, visible, causal=False, device=device),
+            gen_plans=plan_latents(attention, grids, text_lengths, device),
         ),
     )
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
+from worldsmith.models.model_files import local_folder
 
 VISION_START = "<|vision_start|>"
+FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+         "added_tokens.json", "chat_template*")  # fmt: skip
+"""What a repository holds of a tokenizer."""
 
 
 class TextTokenizer(Configurable):
-    """Wraps a Hugging Face tokenizer that lives in a local folder.
+    """Wraps a Hugging Face tokenizer, which is in `folder`.
 
     Raises:
-        FileNotFoundError: there is no tokenizer in the folder.
+        FileNotFoundError: there is no tokenizer in the folder, or no such folder or repository.
         ValueError: the tokenizer lacks a chat template, an end-of-sequence token or `<|vision_start|>`.
     """
 
     class Config(Configurable.Config):
         path: str = "${asset:tiny_tokenizer}"
-        """Folder with tokenizer.json, tokenizer_config.json and the chat template."""
+        """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
     def __init__(self, config: Config) -> None:
-        folder = Path(config.path)
+        folder = self.folder = local_folder(config.path, file_patterns=FILES, field="text_tokenizer.path")
         if not (folder / "tokenizer_config.json").is_file():
             raise FileNotFoundError(
                 f"text_tokenizer.path: no tokenizer_config.json in '{folder}'; give the folder that "

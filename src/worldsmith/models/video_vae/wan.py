@@ -5,68 +5,85 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.config.ranges import Range
+from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_settings
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import AutoencoderKLWan
     from torch import Tensor
 
-CLASS_NAME = "AutoencoderKLWan"
-WEIGHTS = ("diffusion_pytorch_model*.safetensors", "diffusion_pytorch_model*.safetensors.index.json")
-RECIPE = "wan-mean-latents-1"  # part of the fingerprint: raise it when the same weights would give other latents
+    from worldsmith.models.video_vae.windows import CompiledEncoder
+
+RECIPE = "wan-mean-latents-2"
+"""Part of the fingerprint: raise it when the same weights would give other latents (here: the windows' rule)."""
 
 
 class WanVAE(Configurable):
     """Encodes and decodes one clip at a time, so that its bits never depend on what else is in a batch.
 
-    The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalised with the
-    channel means and deviations of the VAE's config. Weights are frozen.
+    - The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalised with
+      the channel means and deviations of the VAE's config. Weights are frozen.
+    - A clip is encoded in windows of frames, whose length follows from the frame's size (`windows.py`).
+    - `compile_encoder` makes encoding faster after a while; the latents then differ in their last bits.
 
     Raises:
-        FileNotFoundError: there is no VAE in the folder.
-        ValueError: the path is a `.pth` file, or the folder holds another class or statistics of the wrong length.
+        FileNotFoundError: there is no VAE under that path or name.
+        ValueError: the folder or file holds another class, other tensors, code, or statistics of the wrong length.
     """
 
     class Config(Configurable.Config):
         vae_path: str = "${asset:tiny_vae}"
-        """Folder of a diffusers AutoencoderKLWan: config.json and safetensors weights."""
+        """A diffusers AutoencoderKLWan folder, Wan2.2_VAE.pth, or a hub repository (org/name or hf://org/name/vae)."""
         precision: Literal["bfloat16", "float32"] = "bfloat16"
         """Type of weights and arithmetic; latents come out as float32 either way."""
+        encode_window: Annotated[int, Range(ge=4)] | None = None
+        """Frames encoded at a time after the first, a multiple of 4. None: 68, 24, 8 or 4 by the size of the frame."""
+
+        def check(self) -> None:
+            if isinstance(self.encode_window, int) and self.encode_window % 4:
+                raise ValueError(
+                    f"encode_window is {self.encode_window}; it must be a multiple of the 4 frames that make a latent "
+                    f"frame, such as {self.encode_window // 4 * 4 + 4}"
+                )
+
+    config: Config
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
+        config.check()
         self.config = config
-        self.folder = Path(config.vae_path)
-        self.settings = read_settings(self.folder)
+        self.source = find_vae(config.vae_path)
+        self.settings = read_settings(self.source)
 
         import torch
-        from diffusers import AutoencoderKLWan
 
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.precision)
-        self.model = AutoencoderKLWan.from_pretrained(str(self.folder), torch_dtype=self.dtype, local_files_only=True)
-        self.model.to(self.device).eval().requires_grad_(False)
+        self.model: AutoencoderKLWan = load_model(self.source, self.settings, self.dtype, self.device)
+        self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
-        statistics = {"dtype": self.dtype, "device": self.device}
+        statistics: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         self.mean = torch.tensor(self.settings["latents_mean"], **statistics).view(shape)
         self.inverse_std = (1.0 / torch.tensor(self.settings["latents_std"], **statistics)).view(shape)
+        self.compiled: CompiledEncoder | None = None
 
     @property
     def channels(self) -> int:
         """Latent channels."""
-        return self.settings["z_dim"]
+        return int(self.settings["z_dim"])
 
     @property
     def spatial_factor(self) -> int:
         """Pixels per latent cell, in height and in width."""
-        return self.settings["scale_factor_spatial"]
+        return int(self.settings["scale_factor_spatial"])
 
     @property
     def temporal_factor(self) -> int:
         """Frames per latent frame after the first, which stands for one frame."""
-        return self.settings["scale_factor_temporal"]
+        return int(self.settings["scale_factor_temporal"])
 
     def encode(self, video: Tensor) -> Tensor:
         """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/16, W/16]; pixels enter as value/127.5 - 1.
@@ -75,11 +92,13 @@ class WanVAE(Configurable):
         """
         import torch
 
+        from worldsmith.models.video_vae.windows import encode_in_windows, encode_window
+
         self.check_video(video)
-        pixels = video.to(self.device, torch.float32).div(127.5).sub(1.0).to(self.dtype)
+        run = self.compiled or encode_window
         with torch.no_grad():
-            means = self.model.encode(pixels[None]).latent_dist.mode()
-            return ((means - self.mean) * self.inverse_std)[0].float()
+            moments = encode_in_windows(self.model, video, window=self.window(*video.shape[2:]), run=run)
+            return ((moments[:, : self.channels] - self.mean) * self.inverse_std)[0].float()
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents [C, t, h, w] to uint8 [3, 4(t-1)+1, 16h, 16w]. Raises ValueError for another form."""
@@ -92,14 +111,40 @@ class WanVAE(Configurable):
             pixels = self.model.decode(raw).sample[0].float()
         return pixels.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
-    @cached_property
+    def window(self, height: int, width: int) -> int:
+        """Frames that are encoded at a time, for frames of this size in pixels."""
+        from worldsmith.models.video_vae.windows import window_frames
+
+        return self.config.encode_window or window_frames(height, width)
+
+    def compile_encoder(self, backend: str = "inductor") -> None:
+        """Compiles the encoder from now on, once for every shape that comes. Latents then differ in their last bits,
+        and so does the `fingerprint`: a cache that was opened before must not be used any longer."""
+        from worldsmith.models.video_vae.windows import CompiledEncoder
+
+        if self.compiled is None:
+            self.compiled = CompiledEncoder(backend)
+
+    @property
     def fingerprint(self) -> str:
-        """sha256 over everything that decides the latents: config, weights and precision."""
-        digest = hashlib.sha256(f"{RECIPE}\n{self.config.precision}\n".encode())
-        for path in [self.folder / "config.json", *weight_files(self.folder)]:
-            digest.update(f"{path.name}\n".encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+        """sha256 over everything that decides the latents: config, weights, precision, windows, and compilation.
+
+        It is made from the tensors, not the files: a `.pth` and a diffusers folder of the same weights have the same.
+        """
+        parts = [RECIPE, self.config.precision, str(self.config.encode_window), self._weights_digest]
+        if self.compiled is not None:
+            parts.append(f"compiled by {self.compiled.backend}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @cached_property
+    def _weights_digest(self) -> str:
+        import torch
+
+        settings = {name: value for name, value in dict(self.model.config).items() if not name.startswith("_")}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def check_video(self, video: Tensor) -> None:
@@ -113,33 +158,3 @@ class WanVAE(Configurable):
             raise ValueError(f"the VAE takes 4k+1 frames, found {frames}; cut to {(frames - 1) // 4 * 4 + 1}")
         if height % self.spatial_factor or width % self.spatial_factor:
             raise ValueError(f"height and width must be multiples of {self.spatial_factor}, found {height}x{width}")
-
-
-def read_settings(folder: Path) -> dict:
-    """The VAE's config.json, checked before anything heavy is loaded."""
-    if folder.suffix in (".pth", ".pt", ".ckpt") or folder.is_file():
-        raise ValueError(
-            f"vae_path: '{folder}' is a single weights file, which is not read here; give a diffusers folder with "
-            "config.json and safetensors, such as the subfolder 'vae' of Wan-AI/Wan2.2-TI2V-5B-Diffusers"
-        )
-    config = folder / "config.json"
-    if not config.is_file():
-        raise FileNotFoundError(
-            f"vae_path: no config.json in '{folder}'; give the folder of a diffusers {CLASS_NAME} "
-            "(in a pipeline export it is the subfolder 'vae')"
-        )
-    settings = json.loads(config.read_text())
-    found = settings.get("_class_name")
-    if found != CLASS_NAME:
-        raise ValueError(f"vae_path: '{folder}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
-    for name in ("latents_mean", "latents_std"):
-        length, channels = len(settings.get(name, [])), settings["z_dim"]
-        if length != channels:
-            raise ValueError(f"vae_path: '{config}' has {length} values in {name}, expected z_dim = {channels}")
-    if not weight_files(folder):
-        raise FileNotFoundError(f"vae_path: '{folder}' has a config.json but no diffusion_pytorch_model*.safetensors")
-    return settings
-
-
-def weight_files(folder: Path) -> list[Path]:
-    return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))

@@ -1,0 +1,141 @@
+"""Weights in a training checkpoint, or in the `model/` folder that `worldsmith convert` makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.checkpointer import POINTER
+from worldsmith.checkpoint.dcp import load_part
+from worldsmith.checkpoint.frozen_weights import is_partial, require_same
+from worldsmith.checkpoint.weight_source import WeightSource
+from worldsmith.config.yaml_text import read_yaml
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LIVE, AVERAGE = "net.", "net_ema."
+RUN_CONFIG = "config.yaml"
+MANIFEST = "worldsmith.json"
+
+
+class CheckpointWeights(WeightSource):
+    """A folder of torch.distributed.checkpoint with `net.*` and perhaps `net_ema.*`.
+
+    `below` gives the weights that a checkpoint of trained weights only leaves out.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], below: WeightSource | None = None) -> None:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+        self.path: Path = folder
+        self.settings, self.below = settings, below
+        self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
+        self.entries = {name: entry for name, entry in entries.items() if hasattr(entry, "size")}
+        stored = {name: list(entry.size) for name, entry in self.entries.items()}
+        self.average_shapes = without_prefix(stored, AVERAGE)
+        self.own = without_prefix(stored, LIVE)
+        self.shapes = {**(below.shapes if below else {}), **self.own}
+        self.copies = {}
+        self.unknown = [name for name in stored if not name.startswith((LIVE, AVERAGE))]
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        state, rest = {}, {}
+        for name, tensor in tensors.items():
+            if average and name in self.average_shapes:
+                state[AVERAGE + name] = tensor
+            elif name in self.own:
+                state[LIVE + name] = tensor
+            else:
+                rest[name] = tensor
+        if state:
+            load_part(self.path, state, no_dist=no_dist)
+        if rest:
+            if self.below is None:
+                raise KeyError(f"{self.describe} has no weight {next(iter(rest))}")
+            self.below.read_into(rest, no_dist=no_dist)
+
+    def check_frozen(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Raises UserError when the weights below are not those on which a checkpoint of trained weights was trained.
+
+        `tensors` are weights that were read already; without them each is read for this. Nothing is checked when a
+        part of them was not wanted.
+        """
+        if self.below is None:
+            return
+        frozen = [name for name in self.below.shapes if name not in self.own]
+        values = ReadOnAccess(self, frozen) if tensors is None else {n: tensors[n] for n in frozen if n in tensors}
+        if len(values) == len(frozen):
+            require_same(self.path.parent, values, source=self.below.describe)
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        key = AVERAGE + name if average and name in self.average_shapes else LIVE + name
+        if key not in self.entries and self.below is not None:
+            return self.below.dtype(name)
+        dtype: torch.dtype = self.entries[key].properties.dtype
+        return dtype
+
+
+class ReadOnAccess(Mapping[str, "Tensor"]):
+    """Weights of a source that are in memory only while they are looked at."""
+
+    def __init__(self, source: WeightSource, names: Sequence[str]) -> None:
+        self.source, self.names = source, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.source.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def find_model_folder(root: Path) -> Path | None:
+    """The model folder of a run folder, of a checkpoint's iter folder, or `root` itself when it is one; None if not."""
+    candidates = [root, root / "model"]
+    for checkpoints in (root, root / "checkpoints"):
+        if (checkpoints / POINTER).exists():
+            candidates.append(checkpoints / (checkpoints / POINTER).read_text(encoding="utf-8").strip() / "model")
+    return next((folder for folder in candidates if (folder / ".metadata").exists()), None)
+
+
+def open_checkpoint(model_folder: Path) -> CheckpointWeights:
+    """The weights in a model folder; the config beside it says what network they belong to and what they leave out."""
+    tree = run_tree(model_folder)
+    if tree is None:
+        return CheckpointWeights(model_folder, manifest_settings(model_folder.parent / MANIFEST))
+    model = tree["model"]["config"]
+    below = None
+    if is_partial(model_folder.parent):
+        from worldsmith.checkpoint.start_weights import start_of_run
+
+        below = start_of_run(tree)
+    return CheckpointWeights(model_folder, dict(model["network"]), below)
+
+
+def run_tree(model_folder: Path) -> dict[str, Any] | None:
+    """The config of the run that wrote a model folder: kept with the checkpoint, else that of the run folder."""
+    for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
+        if file.is_file():
+            tree = read_yaml(file.read_text(encoding="utf-8"), str(file)).data
+            if isinstance(tree, dict) and "network" in ((tree.get("model") or {}).get("config") or {}):
+                return tree
+    return None
+
+
+def manifest_settings(file: Path) -> dict[str, Any]:
+    """What the manifest of a converted model says about its network; empty without one."""
+    if not file.is_file():
+        return {}
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    return dict(manifest.get("model", {}).get("config", {}).get("network", {}))
+
+
+def without_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}

@@ -1,0 +1,174 @@
+"""Weights in a folder of safetensors files: a diffusers transformer or pipeline, the native export, a reasoner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.tensor_names import Layout, find_layout
+from worldsmith.checkpoint.weight_source import WeightSource, copies_of_understanding
+from worldsmith.config.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+STEMS = ("diffusion_pytorch_model", "model")
+"""What diffusers and transformers call a folder's weight files."""
+TRANSFORMER = "transformer"
+
+
+class SafetensorsWeights(WeightSource):
+    """Tensors of one or many files, found by native name; a slice is read without reading the rest of its tensor."""
+
+    def __init__(self, folder: Path, files: Mapping[str, Path], layout: Layout, settings: dict[str, Any]) -> None:
+        self.path, self.settings = folder, settings
+        self.describe = f"{layout.describe} {folder}"
+        self.files, self.layout = files, layout
+        self.keys = layout.keys
+        self.average_shapes: dict[str, list[int]] = {}
+        self.unknown = [key for key in files if key not in set(layout.keys.values())]
+        self.shapes = {name: self._slice(key).get_shape() for name, key in self.keys.items()}
+        self.copies = self._copies()
+        self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
+
+    @property
+    def is_reasoner(self) -> bool:
+        return not any("_moe_gen" in name for name in self.keys)
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        from safetensors import SafetensorError
+
+        for name, tensor in tensors.items():
+            key = self.keys.get(self.copies.get(name, name))
+            if key is None:
+                raise KeyError(f"{self.describe} has no weight {name}")
+            try:
+                copy_shard(self._slice(key), tensor)
+            except SafetensorError as error:
+                raise UserError(f"{self.files[key]}: {key} cannot be read ({error})") from error
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        import torch
+
+        stored = self._slice(self.keys[self.copies.get(name, name)]).get_dtype()
+        names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        if stored not in names:
+            raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
+        dtype: torch.dtype = getattr(torch, names[stored])
+        return dtype
+
+    def _copies(self) -> dict[str, str]:
+        """What a reasoner's checkpoint stands for beyond its own tensors: generation tower and tied language head."""
+        if not self.is_reasoner:
+            return {}
+        layers = {name.split(".")[3] for name in self.shapes if name.startswith("language_model.model.layers.")}
+        copies = copies_of_understanding(self.shapes, len(layers))
+        head, table = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+        return copies if head in self.shapes or table not in self.shapes else {**copies, head: table}
+
+    def _slice(self, key: str) -> Any:
+        return self._handle(self.files[key]).get_slice(key)
+
+    def _handle(self, file: Path) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if file not in self._handles:
+            try:
+                self._handles[file] = safe_open(file, framework="pt")
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"{self.path} lacks the weight file {file.name}, which its index lists"
+                ) from None
+            except SafetensorError as error:
+                raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
+        return self._handles[file]
+
+    @cached_property
+    def _handles(self) -> dict[Path, Any]:
+        return {}
+
+
+def copy_shard(stored: Any, target: Tensor) -> None:
+    """Copies a stored tensor, or the part of it that is this rank's shard of a DTensor."""
+    if not hasattr(target, "__create_chunk_list__"):
+        target.copy_(stored[...])
+        return
+    local = target.to_local()  # type: ignore[attr-defined]
+    if local.numel():
+        chunk = target.__create_chunk_list__()[0]
+        part = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
+        local.copy_(stored[part])
+
+
+def has_safetensors(root: Path) -> bool:
+    """Whether there are weights that `open_safetensors` would look at."""
+    return weight_folder(root) is not None
+
+
+def open_safetensors(root: Path) -> SafetensorsWeights:
+    """The weights of a folder. Raises FileNotFoundError for a missing file, UserError for a layout nobody knows."""
+    folder = weight_folder(root)
+    if folder is None:
+        raise FileNotFoundError(f"{root} has no safetensors files")
+    files = tensor_files(folder)
+    layout = find_layout(files)
+    if layout is None:
+        examples = ", ".join(sorted(files)[:3])
+        raise UserError(
+            f"{folder}: the tensors ({len(files)}, such as {examples}) are neither those of a Cosmos3-style network "
+            "(native or diffusers names) nor of a Qwen3-VL or Edge reasoner"
+        )
+    return SafetensorsWeights(folder, files, layout, read_settings(folder, layout))
+
+
+def weight_folder(root: Path) -> Path | None:
+    """`root/transformer` of a pipeline, or `root`; None when neither has weights."""
+    for folder in (root / TRANSFORMER, root):
+        if any((folder / f"{stem}{suffix}").is_file() for stem in STEMS for suffix in (".safetensors", INDEX)):
+            return folder
+    return None
+
+
+INDEX = ".safetensors.index.json"
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor, from the index or from the one file."""
+    from safetensors import SafetensorError, safe_open
+
+    for stem in STEMS:
+        index = folder / f"{stem}{INDEX}"
+        if index.is_file():
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            absent = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
+            # A whole repository's index also lists other components, which may have been left out of the download.
+            absent = [name for name in absent if Path(name).parent.name in ("", TRANSFORMER)]
+            if absent:
+                raise FileNotFoundError(f"{folder} lacks the weight file {absent[0]}, which {index.name} lists")
+            return {key: folder / name for key, name in weight_map.items()}
+        file = folder / f"{stem}.safetensors"
+        if file.is_file():
+            try:
+                with safe_open(file, framework="pt") as handle:
+                    return dict.fromkeys(handle.keys(), file)
+            except SafetensorError as error:
+                raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
+    raise FileNotFoundError(f"{folder} has no safetensors files")
+
+
+def read_settings(folder: Path, layout: Layout) -> dict[str, Any]:
+    """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
+    for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                settings = layout.read_config(config)
+            except ValueError as error:
+                raise UserError(f"{file}: {error}") from error
+            if settings:
+                return settings
+    return {}

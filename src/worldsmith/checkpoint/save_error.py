@@ -1,0 +1,46 @@
+"""`SaveError`: a checkpoint could not be written, and why, out of the errors of PyTorch and of all ranks."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from worldsmith.distributed.side_group import PeerError
+
+
+class SaveError(Exception):
+    """A checkpoint could not be written. What was written of it is removed; complete ones are untouched."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk, or a quota on it, was full."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether the file system is to blame, and not the program."""
+    return any(isinstance(cause, OSError) for cause in causes(error))
+
+
+def describe(error: BaseException) -> str:
+    """The innermost causes in one line."""
+    found = [cause for cause in causes(error) if isinstance(cause, OSError)] or list(causes(error))[-1:]
+    return "; ".join(dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause in found))
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything behind it: other ranks' errors, those that DCP gathered, and chained ones."""
+    waiting, seen = [error], set()
+    while waiting:
+        cause = waiting.pop(0)
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        waiting += [chained for chained in (cause.__cause__, cause.__context__) if chained is not None]
+        if isinstance(cause, PeerError):
+            waiting += cause.errors
+        failures = getattr(cause, "failures", None)  # of DCP's CheckpointException: rank -> (error, traceback)
+        if isinstance(failures, dict):
+            waiting += [entry[0] for entry in failures.values()]

@@ -1,0 +1,138 @@
+"""Context parallelism (Ulysses): the ranks of a group share the tokens of one pack, and its heads inside attention.
+
+Each of the two streams is filled up to a multiple of the group's size and cut into consecutive shares. Around attention
+one all-to-all brings together all tokens for a share of the heads, another one brings back all heads of a rank's own
+tokens (Jacobs et al. 2023, arXiv:2309.14509). Gradients equal those of one rank that holds everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStream:
+    """One stream of `length` tokens in a group; the methods are those that the network's `TokenShare` asks for."""
+
+    group: dist.ProcessGroup
+    length: int
+
+    @property
+    def ranks(self) -> int:
+        return self.group.size()
+
+    @property
+    def own_length(self) -> int:
+        """Tokens of each rank, those that fill up the stream included."""
+        return -(-self.length // self.ranks)
+
+    def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
+        start = self.group.rank() * self.own_length
+        return self.padded(tokens, fill)[start : start + self.own_length]
+
+    def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One all-to-all for all of the tensors. Key heads fewer than ranks are repeated."""
+        shares = [self.head_shares(tensor) for tensor in tensors]
+        sent = torch.cat(shares, dim=2).transpose(0, 1)
+        received = AllToAll.apply(sent, self.group).flatten(0, 1)[: self.length]
+        return received.split([share.shape[2] for share in shares], dim=1)
+
+    def to_tokens(self, attended: Tensor) -> Tensor:
+        sent = self.padded(attended).unflatten(0, (self.ranks, self.own_length))
+        return AllToAll.apply(sent, self.group).transpose(0, 1).flatten(1, 2)
+
+    def gather(self, tokens: Tensor) -> Tensor:
+        return Gather.apply(tokens, self.group)[: self.length]
+
+    def head_shares(self, tensor: Tensor) -> Tensor:
+        """[n, heads, d] to [n, ranks, share, d]."""
+        if tensor.shape[1] < self.ranks:
+            tensor = tensor.repeat_interleave(self.ranks // tensor.shape[1], dim=1)
+        return tensor.unflatten(1, (self.ranks, -1))
+
+    def padded(self, tokens: Tensor, fill: float = 0) -> Tensor:
+        """The stream filled up to a multiple of the ranks."""
+        missing = self.ranks * self.own_length - self.length
+        return F.pad(tokens, (0, 0) * (tokens.ndim - 1) + (0, missing), value=fill) if missing else tokens
+
+
+class AllToAll(torch.autograd.Function):
+    """Row block i of [ranks, …] goes to rank i; what comes back is in rank order. It is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_to_all(blocks, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_to_all(grad, ctx.group), None
+
+
+class Gather(torch.autograd.Function):
+    """All ranks' rows in rank order, on every rank.
+
+    Every rank then computes the same loss, so each has the whole gradient of the rows and keeps its own part. That part
+    is multiplied by the number of ranks, because sharding takes the mean over all ranks, and over the ranks of a group
+    it is the sum that is the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        gathered = rows.new_empty(group.size() * rows.shape[0], *rows.shape[1:])
+        dist.all_gather_into_tensor(gathered, rows.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.chunk(ctx.group.size())[ctx.group.rank()] * ctx.group.size(), None
+
+
+def all_to_all(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    blocks = blocks.contiguous()
+    received = torch.empty_like(blocks)
+    dist.all_to_all_single(received, blocks, group=group)
+    return received
+
+
+def divide_work(world: World, shapes: Sequence[Sequence[int]], make: Callable[[int], Tensor]) -> list[Tensor]:
+    """`make(i)`, float32 of shapes[i], for every i; in a context-parallel group one rank makes it for all."""
+    if world.context_group is None:
+        return [make(i) for i in range(len(shapes))]
+    place, ranks = world.context_group.rank(), world.context_group.size()
+    made = [
+        make(i).float().contiguous() if i % ranks == place else torch.empty(tuple(shape), device=world.device)
+        for i, shape in enumerate(shapes)
+    ]
+    for i, tensor in enumerate(made):
+        dist.broadcast(tensor, group=world.context_group, group_src=i % ranks)
+    return made
+
+
+def require_same_packs(world: World, samples: Iterable[object]) -> None:
+    """Raises RuntimeError when the ranks of a context-parallel group have read different data."""
+    if world.context_group is None:
+        return
+    digests: list[str] = [""] * world.context_group.size()
+    own = hashlib.sha256(repr(list(samples)).encode()).hexdigest()
+    dist.all_gather_object(digests, own, group=world.context_group)
+    if len(set(digests)) > 1:
+        raise RuntimeError(
+            f"rank {world.rank} and its context-parallel group have read different samples for the same step; one of "
+            "them could not read a file that the others could. Look at the quarantine lists in the run folder"
+        )

@@ -1,0 +1,94 @@
+"""Block-diagonal attention of a pack by FlexAttention: one kernel for all samples, without padding (CUDA)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FlexPlan:
+    """Each sample's queries over its own keys."""
+
+    key_rows: Tensor
+    """Rows of k and v, sample after sample, [N_kv]."""
+    block_mask: BlockMask
+
+    def to(self, dtype: torch.dtype) -> FlexPlan:
+        """The plan holds no numbers that would change."""
+        return self
+
+
+def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
+    """Attention of q [N_q, heads, d] over the own sample's k, v [N_kv, kv_heads, d]; [N_q, heads, d].
+
+    On a CPU it runs forward only.
+    """
+    k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
+    attend = compiled_flex() if q.is_cuda else flex_attention
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = attend(*heads_first, block_mask=plan.block_mask, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
+
+
+@functools.cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """FlexAttention as a fused kernel; uncompiled it would fill in the whole score matrix."""
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True)
+    return compiled
+
+
+def plan_flex(
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    key_rows: Tensor,
+    *,
+    device: torch.device | str | None = None,
+) -> FlexPlan:
+    """Plans consecutive query segments, each over its own rows of the key stream; as `plan_segments`."""
+    q_samples, kv_samples = (
+        torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
+    )
+    return FlexPlan(key_rows.to(device), block_diagonal_mask(q_samples, kv_samples, device))
+
+
+def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:
+    """Queries see the keys of the same sample. The samples of queries and of keys are sorted numbers, [N_q], [N_kv].
+
+    `create_block_mask` gives the same, but fills in all N_q x N_kv entries on the way.
+    """
+    q_low, q_high = block_bounds(q_samples)
+    kv_low, kv_high = block_bounds(kv_samples)
+    seen = (q_low[:, None] <= kv_high) & (kv_low <= q_high[:, None])
+    # No mask is needed where a whole block of queries and a whole block of keys lie in one sample.
+    whole_q = torch.arange(len(q_low)) < len(q_samples) // BLOCK
+    whole_kv = torch.arange(len(kv_low)) < len(kv_samples) // BLOCK
+    full = seen & (q_low == q_high)[:, None] & (kv_low == kv_high) & whole_q[:, None] & whole_kv
+    lists = [x.to(device) for blocks in (seen & ~full, full) for x in block_lists(blocks)]
+    q_samples, kv_samples = q_samples.to(device), kv_samples.to(device)
+
+    def same_sample(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return q_samples[query] == kv_samples[key]
+
+    return BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=BLOCK, mask_mod=same_sample, seq_lengths=(len(q_samples), len(kv_samples))
+    )
+
+
+def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last sample in each block of tokens."""
+    starts = torch.arange(0, len(samples), BLOCK)
+    return samples[starts], samples[(starts + BLOCK - 1).clamp(max=len(samples) - 1)]
+
+
+def block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Per query block the number of its key blocks, and their indices first; int32 [1, 1, q] and [1, 1, q, kv]."""
+    order = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]

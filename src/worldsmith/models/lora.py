@@ -1,0 +1,138 @@
+"""Low-rank adapters (LoRA) with PEFT's layers: y = W x + (alpha / rank) · B A x, where only A and B are trained.
+
+An adapted layer's parameters have the native names `<path>.weight`, `<path>.lora_A.weight` [rank, in] and
+`<path>.lora_B.weight` [out, rank]. PEFT is imported only when there is something to adapt: its import costs seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.suggest import nearest
+from worldsmith.models.parameter_names import ADAPTER, native_name, native_parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MATRICES = (".lora_A.weight", ".lora_B.weight")
+
+
+def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[str]]:
+    """For each of the comma-separated targets the layers it names: by their last part, or by several with dots between.
+
+    Raises ValueError for an empty list, a target that is there twice, and one that names no layer.
+    """
+    layers = list(layers)
+    targets = [target.strip() for target in target_modules.split(",")]
+    if not any(targets):
+        raise ValueError("lora_target_modules is empty; name the layers that get an adapter, such as q_proj_moe_gen")
+    found: dict[str, list[str]] = {}
+    for target in targets:
+        if target in found or not target:
+            what = f"has '{target}' twice" if target else "has an empty name between its commas"
+            raise ValueError(f"lora_target_modules = '{target_modules}' {what}")
+        found[target] = [layer for layer in layers if f".{layer}".endswith(f".{target}")]
+        if not found[target]:
+            raise ValueError(unknown_target(target, layers))
+    return found
+
+
+def unknown_target(target: str, layers: list[str]) -> str:
+    """Why a target names nothing, with the nearest names that do."""
+    leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
+    close = nearest(target.rpartition(".")[2], leaves)
+    advice = f"the nearest are: {', '.join(close)}" if close else f"these can: {', '.join(leaves)}"
+    kind = "no linear layer whose path ends so" if "." in target else "no linear layer of that name"
+    return f"lora_target_modules: '{target}' can get no adapter, there is {kind} (the whole name counts); {advice}"
+
+
+def inject_adapters(network: nn.Module, *, rank: int, alpha: float, target_modules: str) -> list[str]:
+    """Gives the linear layers that `target_modules` names an adapter each, in place, and freezes everything else.
+
+    The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero.
+    Returns the paths of the adapted layers. Raises ValueError for a target that names no linear layer, and when the
+    network has adapters already.
+    """
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+
+    if adapted_layers(network):
+        raise ValueError("the network has adapters already; merge them before it gets others")
+    linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
+    targets = match_targets(target_modules, linear)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0, bias="none")
+    with torch.random.fork_rng(devices=[]):  # first values are drawn by name, not from the process's stream
+        inject_adapter_in_model(config, network, adapter_name=ADAPTER)
+    adapted = set(adapted_layers(network))
+    named = {layer for layers in targets.values() for layer in layers}
+    if adapted != named:
+        raise RuntimeError(f"PEFT adapted {len(adapted)} layers, the targets name {len(named)}")
+    network.requires_grad_(False)
+    for parameter in adapter_state(network, detach=False).values():
+        parameter.requires_grad_(True)
+    return sorted(adapted)
+
+
+def adapted_layers(network: nn.Module) -> dict[str, Any]:
+    """PEFT's layers by their native path; empty for a network without adapters, at no cost."""
+    if not any(is_adapter(name) for name in native_parameters(network)):
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {native_name(name): module for name, module in network.named_modules() if isinstance(module, LoraLayer)}
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a native parameter name is that of an adapter's matrix."""
+    return name.endswith(MATRICES)
+
+
+def adapter_state(network: nn.Module, *, detach: bool = True) -> dict[str, Tensor]:
+    """The adapters' matrices (not copies) by native name."""
+    return {
+        name: parameter.detach() if detach else parameter
+        for name, parameter in native_parameters(network).items()
+        if is_adapter(name)
+    }
+
+
+def merge_adapters(network: nn.Module) -> int:
+    """W ← W + (alpha / rank) · B A for every adapted layer, in float32; the adapters are removed, in place.
+
+    Weights keep their dtype and stay frozen. Returns the number of weights that changed. Raises ValueError, before
+    anything is changed, when there are no adapters or when all B are zero, and afterwards when the products were too
+    small to change a single number of the weights.
+    """
+    import torch
+
+    layers = adapted_layers(network)
+    if not layers:
+        raise ValueError("there are no adapters to merge")
+    if not any(bool(layer.lora_B[ADAPTER].weight.any()) for layer in layers.values()):
+        raise ValueError(
+            f"the adapters of all {len(layers)} layers are zero, as before training: merging them would change nothing"
+        )
+    changed = 0
+    with torch.no_grad():
+        for path, layer in layers.items():
+            weight = layer.base_layer.weight
+            before = weight.detach().clone()
+            low, high = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            weight.copy_(merged_weight(weight, low, high, layer.scaling[ADAPTER]))
+            changed += bool((weight != before).any())
+            parent, _, leaf = path.rpartition(".")
+            setattr(network.get_submodule(parent), leaf, layer.base_layer)
+    del network.peft_config
+    if not changed:
+        raise ValueError(
+            f"merging changed no weight: the adapters of all {len(layers)} layers are smaller than the rounding of "
+            f"{weight.dtype}; merge in float32"
+        )
+    return changed
+
+
+def merged_weight(weight: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
+    """W + scale · B A in float32; weight [out, in], low (A) [rank, in], high (B) [out, rank]."""
+    merged: Tensor = weight.float() + scale * (high.float() @ low.float())
+    return merged

@@ -1,0 +1,158 @@
+"""Where a model's files are: in a local folder, in the Hugging Face cache, or in a repository of the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "hf://"
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB_NAME = re.compile(
+    rf"(?!.*(?:--|\.\.))(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/@\s]+))?(?:/(?P<inner>[^@\s]+?))?/?"
+)
+SECONDS = 5.0
+"""How long the hub may take for each answer about a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository of the hub, a revision of it (None: the default branch), and a folder or file in it ("": all)."""
+
+    repo: str
+    revision: str | None = None
+    inner: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo}{f'@{self.revision}' if self.revision else ''}{f'/{self.inner}' if self.inner else ''}"
+
+
+def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path:
+    """The local path of what `name` names. Existing local paths come first, then the cache, then the hub.
+
+    Args:
+        name: a path, `org/name`, `org/name@revision`, or `hf://org/name[@revision][/folder or file]`, which is never
+            taken for a local path.
+        file_patterns: which of the repository's files are needed, as shell patterns inside the named folder. The
+            cache is used when it has a file of the first pattern, and every file that an index there lists.
+        field: what the path is for, such as "checkpoint.load_path": the first words of an error.
+
+    Raises FileNotFoundError when it is in none of the three places.
+    """
+    hub = hub_name(name)
+    path = Path(name.removeprefix("file://")).expanduser()
+    if not name.startswith(SCHEME) and path.exists():
+        if hub is not None and cached(hub, file_patterns) is not None:
+            logger.warning(
+                "%s: '%s' is a local folder and also a repository in the Hugging Face cache; the folder is used. "
+                "Write %s%s for the repository",
+                field, name, SCHEME, name,
+            )  # fmt: skip
+        return path
+    if hub is None:
+        raise FileNotFoundError(f"{field} {name}: no such folder{_why_not_on_the_hub(name)}")
+    found = cached(hub, file_patterns)
+    return found if found is not None else download(hub, file_patterns, field)
+
+
+def hub_name(name: str) -> HubName | None:
+    """Reads `org/name`, `org/name@revision` and `hf://…`; None for what can only be a path."""
+    match = _HUB_NAME.fullmatch(name.removeprefix(SCHEME))
+    if match is None or (match["inner"] and not name.startswith(SCHEME)):
+        return None
+    return HubName(match["repo"], match["revision"], match["inner"] or "")
+
+
+def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
+    """The path in the Hugging Face cache when the files that are needed are there; never uses the network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        snapshot = snapshot_download(hub.repo, revision=hub.revision, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    path = Path(snapshot) / hub.inner
+    return path if path.is_file() or is_complete(path, file_patterns) else None
+
+
+def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
+    """Whether a file of the first pattern is there, and every file that a weight index of any pattern lists."""
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    if not any(fnmatchcase(file, file_patterns[0]) for file in files):
+        return False
+    for index in (file for file in files if file.endswith(".index.json")):
+        shards = set(json.loads((folder / index).read_text(encoding="utf-8")).get("weight_map", {}).values())
+        home = Path(index).parent
+        needed = {str(home / shard) for shard in shards}
+        if any(_matches(shard, file_patterns) for shard in needed - set(files)):
+            return False
+    return True
+
+
+def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
+    """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were looked at."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    patterns = [f"{hub.inner}/{pattern}" for pattern in file_patterns] + [hub.inner] if hub.inner else file_patterns
+    places = (
+        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
+        f"(not in {constants.HF_HUB_CACHE}), and for the hub"
+    )
+    try:
+        snapshot = snapshot_download(
+            hub.repo, revision=hub.revision, allow_patterns=list(patterns), etag_timeout=SECONDS
+        )
+    except GatedRepoError as error:
+        reason = "the repository is gated: accept its terms on its page and set HF_TOKEN"
+        raise FileNotFoundError(f"{places}: {reason}") from error
+    except RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{places}: the repository has no revision '{hub.revision}'") from error
+    except RepositoryNotFoundError as error:
+        reason = "no such repository, or a private one; check the name, or set HF_TOKEN"
+        raise FileNotFoundError(f"{places}: {reason}") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(f"{places}: {_why_unreachable(error)}") from error
+    path = Path(snapshot) / hub.inner
+    if not path.is_file() and not is_complete(path, file_patterns):
+        raise FileNotFoundError(f"{field} {hub}: the repository has no file '{file_patterns[0]}' {_inside(hub)}")
+    return path
+
+
+def _matches(file: str, file_patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(file, pattern) for pattern in file_patterns)
+
+
+def _inside(hub: HubName) -> str:
+    return f"in its folder '{hub.inner}'" if hub.inner else "at its root"
+
+
+def _why_unreachable(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so it was not asked; unset it, or give a local folder"
+    return (
+        f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository where there is a "
+        "network (hf download) and give its folder, or set HF_ENDPOINT to a mirror"
+    )
+
+
+def _why_not_on_the_hub(name: str) -> str:
+    if name.startswith(SCHEME):
+        return f", and the hub's names have the form {SCHEME}org/name[@revision][/folder]"
+    return "" if Path(name).is_absolute() or name.startswith(".") else ", and a repository of the hub is named org/name"

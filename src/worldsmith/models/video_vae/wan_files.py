@@ -1,0 +1,94 @@
+"""Finding and reading the VAE: a diffusers folder, `Wan2.2_VAE.pth`, or a repository of the hub that holds either."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.models.model_files import SCHEME, hub_name, local_folder
+from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import AutoencoderKLWan
+
+CLASS_NAME = "AutoencoderKLWan"
+PTH_NAME = "Wan2.2_VAE.pth"
+FILE_ENDINGS = (".pth", ".pt", ".ckpt")
+WEIGHTS = "diffusion_pytorch_model*.safetensors"
+LAYOUTS = (("vae/config.json", f"vae/{WEIGHTS}*"), (PTH_NAME,), ("config.json", f"{WEIGHTS}*"))
+"""Where a repository has its VAE: a pipeline's subfolder, the released file, the repository itself."""
+
+
+def find_vae(name: str) -> Path:
+    """The `.pth` file or the diffusers folder that `vae_path` names. Raises FileNotFoundError."""
+    if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
+        return Path(name).expanduser()
+    hub = hub_name(name)
+    if hub is None or hub.inner:
+        return inside(local_folder(name, file_patterns=LAYOUTS[-1], field="vae_path"))
+    for layout in LAYOUTS[:-1]:
+        try:
+            return inside(local_folder(name, file_patterns=layout, field="vae_path"))
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # not reached at all; else the repository has another layout
+                raise
+    return inside(local_folder(name, file_patterns=LAYOUTS[-1], field="vae_path"))
+
+
+def inside(path: Path) -> Path:
+    """Within a folder of several things the VAE: a pipeline's subfolder `vae`, or the released file."""
+    if path.is_file() or holds_vae(path):
+        return path
+    found = (path / "vae", path / PTH_NAME)
+    return next((place for place in found if place.is_file() or holds_vae(place)), path)
+
+
+def holds_vae(folder: Path) -> bool:
+    """Whether the folder's config.json is that of the VAE's class."""
+    config = folder / "config.json"
+    return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("_class_name") == CLASS_NAME
+
+
+def read_settings(source: Path) -> dict[str, Any]:
+    """The VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released one."""
+    is_file = source.suffix in FILE_ENDINGS or source.is_file()
+    config = source.with_suffix(".json") if is_file else source / "config.json"
+    if is_file and not source.is_file():
+        raise FileNotFoundError(f"vae_path: there is no file '{source}'")
+    if not is_file and not config.is_file():
+        raise FileNotFoundError(
+            f"vae_path: no config.json in '{source}'; give the folder of a diffusers {CLASS_NAME} "
+            f"(in a pipeline export it is the subfolder 'vae') or {PTH_NAME}"
+        )
+    if is_file and not config.is_file():
+        return RELEASED
+    settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+    found = settings.get("_class_name")
+    if found != CLASS_NAME:
+        raise ValueError(f"vae_path: '{source}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
+    for name in ("latents_mean", "latents_std"):
+        length, channels = len(settings.get(name, [])), settings["z_dim"]
+        if length != channels:
+            raise ValueError(f"vae_path: '{config}' has {length} values in {name}, expected z_dim = {channels}")
+    if not is_file and not any(source.glob(WEIGHTS)):
+        raise FileNotFoundError(f"vae_path: '{source}' has a config.json but no {WEIGHTS}")
+    return settings
+
+
+def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> AutoencoderKLWan:
+    """The VAE on the device, in `dtype`."""
+    import torch
+    from diffusers import AutoencoderKLWan
+
+    if source.is_dir():
+        model = AutoencoderKLWan.from_pretrained(str(source), torch_dtype=dtype, local_files_only=True)
+        return model.to(device)
+    state = read_pth(source)
+    with torch.device("meta"):
+        model = AutoencoderKLWan.from_config(settings).to(dtype)
+    require_fit(state, model.state_dict(), source)
+    model = model.to_empty(device=device)
+    model.load_state_dict(state)
+    return model

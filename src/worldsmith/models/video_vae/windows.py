@@ -1,0 +1,105 @@
+"""Encoding a clip in windows of frames: each layer keeps the last frames of the window before, so nothing is padded.
+
+The first frame stands alone (it becomes the first latent frame), then windows follow. The convolutions are causal, and
+the kept frames are all that they need of the past: the result is that of the whole clip up to rounding, for any window,
+while memory grows with the window and not with the clip. Long windows are fast for small frames, short ones bound the
+memory of large frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, patchify
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+WINDOWS = ((256 * 320, 68), (640 * 640, 24), (1184 * 896, 8))
+"""(most pixels of a frame, frames of a window): the tiers 256, 480 and 704 to 768. Larger frames: the shortest, 4."""
+SHORTEST = 4
+MOST_COMPILED_SHAPES = 64
+
+Caches = tuple[Any, ...]
+"""One entry per causal convolution: its last input frames, or None before the first window."""
+EncodeWindow = Callable[[nn.Module, Tensor, Caches], tuple[Tensor, Caches]]
+
+
+def window_frames(height: int, width: int) -> int:
+    """Frames of a window for frames of this size in pixels."""
+    return next((frames for pixels, frames in WINDOWS if height * width <= pixels), SHORTEST)
+
+
+def window_bounds(frames: int, window: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of the first frame and of the windows after it; the last window may be shorter."""
+    yield 0, 1
+    for start in range(1, frames, window):
+        yield start, min(start + window, frames)
+
+
+def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
+    """One window [1, C, T, H, W] through the encoder, and what the next one needs of it."""
+    kept = list(caches)
+    return encoder(frames, feat_cache=kept, feat_idx=[0]), tuple(kept)
+
+
+def encode_in_windows(
+    model: AutoencoderKLWan, video: Tensor, *, window: int, run: EncodeWindow = encode_window
+) -> Tensor:
+    """uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the model's dtype.
+
+    Pixels enter as value/127.5 - 1. `window` is a multiple of 4; `run` may be a compiled `encode_window`.
+    """
+    device, dtype = model.device, model.dtype
+    caches: Caches = (None,) * sum(isinstance(module, WanCausalConv3d) for module in model.encoder.modules())
+    moments = []
+    for first, end in window_bounds(video.shape[1], window):
+        pixels = video[:, first:end].to(device).float().div(127.5).sub(1.0).to(dtype)[None]
+        if model.config.patch_size is not None:
+            pixels = patchify(pixels, model.config.patch_size)
+        encoded, caches = run(model.encoder, pixels, caches)
+        moments.append(encoded)
+    return model.quant_conv(torch.cat(moments, dim=2))
+
+
+class CompiledEncoder:
+    """`encode_window` compiled for each shape that comes, up to a number of shapes; further ones run uncompiled."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.compiled = torch.compile(
+            encode_window,
+            backend=backend,
+            dynamic=False,
+            fullgraph=True,
+            recompile_limit=MOST_COMPILED_SHAPES,
+            isolate_recompiles=True,
+        )
+        self.shapes: set[tuple[Any, ...]] = set()
+        self.full = False
+
+    def __call__(self, encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
+        shape = (*frames.shape, *(None if cache is None else cache.shape[2] for cache in caches))
+        if shape in self.shapes:
+            return self.compiled(encoder, frames, caches)
+        if len(self.shapes) == MOST_COMPILED_SHAPES:
+            if not self.full:
+                logger.warning(
+                    "the VAE encoder has been compiled for %d shapes, the most; further shapes run uncompiled",
+                    MOST_COMPILED_SHAPES,
+                )
+            self.full = True
+            return encode_window(encoder, frames, caches)
+        start = time.perf_counter()
+        result = self.compiled(encoder, frames, caches)
+        self.shapes.add(shape)
+        logger.info(
+            "compiled the VAE encoder for %d frames of latent height and width %s in %.0f s",
+            frames.shape[2], list(result[0].shape[3:]), time.perf_counter() - start,
+        )  # fmt: skip
+        return result

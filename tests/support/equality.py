@@ -1,0 +1,291 @@
+"""The same five steps in many arrangements of processes: `python equality.py FOLDER CASE…`, with torchrun's environment.
+
+Each case trains the same twelve samples per step with the trainer's own functions and writes losses and whole gradients
+to FOLDER/<case>.pt. The samples are cut into four packs (images only, videos only, mixed, conditioned) that the data
+ranks and the accumulation share, or into one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.data.sample import VideoSample
+from worldsmith.distributed.world import World, stop_world
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.initialization import init_weights
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.training.grad_clip import clip_gradients
+from worldsmith.training.optimizer import AdamW
+from worldsmith.training.parallel import build_generator, join_world
+from worldsmith.training.step import Step, forward_backward
+
+STEPS = 5
+PACKS = 4
+QWEN = NetworkConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, mrope_section=[2, 1, 1], latent_channel=8,
+)  # fmt: skip
+EDGE = replace(QWEN, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True)
+WRITING_TOWER = ["_moe_gen", "vae2llm", "llm2vae", "time_embedder"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One arrangement; what it does not say is as in a single process."""
+
+    reference: str = "qwen"
+    """The case whose numbers it must give."""
+    network: NetworkConfig = field(default_factory=lambda: QWEN)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    recompute: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    one_pack: bool = False
+    """All samples of a step in one pack; else in four."""
+    keys_to_select: tuple[str, ...] = ()
+    lora: bool = False
+
+
+FROZEN: dict[str, Any] = {"reference": "frozen", "keys_to_select": tuple(WRITING_TOWER)}
+EDGY: dict[str, Any] = {"reference": "edge", "network": EDGE}
+LORA: dict[str, Any] = {"reference": "lora", "lora": True}
+
+
+def shards(**degrees: Any) -> ParallelismConfig:
+    return ParallelismConfig(**{name: value for name, value in degrees.items()})
+
+
+def context(ranks: int, **degrees: Any) -> ParallelismConfig:
+    return ParallelismConfig(context_parallel_shard_degree=ranks, **degrees)
+
+
+def recompute(mode: str, **settings: Any) -> ActivationCheckpointingConfig:
+    return ActivationCheckpointingConfig(mode=mode, **settings)  # type: ignore[arg-type]
+
+
+COMPILED = CompileConfig(enabled=True)
+CASES: dict[int, dict[str, Case]] = {
+    1: {
+        "qwen": Case(),
+        "edge": Case(**EDGY),
+        "frozen": Case(**FROZEN),
+        "lora": Case(**LORA),
+        "one_pack": Case(one_pack=True),
+        "full": Case(recompute=recompute("full", determinism_check="match")),
+        "selective": Case(recompute=recompute("selective")),
+        "frozen_full": Case(**FROZEN, recompute=recompute("full")),
+        "frozen_selective": Case(**FROZEN, recompute=recompute("selective", save_ops_regex=["fmha", r"aten\.mm"])),
+        "compiled": Case(compile=COMPILED),
+        "compiled_full": Case(compile=COMPILED, recompute=recompute("full")),
+        "compiled_selective": Case(compile=COMPILED, recompute=recompute("selective")),
+        "compiled_frozen": Case(**FROZEN, compile=COMPILED),
+        "compiled_lora": Case(**LORA, compile=COMPILED),
+    },
+    2: {
+        "fsdp_2": Case(),
+        "fsdp_2_one_pack_each": Case(one_pack=True),
+        "fsdp_2_every_pack": Case(parallelism=shards(reduce_every_pack=True)),
+        "fsdp_2_frozen_full": Case(**FROZEN, recompute=recompute("full")),
+        "fsdp_2_compiled_selective": Case(compile=COMPILED, recompute=recompute("selective")),
+        "replicate_2": Case(parallelism=shards(data_parallel_replicate_degree=2)),
+        "cp_2": Case(parallelism=context(2)),
+        "cp_2_frozen": Case(**FROZEN, parallelism=context(2)),
+        "cp_2_edge_full": Case(**EDGY, parallelism=context(2), recompute=recompute("full")),
+        "cp_2_selective": Case(parallelism=context(2), recompute=recompute("selective")),
+        "cp_2_lora_compiled": Case(**LORA, parallelism=context(2), compile=COMPILED),
+    },
+    4: {
+        "fsdp_4": Case(),
+        "hsdp_2_2": Case(parallelism=shards(data_parallel_replicate_degree=2)),
+        "hsdp_2_2_every_pack": Case(
+            parallelism=shards(data_parallel_replicate_degree=2, reduce_every_pack=True), one_pack=True
+        ),
+        "cp_2_fsdp_2": Case(parallelism=context(2)),
+        "cp_4": Case(parallelism=context(4)),
+        "cp_2_hsdp_2_2_frozen_full": Case(
+            **FROZEN, parallelism=context(2, data_parallel_replicate_degree=2), recompute=recompute("full")
+        ),
+        "cp_4_edge_lora": Case(parallelism=context(4), **EDGY),
+    },
+}
+
+
+def make_packs(step: int) -> list[list[VideoSample]]:
+    """The four packs of a step, of different sizes: images, videos, both, and videos with clean first frames."""
+    image, video, longer = (1, 4, 4), (3, 2, 4), (2, 6, 3)
+    shapes = [[image] * 4, [video, longer], [image, longer, video], [longer, video, longer]]
+    packs = []
+    position = 100 * step
+    for number, pack in enumerate(shapes):
+        samples = []
+        for shape in pack:
+            position += 1
+            samples.append(make_sample(position, shape, condition_frames=int(number == 3)))
+        packs.append(samples)
+    return packs
+
+
+def make_sample(position: int, shape: tuple[int, int, int], *, condition_frames: int) -> VideoSample:
+    stream = torch.Generator().manual_seed(position)
+    length = int(torch.randint(3, 9, (), generator=stream))
+    return VideoSample(
+        key=f"sample_{position}",
+        position=position,
+        text_ids=torch.randint(0, 60, (length,), generator=stream).tolist(),
+        caption="",
+        video=None,
+        latents=torch.randn(QWEN.latent_channel, *shape, generator=stream),
+        latent_shape=shape,
+        size=(64, 64),
+        num_frames=4 * (shape[0] - 1) + 1,
+        fps=8.0,
+        condition_frames=condition_frames,
+        num_tokens=0,
+        cache_key=None,
+        resolution="64",
+    )
+
+
+def model_config(case: Case) -> Cosmos3Generator.Config:
+    return Cosmos3Generator.Config(
+        precision="float32",
+        network=case.network,
+        parallelism=case.parallelism,
+        activation_checkpointing=case.recompute,
+        compile=case.compile,
+        lora_enabled=case.lora,
+        lora_rank=4,
+        tokenizer=WanVAE.Config(vae_path="none"),
+        text_tokenizer=TextTokenizer.Config(path="none"),
+    )
+
+
+def prepare(case: Case, world: World) -> tuple[Cosmos3Generator, AdamW]:
+    """The generator as the trainer builds it, with weights, and its optimizer."""
+    generator = build_generator(model_config(case), world)
+    generator.__dict__["text_tokenizer"] = SimpleNamespace(eos_id=61, vision_start_id=62)  # no captions are read here
+    init_weights(generator.network, seed=7)
+    settings = AdamW.Config(lr=1e-3, eps=1e-6, weight_decay=0.01, keys_to_select=list(case.keys_to_select), fused=False)
+    return generator, settings.build(network=generator.network)
+
+
+def rank_packs(case: Case, index: int, world: World) -> list[list[VideoSample]]:
+    """What this rank's loader would give for a step."""
+    own = make_packs(index)[world.data_rank :: world.data_size]
+    return [sum(own, [])] if case.one_pack else own
+
+
+def run_case(case: Case, world: World) -> dict[str, Any]:
+    """Losses and gradients of all steps, and what the first step sent: {op: (calls, bytes)} on this rank."""
+    generator, adamw = prepare(case, world)
+    objective = RectifiedFlow.Config(shift=3.0).build()
+    losses, gradients, traffic = [], [], {}
+    for index in range(STEPS):
+        step = Step(index=index, packs=rank_packs(case, index, world))
+        with count_traffic() if index == 0 and not case.compile.enabled else contextlib.nullcontext() as counted:
+            forward_backward(step, generator=generator, objective=objective, latent_cache=None, seed=3, world=world)
+        traffic = dict(counted.sent) if counted is not None else traffic
+        losses.append(step.loss)
+        gradients.append(whole_gradients(generator))
+        clip_gradients(adamw.parameters, 1.0)
+        adamw.optimizer.step()
+        adamw.optimizer.zero_grad(set_to_none=True)
+    return {"losses": losses, "gradients": gradients, "samples": step.samples, "traffic": traffic}
+
+
+def whole_gradients(generator: Cosmos3Generator) -> dict[str, Tensor]:
+    """All gradients by native name, gathered from their shards."""
+    found = {}
+    for name, parameter in native_parameters(generator.network).items():
+        if parameter.grad is not None:
+            grad = parameter.grad
+            found[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+    return found
+
+
+class Traffic(TorchDispatchMode):
+    """Counts collectives and the bytes that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith("c10d"):
+            self.sent[f"{name} calls"] += 1
+            self.sent[f"{name} bytes"] += sum(
+                t.nbytes for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def count_traffic() -> Iterator[Traffic]:
+    with Traffic() as traffic:
+        yield traffic
+
+
+def run_rank(folder: Path, names: list[str]) -> None:
+    """One process of a launch."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    for name in names:
+        case = CASES[ranks][name]
+        world = join_world(model_config(case))
+        result = run_case(case, world)
+        if world.is_main:
+            torch.save(result, folder / f"{name}.pt")
+    stop_world()
+
+
+def launch(folder: Path, ranks: int, names: list[str], *, timeout: float = 240) -> None:
+    """Runs the cases on `ranks` gloo processes. Raises RuntimeError with what a process said when one fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, str(folder), *names],
+            env={**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=timeout)
+            if process.returncode:
+                raise RuntimeError(f"a rank ended with {process.returncode}:\n{errors}")
+    finally:
+        for process in processes:
+            process.kill()
+
+
+if __name__ == "__main__":
+    run_rank(Path(sys.argv[1]), sys.argv[2:])

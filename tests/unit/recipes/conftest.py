@@ -1,0 +1,13 @@
+"""The variables that the shipped recipes read."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def recipe_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH"):
+        monkeypatch.setenv(name, name.lower())
+    for name in ("TOKENIZER_PATH", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
