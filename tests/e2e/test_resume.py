@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,43 +15,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 sys.path.insert(0, str(SUPPORT))
 
 import tiny_runs  # noqa: E402
-
-STEPS = 40
-
-
-class Runs:
-    """Starts runs in processes of their own, over one small data set."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.world = tiny_runs.make_world(folder / "world")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", str(SUPPORT / "fork_server.py")]
-        self.errors = (folder / "stderr.txt").open("w+")
-        self.server = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-
-    def start(self, name: str, *, workers: int = 0, save_iter: int = 20, kill: tuple[int, str] | None = None) -> int:
-        """The exit code of one process of the run `name`."""
-        run = {"world": str(self.world), "run": str(self.folder / name)}
-        job = {**run, "steps": STEPS, "workers": workers, "save_iter": save_iter, "kill": kill}
-        self.server.stdin.write(json.dumps(job) + "\n")
-        self.server.stdin.flush()
-        code = int(self.server.stdout.readline())
-        self.errors.seek(0)
-        assert code == (0 if kill is None else -signal.SIGKILL), self.errors.read()
-        return code
-
-    def done(self, name: str) -> int:
-        """How many steps the newest visible checkpoint of a run holds."""
-        pointer = self.folder / name / "checkpoints" / "latest_checkpoint.txt"
-        return int(pointer.read_text().strip().removeprefix("iter_")) if pointer.exists() else 0
-
-    def close(self) -> None:
-        self.server.stdin.close()
-        self.server.wait()
-        self.errors.close()
+from runs import STEPS, Runs  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +46,7 @@ def require_equal(runs: Runs, name: str) -> None:
 def test_killed_in_step_21_and_during_a_save(runs: Runs, workers: int) -> None:
     """SIGKILL between backward and update of step 21; goes on from 20; SIGKILL during the save of step 40; goes on."""
     name = f"twice_{workers}"
-    runs.start(name, workers=workers, kill=(21, "backward"))
+    runs.start(name, workers=workers, async_save=False, kill=(21, "backward"))
     assert runs.done(name) == 20
     runs.start(name, workers=workers, kill=(40, "save:6"))
     assert runs.done(name) == 20
@@ -93,25 +54,48 @@ def test_killed_in_step_21_and_during_a_save(runs: Runs, workers: int) -> None:
     require_equal(runs, name)
 
 
-def test_ten_random_kills_in_one_run(runs: Runs) -> None:
-    """One run is killed ten times, at random steps and moments, with 0 and with 2 workers in turn."""
-    kill_often(runs, "random", kills=10, workers=[0, 2], seed=1)
+def test_thirty_random_kills_and_damages_in_one_run(runs: Runs) -> None:
+    """Killed at random steps and moments of saves, also background ones; in between the newest checkpoint is hurt."""
+    kill_often(runs, "random", kills=30, workers=[0, 0, 0, 0, 2], seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_forty_random_kills_in_one_run(runs: Runs, workers: int) -> None:
+def test_sixty_random_kills_in_one_run(runs: Runs, workers: int) -> None:
     """The same, longer, with one number of workers throughout."""
-    kill_often(runs, f"often_{workers}", kills=40, workers=[workers], seed=2)
+    kill_often(runs, f"often_{workers}", kills=60, workers=[workers], seed=2)
 
 
 def kill_often(runs: Runs, name: str, *, kills: int, workers: list[int], seed: int) -> None:
-    """Starts and kills a run again and again, then lets it finish."""
+    """Starts and kills a run again and again, damages its newest checkpoint now and then, and lets it finish."""
     chance = random.Random(seed)
     for number in range(kills):
-        step = min(runs.done(name) + chance.randint(1, 7), STEPS)
-        phase = f"save:{chance.randint(1, 15)}" if step % 5 == 0 else chance.choice(["start", "backward", "end"])
-        runs.start(name, workers=workers[number % len(workers)], save_iter=5, kill=(step, phase))
-    assert runs.done(name) > 0
+        before, hurt = runs.usable(name), ""
+        if number % 4 == 3 and before > runs.usable(name, below=before) > 0:
+            hurt = damage(runs.checkpoint(name, before), chance)
+            before = runs.usable(name)
+        step = min(before + chance.randint(1, 7), STEPS)
+        phase = f"save:{chance.randint(1, 24)}" if step % 5 == 0 else chance.choice(["start", "backward", "end"])
+        background = chance.random() < 0.7
+        worker = workers[number % len(workers)]
+        said = runs.start(name, workers=worker, save_iter=5, async_save=background, kill=(step, phase))
+        assert not hurt or f"DAMAGED CHECKPOINT passed over: {hurt}" in said, said
+        assert runs.usable(name) >= before, "a checkpoint that was complete is lost"
+    assert runs.usable(name) > 0
     runs.start(name, workers=workers[-1], save_iter=5)
     require_equal(runs, name)
+
+
+def damage(checkpoint: Path, chance: random.Random) -> str:
+    """Flips a bit of a shard, cuts it, or removes it; returns the checkpoint's name."""
+    shard = chance.choice(sorted(checkpoint.glob("*/__*.distcp")))
+    kind = chance.choice(["flip", "cut", "remove"])
+    if kind == "flip":
+        content = bytearray(shard.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        shard.write_bytes(content)
+    elif kind == "cut":
+        os.truncate(shard, chance.randrange(shard.stat().st_size))
+    else:
+        shard.unlink()
+    return checkpoint.name

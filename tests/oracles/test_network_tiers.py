@@ -1,4 +1,4 @@
-"""The released tiers on the meta device: tensor counts, parameter counts and shapes, without a byte of weights."""
+"""The released tiers on the meta device: names, shapes and counts of all tensors, without a byte of weights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,96 @@ import torch
 from diffusers import Cosmos3OmniTransformer
 
 from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.models.cosmos3.architecture import edge, nano, super_
+from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.network import Cosmos3Network
 
+TIERS = {
+    # tier: (tensors, billions of parameters, billions of the generation pathway), with all heads, as published
+    "edge": (edge, 554, 3.37, 1.42),
+    "nano": (nano, 814, 15.17, 6.98),
+    "super": (super_, 1430, 64.02, 31.26),
+}
+SIZES = {
+    # tier: vocabulary, hidden, layers, heads, key heads, MLP, as published
+    "edge": (131072, 2048, 28, 16, 8, 9216),
+    "nano": (151936, 4096, 36, 32, 8, 12288),
+    "super": (151936, 5120, 64, 64, 8, 25600),
+}
 
-@pytest.mark.parametrize(
-    ("tier", "tensors", "billions"),
-    [
-        pytest.param(edge, 554, 3.37, id="edge"),
-        pytest.param(nano, 814, 15.17, id="nano"),
-        pytest.param(super_, 1430, 64.02, id="super"),
-    ],
-)
-def test_released_tiers_have_the_published_sizes_and_the_shapes_of_diffusers(tier, tensors, billions):
-    config = replace(tier(), action_gen=True, sound_gen=True)
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request: pytest.FixtureRequest) -> tuple[str, NetworkConfig, dict[str, torch.Size]]:
+    """Name, config with all heads, and {native name: shape}."""
+    config = replace(TIERS[request.param][0](), action_gen=True, sound_gen=True)
     config.check()
     with torch.device("meta"):
-        ours = Cosmos3Network(config).state_dict()
+        network = Cosmos3Network(config)
+    return request.param, config, {name: value.shape for name, value in network.state_dict().items()}
+
+
+def test_counts_are_the_published_ones(tier) -> None:
+    """The generation pathway is its tower with all heads; what is left is the understanding tower."""
+    name, _, shapes = tier
+    _, tensors, billions, pathway = TIERS[name]
+    assert len(shapes) == tensors
+    assert round(sum(shape.numel() for shape in shapes.values()) / 1e9, 2) == billions
+    generation = [
+        shape
+        for name, shape in shapes.items()
+        if "moe_gen" in name or "und_for_gen" in name or not name.startswith("language_model.")
+    ]
+    assert round(sum(shape.numel() for shape in generation) / 1e9, 2) == pathway
+
+
+def test_names_and_shapes_are_the_published_ones(tier) -> None:
+    """Against the published table of native names, written out here."""
+    name, _, shapes = tier
+    assert {key: tuple(shape) for key, shape in shapes.items()} == published_shapes(name)
+
+
+def test_names_and_shapes_are_those_of_diffusers(tier) -> None:
+    """Through the key map and the converted config, every tensor of the diffusers transformer, and no other."""
+    _, config, shapes = tier
+    with torch.device("meta"):
         theirs = Cosmos3OmniTransformer(**transformer_config(config)).state_dict()
-    assert len(ours) == tensors
-    assert round(sum(value.numel() for value in ours.values()) / 1e9, 2) == billions
-    assert {native_to_diffusers(name): v.shape for name, v in ours.items()} == {n: v.shape for n, v in theirs.items()}
+    mapped = [native_to_diffusers(name) for name in shapes]
+    assert len(set(mapped)) == len(mapped)
+    assert dict(zip(mapped, shapes.values())) == {name: value.shape for name, value in theirs.items()}
+
+
+def published_shapes(tier: str) -> dict[str, tuple[int, ...]]:
+    vocabulary, hidden, layers, heads, key_heads, mlp = SIZES[tier]
+    q, kv, head, patch = heads * 128, key_heads * 128, 128, 192
+    action, domains, sound = 64, 32, 64
+    shapes: dict[str, tuple[int, ...]] = {
+        "language_model.model.embed_tokens.weight": (vocabulary, hidden),
+        "language_model.lm_head.weight": (vocabulary, hidden),
+        "vae2llm.weight": (hidden, patch), "vae2llm.bias": (hidden,),
+        "llm2vae.weight": (patch, hidden), "llm2vae.bias": (patch,),
+        "time_embedder.mlp.0.weight": (hidden, 256), "time_embedder.mlp.0.bias": (hidden,),
+        "time_embedder.mlp.2.weight": (hidden, hidden), "time_embedder.mlp.2.bias": (hidden,),
+        "action2llm.fc.weight": (domains, action * hidden), "action2llm.bias.weight": (domains, hidden),
+        "llm2action.fc.weight": (domains, hidden * action), "llm2action.bias.weight": (domains, action),
+        "action_modality_embed": (hidden,),
+        "sound2llm.weight": (hidden, sound), "sound2llm.bias": (hidden,),
+        "llm2sound.weight": (sound, hidden), "llm2sound.bias": (sound,),
+        "sound_modality_embed": (hidden,),
+    }  # fmt: skip
+    for tower in ("", "_moe_gen"):
+        shapes[f"language_model.model.norm{tower}.weight"] = (hidden,)
+        for i in range(layers):
+            layer = f"language_model.model.layers.{i}"
+            shapes[f"{layer}.input_layernorm{tower}.weight"] = (hidden,)
+            shapes[f"{layer}.post_attention_layernorm{tower}.weight"] = (hidden,)
+            shapes[f"{layer}.self_attn.q_proj{tower}.weight"] = (q, hidden)
+            shapes[f"{layer}.self_attn.k_proj{tower}.weight"] = (kv, hidden)
+            shapes[f"{layer}.self_attn.v_proj{tower}.weight"] = (kv, hidden)
+            shapes[f"{layer}.self_attn.o_proj{tower}.weight"] = (hidden, q)
+            if tower or tier != "edge":
+                shapes[f"{layer}.self_attn.q_norm{tower}.weight"] = (head,)
+                shapes[f"{layer}.self_attn.k_norm{tower}.weight"] = (head,)
+            elif tier == "edge":
+                shapes[f"{layer}.self_attn.k_norm_und_for_gen.weight"] = (head,)
+            for gate in ("up", "down") if tier == "edge" else ("gate", "up", "down"):
+                shapes[f"{layer}.mlp{tower}.{gate}_proj.weight"] = (hidden, mlp) if gate == "down" else (mlp, hidden)
+    return shapes

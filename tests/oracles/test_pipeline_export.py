@@ -13,7 +13,8 @@ import torch
 from diffusers import Cosmos3OmniPipeline
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.export_diffusers import ExportSource, export_pipeline
+from worldsmith.checkpoint.export_diffusers import export_pipeline
+from worldsmith.checkpoint.export_folder import ExportSource
 from worldsmith.checkpoint.load_model import find_model, load_generator
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults

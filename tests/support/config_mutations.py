@@ -21,7 +21,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "model.ema.rate": [0.0, -0.5, 0.48, 1],
     "model.ema.iteration_shift": [-1],
     "model.parallelism.data_parallel_shard_degree": [0, -2],
-    "model.parallelism.data_parallel_replicate_degree": [0, -1],
+    "model.parallelism.data_parallel_replicate_degree": [0, -2],
     "model.parallelism.context_parallel_shard_degree": [0],
     "model.parallelism.cfg_parallel_shard_degree": [-3],
     "optimizer.betas": [[], [0.9], [0.9, 0.9, 0.9], [0.9, 1.0], [-0.1, 0.9], [1.5, "${trainer.max_iter}"]],

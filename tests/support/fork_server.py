@@ -1,18 +1,23 @@
 """Runs training processes that kill themselves. Imports everything once; every job is a forked process of its own.
 
-    python fork_server.py   < one JSON object per line: {"world", "run", "workers", "steps", "save_iter", "kill"}
+    python fork_server.py   < one JSON object per line: {"world", "run", "workers", "steps", "checkpoint", "kill", …}
 
-`kill` is null or [step, phase]: SIGKILL in that 1-based step at `start` (its data is read), `backward` (gradients are
-there), `end` (updated and logged), or `save:n` (the n-th file operation of the save after it). Prints the exit code
-of each job, negative for a signal.
+`checkpoint` are settings of that section; `ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule),
+`layers` and `resume_changed` may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based
+step at `start` (its data is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th
+file operation of the save after it, in whatever thread). Prints the exit code of each job, negative for a signal.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +32,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 import worldsmith.data.sample_maker
 import worldsmith.models.cosmos3.network
 import worldsmith.objectives.flow_matching
+import worldsmith.training.parallel
 import worldsmith.training.run_state
 import worldsmith.training.step  # noqa: F401
-from worldsmith.checkpoint import checkpointer
+from worldsmith.checkpoint import dcp, manifest
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Trainer
@@ -64,47 +70,94 @@ class Killer(Callback):
 
 def kill_at_file_operation(number: int) -> None:
     """From now on counts file operations; the process dies before the `number`-th."""
-    seen = 0
+    count = itertools.count(1)
 
     def mortal(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal seen
-            seen += 1
-            if seen == number:
+            if next(count) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 
         return call
 
-    for module, name in ((checkpointer, "save_part"), (checkpointer, "summary"), (os, "replace"), (os, "fsync")):
+    for module, name in ((dcp, "save_part"), (manifest, "summary"), (os, "replace"), (os, "fsync")):
         setattr(module, name, mortal(getattr(module, name)))
+
+
+class Positions(Callback):
+    """Writes down which samples this rank trains on, a list for each step."""
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.steps: dict[int, list[int]] = {}
+
+    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+        self.steps[step.index + 1] = [sample.position for pack in step.packs for sample in pack]
+        path = self.folder / f"positions_{trainer.world.size}_{trainer.world.rank}.json"
+        path.write_text(json.dumps(self.steps))
 
 
 def run_job(job: dict[str, Any]) -> None:
     config = tiny_runs.tiny_config(
-        Path(job["world"]), steps=job["steps"], save_iter=job["save_iter"], workers=job["workers"]
+        Path(job["world"]), steps=job["steps"], workers=job["workers"], layers=job.get("layers", 1)
     )
-    trainer = Trainer(config, run_folder=Path(job["run"]))
-    if job["kill"] is not None:
+    config.checkpoint = dataclasses.replace(config.checkpoint, **job["checkpoint"])
+    if job.get("accumulate"):
+        config.trainer.grad_accum_iter = job["accumulate"]
+    if job.get("samples"):
+        config.dataloader_train.max_sequence_length = None
+        config.dataloader_train.max_samples_per_batch = job["samples"]
+    config.scheduler.cycle_lengths = [job.get("cycle", job["steps"])]
+    trainer = Trainer(config, run_folder=Path(job["run"]), resume_changed=job.get("resume_changed", False))
+    # Beside the tree and not in it, so that the tree of the run that goes on is the same.
+    if job["kill"] is not None and trainer.world.rank == job.get("ranks", 1) - 1:
         step, phase = job["kill"]
-        # Beside the tree and not in it, so that the tree of the run that goes on is the same.
         trainer.callbacks["killer"] = Killer(Killer.Config(step=step, phase=phase), folder=trainer.run_folder)
+    if job.get("samples"):
+        trainer.callbacks["positions"] = Positions(Positions.Config(), folder=trainer.run_folder)
     trainer.train()
+
+
+def fork_rank(job: dict[str, Any], rank: int, port: int) -> int:
+    """Starts one process of a job; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        if job.get("ranks", 1) > 1:
+            place = {"WORLD_SIZE": job["ranks"], "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+        run_job(job)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run_ranks(job: dict[str, Any]) -> int:
+    """The first exit code that is not 0; the other processes are killed then, as a launcher would."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = {fork_rank(job, rank, port) for rank in range(job.get("ranks", 1))}
+    result = 0
+    while children:
+        child, status = os.wait()
+        children.discard(child)
+        code = os.waitstatus_to_exitcode(status)
+        if code and not result:
+            result = code
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return result
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                run_job(json.loads(line))
-                code = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(run_ranks(json.loads(line)), flush=True)
 
 
 if __name__ == "__main__":

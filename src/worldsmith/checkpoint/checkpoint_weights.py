@@ -105,9 +105,12 @@ def find_model_folder(root: Path) -> Path | None:
     return next((folder for folder in candidates if (folder / ".metadata").exists()), None)
 
 
-def open_checkpoint(model_folder: Path) -> CheckpointWeights:
-    """The weights in a model folder; the config beside it says what network they belong to and what they leave out."""
-    tree = run_tree(model_folder)
+def open_checkpoint(model_folder: Path, tree: Mapping[str, Any] | None = None) -> CheckpointWeights:
+    """The weights in a model folder; the run's config says what network they belong to and where the rest of them is.
+
+    `tree` is that config as plain data; None: the one that is kept with the checkpoint.
+    """
+    tree = tree or run_tree(model_folder)
     if tree is None:
         return CheckpointWeights(model_folder, manifest_settings(model_folder.parent / MANIFEST))
     model = tree["model"]["config"]

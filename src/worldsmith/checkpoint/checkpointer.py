@@ -114,7 +114,8 @@ class Checkpointer(Configurable):
         target = self.folder / folder_name(iteration)
         with self._all_or_nothing(target, parts):
             self._group.run_on_main(partial(require_space, self.folder, state_bytes(parts)))
-        write = partial(self._write, target, dataloader=dataloader, texts=texts or {})
+        position = None if dataloader is None else json.dumps(dataloader)
+        write = partial(self._write, target, position=position, texts=texts or {})
         if not background:
             return write(parts)
         self._saving = self._thread.submit(write, self._stager.stage(parts))
@@ -193,7 +194,7 @@ class Checkpointer(Configurable):
         target: Path,
         parts: Mapping[str, Mapping[str, Any]],
         *,
-        dataloader: Mapping[str, Any] | None,
+        position: str | None,
         texts: Mapping[str, str],
     ) -> Path:
         """The save itself, in whatever thread: every rank does its share."""
@@ -202,7 +203,7 @@ class Checkpointer(Configurable):
             group.run_on_main(lambda: write_texts(aside, texts))
             for part, state in parts.items():
                 dcp.save_part(aside / part, state, no_dist=world.size == 1, process_group=group.process_group)
-            positions = group.run(lambda: (world.data_rank, dataloader))
+            positions = group.run(lambda: (world.data_rank, position))
             group.run_on_main(lambda: write_positions(aside / "dataloader", positions))
             shares = group.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[world.rank :: world.size]))
             group.run_on_main(lambda: self._publish(aside, target, shares))
@@ -298,9 +299,9 @@ def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
         (aside / name).write_text(text, encoding="utf-8")
 
 
-def write_positions(folder: Path, positions: list[tuple[int, Mapping[str, Any] | None]]) -> None:
+def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
     """One file for each data-parallel group; its members all have the same position."""
     folder.mkdir()
     for rank, position in positions:
         if position is not None:
-            (folder / f"rank_{rank}.json").write_text(json.dumps(position), encoding="utf-8")
+            (folder / f"rank_{rank}.json").write_text(position, encoding="utf-8")

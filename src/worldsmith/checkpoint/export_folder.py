@@ -41,7 +41,7 @@ def may_write(out: Path, manifest: Mapping[str, Any], force: bool, *, index: str
     present = read_manifest(out, index)
     if present is None:
         return True
-    complete = all((out / n).is_file() and (out / n).stat().st_size == size for n, size in present["files"].items())
+    complete = is_whole(out, present)
     if complete and same_export(present, manifest):
         return False
     if force:
@@ -61,6 +61,11 @@ def read_manifest(out: Path, index: str) -> dict[str, Any] | None:
         raise FileExistsError(f"{out} exists and is not an export; remove it yourself or choose another folder")
     manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     return manifest
+
+
+def is_whole(out: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether every file of an export is there and has its size."""
+    return all((out / n).is_file() and (out / n).stat().st_size == size for n, size in manifest["files"].items())
 
 
 def same_export(present: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:

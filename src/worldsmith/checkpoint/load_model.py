@@ -64,15 +64,25 @@ class StoredModel:
 
         Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
         """
+        source: WeightSource
         if self.tree is None:
-            return open_weights(self.folder, field="model")
-        if self.weights == "untrained":
-            return start_of_run(self.tree)
-        source = open_checkpoint(self.folder / "model")
-        source.check_frozen()
+            source = open_weights(self.folder, field="model")
+        elif self.weights == "untrained":
+            source = start_of_run(self.tree)
+        else:
+            source = checkpoint = open_checkpoint(self.folder / "model", self.tree)
+            checkpoint.check_frozen()
         if not merge or not any(is_adapter(name) for name in source.shapes):
             return source
         return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)
+
+    def require_effect(self) -> None:
+        """Raises ValueError when the adapters of a LoRA run would change nothing in what is exported."""
+        source = self.open()
+        if isinstance(source, MergedWeights) and not source.changes_something(average=self.average):
+            raise ValueError(
+                f"the adapters in {self.folder} are all zero, as before training: merging them would change nothing"
+            )
 
     def load(
         self, device: str | torch.device = "cpu", *, full_precision: bool = False, keep_adapters: bool = False
@@ -126,6 +136,11 @@ def find_model(path: str | Path, *, weights: Weights = "auto") -> StoredModel:
     path = local_folder(str(path), file_patterns=FILES, field="model")
     if (path / PIPELINE_INDEX).is_file():
         return find_export(path, weights)
+    if (path / MANIFEST).is_file() and "converted_from" in (path / MANIFEST).read_text(encoding="utf-8"):
+        raise FileNotFoundError(
+            f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
+            "videos with; give it to a run as checkpoint.load_path"
+        )
     if (path / "model" / ".metadata").is_file():
         run_folder = path.resolve().parent.parent
         config_file = path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG
@@ -170,7 +185,7 @@ def find_checkpoint(config_file: Path, checkpoint: Path | None, weights: Weights
         checkpoint, problems = latest_checkpoint(config_file.parent / "checkpoints")
         for problem in problems:
             logger.warning("damaged checkpoint passed over: %s", problem)
-    averaged = bool(open_checkpoint(checkpoint / "model").average_shapes)
+    averaged = bool(open_checkpoint(checkpoint / "model", tree).average_shapes)
     if weights == "ema" and not averaged:
         raise ValueError(f"{checkpoint} has no averaged weights (model.config.ema was off); ask for the live ones")
     kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"

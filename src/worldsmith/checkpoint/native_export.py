@@ -14,6 +14,7 @@ from worldsmith import __version__
 from worldsmith.checkpoint.export_folder import (
     DType,
     ExportSource,
+    is_whole,
     publish,
     read_manifest,
     same_export,
@@ -81,7 +82,7 @@ def export_native(
             return False
         if present is not None and not force:
             raise FileExistsError(
-                f"{out} is another export, or its files are damaged; use --force to replace it, or choose another folder"
+                f"{out} is another export or damaged; use --force to replace it, or choose another folder"
             )
         publish(aside, out, manifest)
     return True
@@ -109,7 +110,3 @@ def copy_tokenizer(path: str, target: Path) -> None:
         for file in folder.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
-
-
-def is_whole(out: Path, manifest: dict[str, Any]) -> bool:
-    return all((out / n).is_file() and (out / n).stat().st_size == size for n, size in manifest["files"].items())

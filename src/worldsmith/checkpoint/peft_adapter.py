@@ -7,17 +7,14 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
-from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.diffusers_keys import diffusers_to_native, native_to_diffusers
-from worldsmith.checkpoint.export_diffusers import DType, ExportSource, may_write, weights_digest
-from worldsmith.checkpoint.load_model import MANIFEST
+from worldsmith.checkpoint.export_folder import DType, ExportSource, may_write, publish, weights_digest, written_aside
 from worldsmith.checkpoint.model_card import adapter_card
 from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
@@ -97,17 +94,12 @@ def export_adapter(
     }
     if not may_write(out, manifest, force, index=CONFIG):
         return False
-    aside = out.with_name(f"{atomic.SAVING}{out.name}")
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir(parents=True)
     header = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
-    save_file(weights, aside / WEIGHTS, metadata={"format": "pt", DIFFUSERS_HEADER: json.dumps(header)})
-    (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (aside / "README.md").write_text(adapter_card(out.name, manifest), encoding="utf-8")
-    manifest["files"] = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    atomic.publish_folder(aside, out)
+    with written_aside(out) as aside:
+        save_file(weights, aside / WEIGHTS, metadata={"format": "pt", DIFFUSERS_HEADER: json.dumps(header)})
+        (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (aside / "README.md").write_text(adapter_card(out.name, manifest), encoding="utf-8")
+        publish(aside, out, manifest)
     return True
 
 

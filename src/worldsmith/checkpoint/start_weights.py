@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
@@ -37,7 +38,7 @@ class StartWeights(WeightSource):
             for name in self.shapes
             if source is not None and name in source.shapes and not any(key in f"net.{name}" for key in keys_to_skip)
         }
-        self.path = source.path if source is not None else None
+        self.path = source.path if source is not None else Path()
         self.describe = source.describe if source is not None else f"initial weights of seed {seed}"
         self.settings, self.average_shapes, self.copies, self.unknown = {}, {}, {}, []
 

@@ -32,14 +32,15 @@ def find_layout(files: Iterable[str]) -> Layout | None:
         names = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
         names = {name: key for name, key in names.items() if ".visual." not in name}
         return Layout("native export", names, native_settings)
-    if any(".mixer." in key for key in keys):
-        return Layout("Nemotron-style reasoner", named(keys, nemotron_name), text_settings)
-    if any(re.search(r"layers\.\d+\.self_attn\.q_proj\.", key) for key in keys):
-        return Layout("Qwen3-VL reasoner", named(keys, reasoner_name), text_settings)
-    names = named(keys, diffusers_name)
-    if any(name.startswith(f"{STACK}layers.") for name in names):
-        towers = any("_moe_gen" in name for name in names)
-        return Layout("diffusers transformer" if towers else "Edge reasoner", names, diffusers_settings)
+    for describe, rename, read_config in (
+        ("Nemotron-style reasoner", nemotron_name, text_settings),
+        ("Qwen3-VL reasoner", reasoner_name, text_settings),
+        ("diffusers transformer", diffusers_name, diffusers_settings),
+    ):
+        names = named(keys, rename)
+        if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
+            whole = any("_moe_gen" in name for name in names) or rename is not diffusers_name
+            return Layout(describe if whole else "Edge reasoner", names, read_config)
     return None
 
 

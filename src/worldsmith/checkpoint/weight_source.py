@@ -28,8 +28,8 @@ class WeightSource:
     Names are native and without the `net.` of training checkpoints. Nothing is read before it is asked for.
     """
 
-    path: Path | None
-    """The folder that holds the tensors, if they are in one."""
+    path: Path
+    """The folder that holds the tensors."""
     describe: str
     """What it is, for people."""
     settings: dict[str, Any]

@@ -1,18 +1,32 @@
-"""`worldsmith export RUN`: writes a trained generator as a diffusers pipeline folder."""
+"""`worldsmith export RUN`: writes a trained generator as a folder that other libraries load."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-HELP = "write a trained generator as a diffusers pipeline folder"
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.load_model import StoredModel
+
+HELP = "write a trained generator as a diffusers pipeline, as native safetensors, or its adapters for PEFT"
+FOLDERS = {"diffusers": "export", "native": "export_native", "adapter": "export_adapter"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith export`."""
-    parser.add_argument("model", type=Path, metavar="RUN", help="run folder, or one of its checkpoints/iter_… folders")
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="the new folder (default: RUN/export)")
+    parser.add_argument(
+        "model", type=Path, metavar="RUN", help="run folder, one of its checkpoints/iter_… folders, or an export"
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="the new folder (default: in RUN)")
+    parser.add_argument(
+        "--format",
+        choices=tuple(FOLDERS),
+        default="diffusers",
+        help="diffusers: a whole pipeline; native: sharded safetensors with native names and config.json; adapter: the "
+        "low-rank adapters alone, in PEFT's format (default: %(default)s)",
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: %(default)s")
     parser.add_argument(
         "--weights",
@@ -20,36 +34,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="default: averaged (EMA) weights if there are any",
     )
+    parser.add_argument(
+        "--merge",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="merge a LoRA run's adapters into the weights (default); --no-merge keeps them beside (native only)",
+    )
     parser.add_argument("--shift", type=float, help="shift of the exported noise schedule (default: that of training)")
     parser.add_argument("--force", action="store_true", help="replace an older export")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exports; 0 on success or when there is nothing to do. Raises UserError for input that cannot be used."""
-    from worldsmith.checkpoint.export_diffusers import ExportSource, export_pipeline
     from worldsmith.checkpoint.load_model import find_model
     from worldsmith.config.errors import UserError
     from worldsmith.sampling.training_data import with_clip_size
 
+    if not args.merge and args.format != "native":
+        raise UserError(
+            f"--no-merge keeps adapters beside the weights, which --format {args.format} cannot; leave it out, or give "
+            "--format native"
+        )
+    if args.shift is not None and args.format == "adapter":
+        raise UserError("--shift belongs to a noise schedule, which --format adapter does not have; leave it out")
     try:
         model = find_model(args.model, weights=args.weights)
         defaults = with_clip_size(model.defaults, model.tree)
         if args.shift is not None:
             defaults = replace(defaults, shift=args.shift)
         model = replace(model, defaults=defaults)
-        out = args.out or default_folder(args.model)
-        source = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)
-        written = export_pipeline(
-            model.load(full_precision=True), out, source=source, dtype=args.dtype, force=args.force
-        )
+        out = args.out or default_folder(args.model, args.format)
+        written = write(model, out, args)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         raise UserError(str(error)) from error
     what = f"{model.weights} weights after {model.iteration} steps, {args.dtype}"
-    print(f"exported pipeline: {out} ({what})" if written else f"{out} is complete already ({what}), nothing to do")
+    name = {"diffusers": "pipeline", "native": "weights", "adapter": "adapter"}[args.format]
+    print(f"exported {name}: {out} ({what})" if written else f"{out} is complete already ({what}), nothing to do")
     return 0
 
 
-def default_folder(model: Path) -> Path:
-    """RUN/export, also when one of RUN's checkpoints is exported."""
+def write(model: StoredModel, out: Path, args: argparse.Namespace) -> bool:
+    """Writes the folder in the format asked for; False when it is there already."""
+    from worldsmith.checkpoint.export_diffusers import export_pipeline
+    from worldsmith.checkpoint.export_folder import ExportSource
+    from worldsmith.checkpoint.native_export import export_native
+    from worldsmith.checkpoint.peft_adapter import export_stored_adapter
+
+    origin = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)
+    if args.format == "adapter":
+        return export_stored_adapter(model, out, dtype=args.dtype, force=args.force)
+    if args.merge:
+        model.require_effect()
+    if args.format == "native":
+        return export_native(
+            model.open(merge=args.merge),
+            replace(model.config, lora_enabled=model.config.lora_enabled and not args.merge),
+            out,
+            defaults=model.defaults,
+            origin=origin,
+            average=model.average,
+            dtype=args.dtype,
+            force=args.force,
+        )
+    generator = model.load(full_precision=True)
+    return export_pipeline(generator, out, source=origin, dtype=args.dtype, force=args.force)
+
+
+def default_folder(model: Path, format: str) -> Path:
+    """RUN/export, RUN/export_native or RUN/export_adapter, also when one of RUN's checkpoints is exported."""
     run = model.resolve().parent.parent if (model / "model").is_dir() else model
-    return run / "export"
+    return run / FOLDERS[format]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.load_model import StoredModel
+    from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.sampling.prompt_files import PromptLine
 
 HELP = "generate videos with a trained or exported generator"
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith generate`."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="run folder, checkpoint folder or exported pipeline")
+    add("--adapter", type=Path, metavar="DIR", help="an adapter folder in PEFT's format, merged into the model")
     add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     add(
         "--prompts",
@@ -96,7 +98,7 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
     options = {name: getattr(args, name) for name in REQUEST_OPTIONS}
     sizes = {name: getattr(model.defaults, name) if options[name] is None else options[name] for name in SIZES}
     requests = [to_request(line, {**options, **sizes}, seed=args.seed + i) for i, line in enumerate(lines)]
-    generator = model.load(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    generator = load(model, args.adapter, args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     settings = {
         name: getattr(generator.defaults, name) if getattr(args, name) is None else getattr(args, name)
         for name in ("steps", "guidance", "shift")
@@ -110,6 +112,7 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
         used = {key: getattr(request, key) for key in ("prompt", "negative_prompt", "seed", *SIZES, "condition_frames")}
         used["num_frames"] = video.shape[1]
         where = {"model": str(args.model), "weights": model.weights, "iteration": model.iteration}
+        where |= {"adapter": str(args.adapter)} if args.adapter else {}
         records.append({"file": name, **used, **settings, **where, **line.notes})
     label = "untrained" if model.weights == "untrained" else f"{model.weights} weights, {model.iteration} steps"
     contact_sheet(args.out / "contact_sheet.png", [(label, videos)], [request.prompt for request in requests])
@@ -124,6 +127,22 @@ def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel
     model = find_model(args.model, weights=args.weights)
     is_open = any(getattr(args, name) is None and any(name not in line.settings for line in lines) for name in SIZES)
     return replace(model, defaults=with_clip_size(model.defaults, model.tree)) if is_open else model
+
+
+def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Generator:
+    """The generator, with the adapter merged into its weights if there is one."""
+    if adapter is None:
+        return model.load(device)
+    import torch
+
+    from worldsmith.checkpoint.peft_adapter import load_adapter
+    from worldsmith.models.lora import merge_adapters
+
+    generator = model.load(device, full_precision=True)
+    load_adapter(generator.network, adapter)
+    merge_adapters(generator.network)
+    generator.network.cast(getattr(torch, generator.config.precision))
+    return generator
 
 
 def make_room(out: Path, *, force: bool) -> None:

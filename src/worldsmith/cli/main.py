@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "dataset": "make a dataset",
     "generate": "make videos with a trained model",
+    "convert": "make a base checkpoint from weights in another format",
     "export": "turn a checkpoint into a folder that other libraries load",
     "evaluate": "measure the quality of generated videos",
 }

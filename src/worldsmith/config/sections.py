@@ -45,7 +45,7 @@ class ParallelismConfig(Config):
     cfg_parallel_shard_degree: Count = 1
     """Ranks that share the two halves of guidance. Training has no guidance, so only 1 is possible here."""
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights, gradients and moments between steps; bfloat16 halves them and rounds small updates."""
+    """Number format of weights, gradients and moments between steps; bfloat16 rounds updates. Adapters stay float32."""
     reduce_every_pack: bool = False
     """Reduce gradients after each pack, not once per step: more traffic, but no rank holds all of them in float32."""
 
@@ -63,7 +63,7 @@ class CompileConfig(Config):
     enabled: bool = False
     """Compile what the layers do on each token; attention is a kernel of its own."""
     compile_dynamic: bool = True
-    """Compile once for packs of all lengths. false: once per length, at most 8, for data whose packs are all alike."""
+    """Compile once for packs of all lengths. false: once per length, at most 32, for packs that are all alike."""
 
 
 class ActivationCheckpointingConfig(Config):

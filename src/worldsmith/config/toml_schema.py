@@ -66,7 +66,7 @@ FIELDS: tuple[TomlField, ...] = (
         ("lora_enabled", bool, False, "Train low-rank adapters instead of the weights."),
         ("lora_rank", int, 16, "Rank of the adapters."),
         ("lora_alpha", int, 32, "Scale of the adapters; their effect is alpha / rank."),
-        ("lora_target_modules", str, _LORA_TARGETS, "Comma-separated name parts of the layers that get an adapter."),
+        ("lora_target_modules", str, _LORA_TARGETS, "Comma-separated names of the layers that get an adapter."),
         ("precision", str, "bfloat16", "Number format of the forward and backward pass."),
     ),
     *_section(

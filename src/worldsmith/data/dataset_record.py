@@ -31,7 +31,7 @@ def changed_windows(record: Path, dataset: VideoDataset) -> list[str]:
         ("new", [key for key in now if key not in before]),
         ("with other captions, frames or path", [key for key in now if before.get(key, now[key]) != now[key]]),
     )
-    return [f"{len(keys)} windows {kind}: {shown(keys)}" for kind, keys in kinds if keys]
+    return [f"windows {kind} ({len(keys)}): {shown(keys)}" for kind, keys in kinds if keys]
 
 
 def digest(window: Window) -> str:

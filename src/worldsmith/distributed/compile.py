@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from worldsmith.config.sections import CompileConfig
 
+VERSIONS = 32
+"""Compilations of a method: by length where that is fixed, by what needs a gradient, with and without autograd."""
+
 
 def compile_methods(modules: Iterable[nn.Module], names: Sequence[str], config: CompileConfig) -> None:
     """Compiles these methods of each module, in place; the network and its parameters keep their names."""
@@ -26,7 +29,7 @@ def compile_methods(modules: Iterable[nn.Module], names: Sequence[str], config: 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
     """`function` as one graph. Raises UserError, with the way out, when that cannot be made; never runs uncompiled."""
-    fast = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=VERSIONS)
 
     def run(*args: Any) -> Any:
         try:

@@ -42,12 +42,14 @@ def shard_network(
     mesh: DeviceMesh,
     compute_dtype: torch.dtype,
     full_precision: Iterable[nn.Module] = (),
+    unused: Iterable[nn.Module] = (),
     entries: Mapping[nn.Module, Sequence[str]] | None = None,
 ) -> None:
     """Shards `network` in place over `mesh`; each of `units` is gathered on its own, when it is used.
 
     Modules in `full_precision` compute in fp32. Inputs are never cast, since positions and timesteps must stay fp32.
-    `entries` are methods beside `forward` around which a module's weights are gathered too.
+    Modules in `unused`, which no pass gathers, get no policy: with one, PyTorch looks for their gradients where a step
+    has several packs. `entries` are methods beside `forward` around which a module's weights are gathered too.
     The divide factor is left alone: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -58,6 +60,8 @@ def shard_network(
         fully_shard(module, mesh=mesh, mp_policy=exact)
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
+    for module in unused:
+        fully_shard(module, mesh=mesh)
     fully_shard(network, mesh=mesh, mp_policy=policy)
     for module, names in (entries or {}).items():
         for name in names:

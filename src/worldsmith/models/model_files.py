@@ -46,6 +46,7 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
 
     Raises FileNotFoundError when it is in none of the three places.
     """
+    name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
     hub = hub_name(name)
     path = Path(name.removeprefix("file://")).expanduser()
     if not name.startswith(SCHEME) and path.exists():
@@ -76,7 +77,9 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        snapshot = snapshot_download(hub.repo, revision=hub.revision, local_files_only=True)
+        snapshot = snapshot_download(
+            hub.repo, revision=hub.revision, allow_patterns=wanted(hub, file_patterns), local_files_only=True
+        )
     except LocalEntryNotFoundError:
         return None
     path = Path(snapshot) / hub.inner
@@ -99,23 +102,23 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
 
 def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
     """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were looked at."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
+        HTTPError,  # of the client library that the hub's own library uses in this version
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    patterns = [f"{hub.inner}/{pattern}" for pattern in file_patterns] + [hub.inner] if hub.inner else file_patterns
+    patterns = wanted(hub, file_patterns)
     places = (
         f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
         f"(not in {constants.HF_HUB_CACHE}), and for the hub"
     )
     try:
+        HfApi().repo_info(hub.repo, revision=hub.revision, timeout=SECONDS)
         snapshot = snapshot_download(
-            hub.repo, revision=hub.revision, allow_patterns=list(patterns), etag_timeout=SECONDS
+            hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS
         )
     except GatedRepoError as error:
         reason = "the repository is gated: accept its terms on its page and set HF_TOKEN"
@@ -125,20 +128,21 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
     except RepositoryNotFoundError as error:
         reason = "no such repository, or a private one; check the name, or set HF_TOKEN"
         raise FileNotFoundError(f"{places}: {reason}") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise FileNotFoundError(f"{places}: {_why_unreachable(error)}") from error
     path = Path(snapshot) / hub.inner
     if not path.is_file() and not is_complete(path, file_patterns):
-        raise FileNotFoundError(f"{field} {hub}: the repository has no file '{file_patterns[0]}' {_inside(hub)}")
+        raise FileNotFoundError(f"{places}: the repository lacks '{patterns[0]}', or a file that its index lists")
     return path
+
+
+def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
+    """The patterns from the repository's root; the inner name may be that of a file."""
+    return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
 def _matches(file: str, file_patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(file, pattern) for pattern in file_patterns)
-
-
-def _inside(hub: HubName) -> str:
-    return f"in its folder '{hub.inner}'" if hub.inner else "at its root"
 
 
 def _why_unreachable(error: Exception) -> str:

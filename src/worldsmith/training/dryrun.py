@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.warm_start import plan_loading
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
@@ -51,7 +52,7 @@ def describe_start(config: Trainer.Config, run_folder: Path) -> str:
 
 def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) -> list[str]:
     """Parameters, what is loaded into them, and the size of a checkpoint against the free space."""
-    shapes = {name: list(parameter.shape) for name, parameter in network.named_parameters()}
+    shapes = {name: list(parameter.shape) for name, parameter in native_parameters(network).items()}
     settings = copy.deepcopy(config.optimizer)
     settings.fused = False  # there is no fused kernel for a network without memory
     trained = settings.build(network=network).parameters
@@ -68,7 +69,12 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
     if config.checkpoint.load_path is not None:
         wanted = {f"net.{name}": shape for name, shape in shapes.items()}
         wanted |= {f"net_ema.{name}": shape for name, shape in shapes.items()} if average else {}
-        report = plan_loading(config.checkpoint.load_path, wanted, config.checkpoint.keys_to_skip_loading)
+        report = plan_loading(
+            config.checkpoint.load_path,
+            wanted,
+            config.checkpoint.keys_to_skip_loading,
+            network=generator_config(config).network,
+        )
         lines += [f"weights      {line}" for line in report.lines()]
     return lines
 

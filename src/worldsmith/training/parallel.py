@@ -33,12 +33,14 @@ def build_generator(model: Cosmos3Generator.Config, world: World) -> Cosmos3Gene
     """The generator with its network cut up for `world`, on the device, without values: load or initialise them next.
 
     Made on the meta device first, so that no process ever holds the whole network. Raises ValueError for degrees that
-    do not fit.
+    do not fit, UserError for attention that cannot train on the device.
     """
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods
+    from worldsmith.models.cosmos3.attention_modes import check_device
     from worldsmith.models.cosmos3.layers import HALVES, TOKENWISE
 
+    check_device(model.joint_attn_implementation, world.device)
     degrees = plan_degrees(model, world.size)
     generator: Cosmos3Generator = model.build(device="meta")
     layers = list(generator.network.language_model.model.layers)
@@ -69,17 +71,18 @@ def shard(network: Cosmos3Network, model: Cosmos3Generator.Config, world: World,
 
     if model.parallelism.fsdp_master_dtype == "bfloat16":
         network.cast(torch.bfloat16)
-    if world.size == 1 and model.precision == model.parallelism.fsdp_master_dtype:
+    kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
+    if world.size == 1 and model.precision == model.parallelism.fsdp_master_dtype and not kept_apart:
         return
     from worldsmith.distributed.fsdp import make_mesh, shard_network
 
     language, layers = network.language_model, list(network.language_model.model.layers)
     shard_network(
         network,
-        # The language head is a unit of its own because nothing gathers it here.
-        [*layers, language.model.embed_tokens, language.lm_head],
+        [*layers, language.model.embed_tokens],
         mesh=make_mesh(world, degrees),
         compute_dtype=getattr(torch, model.precision),
         full_precision=[network.time_embedder],
+        unused=[language.lm_head],
         entries={network: ("read_text", "text_states"), **dict.fromkeys(layers, ("read_text",))},
     )

@@ -65,7 +65,6 @@ def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("lora_enabled", True),
         ("compile.enabled", True),
         ("parallelism.context_parallel_shard_degree", 2),
         ("parallelism.cfg_parallel_shard_degree", 2),

@@ -35,7 +35,7 @@ CHANGED = [
     "scheduler.f_max=[1.0, 0.5]",
     "scheduler.f_min=[0, 0]",
     "model.ema.enabled=false",
-    "model.parallelism.data_parallel_shard_degree=1",
+    "model.parallelism.data_parallel_shard_degree=2",
 ]
 """Within the sections of the recipe TOML."""
 BEYOND = [

@@ -29,6 +29,12 @@ def loaded(file: Path) -> Loaded:
     return load(str(file), keep_unset=True)
 
 
+@pytest.fixture(autouse=True)
+def eight_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that some recipes are for; the others take any."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_as_it_stands_it_is_the_recipe(name: str, tmp_path: Path) -> None:
     file = tmp_path / "new.toml"

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from worldsmith.models.lora import inject_adapters
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.optimizer import AdamW, trainable_parameters
 
 
@@ -149,3 +151,39 @@ def test_a_selection_of_frozen_parameters_is_refused():
 def test_values_that_cannot_work_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         AdamW.Config(**fields).check()
+
+
+class TestAdapters:
+    @pytest.fixture
+    def network(self) -> TwoTowers:
+        network = TwoTowers()
+        inject_adapters(network, rank=2, alpha=4, target_modules="q_proj,q_proj_moe_gen")
+        return network
+
+    @pytest.mark.parametrize(("patterns", "count"), [([], 8), (["lora_"], 8), (["lora_A"], 4), (["moe_gen"], 4)])
+    def test_names_are_native_and_the_list_chooses_among_adapters(self, network, patterns, count):
+        names = AdamW.Config(keys_to_select=patterns).build(network=network).groups[0].names
+        assert len(names) == count
+        assert "layers.0.q_proj_moe_gen.lora_A.weight" in names
+        assert sum(p.requires_grad for p in network.parameters()) == count
+
+    def test_a_pattern_for_a_frozen_weight_is_refused_with_the_reason(self, network):
+        with pytest.raises(ValueError, match=r"'vae2llm' fits only .* frozen.*with model\.config\.lora_enabled only"):
+            AdamW.Config(keys_to_select=["lora_", "vae2llm"]).build(network=network)
+
+    def test_rates_by_name(self, network):
+        """A higher rate for B alone, as in LoRA+."""
+        groups = AdamW.Config(lr=1.0, lr_multipliers={"lora_B": 16.0}).build(network=network).groups
+        assert {group.lr: {name.split(".")[-2] for name in group.names} for group in groups} == {
+            1.0: {"lora_A"},
+            16.0: {"lora_B"},
+        }
+
+    def test_ten_steps_move_the_adapters_and_nothing_else(self, network):
+        before = {name: p.detach().clone() for name, p in native_parameters(network).items()}
+        with torch.no_grad():
+            for name, parameter in native_parameters(network).items():
+                parameter.add_(0.1 * ("lora_B" in name))
+        train(network, AdamW.Config(lr=1e-2).build(network=network).optimizer)
+        for name, parameter in native_parameters(network).items():
+            assert torch.equal(parameter, before[name]) == ("lora_" not in name), name

@@ -166,7 +166,7 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signal_saves_at_the_step_boundary_and_resumes(
     world: Path, whole: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -218,7 +218,7 @@ def test_warm_start_takes_weights_only(world: Path, whole: Path, tmp_path: Path)
     [
         ("job.task", "vlm", "only video generators"),
         ("job.wandb_mode", "offline", "Weights & Biases"),
-        ("model.config.lora_enabled", True, "lora_enabled"),
+        ("model.config.lora_rank", 0, "lora_rank must be at least 1"),
         ("model.config.compile.enabled", True, "compile.enabled"),
         ("model.config.parallelism.context_parallel_shard_degree", 2, "context_parallel"),
         ("model.config.activation_checkpointing.mode", "selective", '"none" or "full"'),

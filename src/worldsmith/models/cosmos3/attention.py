@@ -117,8 +117,12 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Ten
             x.index_select(0, rows).unflatten(0, (group.batch, -1)).transpose(1, 2)
             for x, rows in ((q, group.queries), (k, group.keys), (v, group.keys))
         )
+        repeat = q.shape[1] // k.shape[1]
+        if q.is_cuda and group.mask is not None:  # the fused kernel that takes a mask does not share key heads
+            k_batch, v_batch = (x.repeat_interleave(repeat, dim=1) for x in (k_batch, v_batch))
+            repeat = 1
         out = F.scaled_dot_product_attention(
-            q_batch, k_batch, v_batch, attn_mask=group.mask, is_causal=plan.causal, enable_gqa=q.shape[1] != k.shape[1]
+            q_batch, k_batch, v_batch, attn_mask=group.mask, is_causal=plan.causal, enable_gqa=repeat != 1
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -236,10 +236,10 @@ def describe_modes(modes: AttentionModes) -> str:
 
 
 def check_device(implementation: str, device: str) -> None:
-    """Raises UserError for an implementation that cannot train on this kind of device, saying what can."""
-    if implementation == "flex" and device not in ("cuda", "meta"):
+    """Raises UserError for an implementation that cannot train on a device ("cuda:0"), saying what can."""
+    if implementation == "flex" and not device.startswith("cuda"):
         raise UserError(
-            f"joint_attn_implementation = 'flex' needs a CUDA device, and this is '{device}', where FlexAttention has "
+            f"joint_attn_implementation = 'flex' trains on CUDA only, and this is '{device}', where FlexAttention has "
             "no backward pass; here joint_attn_implementation = 'two_way' computes the same"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,17 +33,17 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
     On a CPU it runs forward only.
     """
     k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
-    attend = compiled_flex() if q.is_cuda else flex_attention
-    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = attend(*heads_first, block_mask=plan.block_mask, enable_gqa=q.shape[1] != k.shape[1])
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out: Tensor = kernel(q.is_cuda)(q, k, v, block_mask=plan.block_mask, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)
 
 
 @functools.cache
-def compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention as a fused kernel; uncompiled it would fill in the whole score matrix."""
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True)
-    return compiled
+def kernel(fused: bool) -> Callable[..., Any]:
+    """FlexAttention: compiled, or (the only form that a CPU has, forward only) with the whole score matrix."""
+    if fused:
+        return torch.compile(flex_attention, dynamic=True)
+    return flex_attention
 
 
 def plan_flex(
@@ -71,14 +72,17 @@ def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.dev
     whole_q = torch.arange(len(q_low)) < len(q_samples) // BLOCK
     whole_kv = torch.arange(len(kv_low)) < len(kv_samples) // BLOCK
     full = seen & (q_low == q_high)[:, None] & (kv_low == kv_high) & whole_q[:, None] & whole_kv
-    lists = [x.to(device) for blocks in (seen & ~full, full) for x in block_lists(blocks)]
     q_samples, kv_samples = q_samples.to(device), kv_samples.to(device)
 
     def same_sample(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return q_samples[query] == kv_samples[key]
 
     return BlockMask.from_kv_blocks(
-        *lists, BLOCK_SIZE=BLOCK, mask_mod=same_sample, seq_lengths=(len(q_samples), len(kv_samples))
+        *block_lists(seen & ~full, device),
+        *block_lists(full, device),
+        BLOCK,
+        same_sample,
+        (len(q_samples), len(kv_samples)),
     )
 
 
@@ -88,7 +92,7 @@ def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
     return samples[starts], samples[(starts + BLOCK - 1).clamp(max=len(samples) - 1)]
 
 
-def block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
     """Per query block the number of its key blocks, and their indices first; int32 [1, 1, q] and [1, 1, q, kv]."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
-    return blocks.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
+    return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)

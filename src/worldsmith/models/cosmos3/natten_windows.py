@@ -66,8 +66,8 @@ def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, 
 def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
     """One sample: q, k, v [tokens, heads, d], text_k, text_v [text tokens, heads, d]; like q."""
     if not segment.windows:
-        heads_first = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))
-        return F.scaled_dot_product_attention(*heads_first)[0].transpose(0, 1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
     operation = getattr(importlib.import_module("natten"), OPERATIONS[len(segment.grid)])
     out: Tensor = operation(
         *(x.unflatten(0, segment.grid)[None] for x in (q, k, v)),

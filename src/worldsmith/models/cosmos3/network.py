@@ -49,9 +49,11 @@ class Cosmos3Network(nn.Module):
             self.sound_modality_embed = nn.Parameter(torch.zeros(hidden))
 
     def cast(self, dtype: torch.dtype) -> Cosmos3Network:
-        """Converts all weights but the time embedder's, which stay float32."""
+        """Converts all weights but the time embedder's and those of adapters, which stay float32."""
         self.to(dtype)
-        self.time_embedder.float()
+        for name, module in self.named_modules():
+            if name == "time_embedder" or name.endswith((".lora_A", ".lora_B")):
+                module.float()
         return self
 
     @property

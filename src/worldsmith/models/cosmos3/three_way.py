@@ -67,14 +67,14 @@ def natten_chosen(device: torch.device) -> bool:
 def plan_dense(
     implementation: str, grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> LatentPlan:
-    """Latents over all text and all latents of their sample."""
+    """Latents over all text and latents of their sample. Off CUDA, flex (there for sampling only) is two_way."""
     gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
     key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
     samples = torch.arange(len(grids))
     stream = torch.cat([samples.repeat_interleave(torch.tensor(lengths)) for lengths in (text_lengths, gen_lengths)])
     # Rows of the joint key stream [text; latents], sample after sample: the stable sort keeps text before latents.
     visible = stream.argsort(stable=True)
-    if implementation == "flex":
+    if implementation == "flex" and device.type == "cuda":
         return plan_flex(gen_lengths, key_lengths, visible, device=device)
     return plan_segments(gen_lengths, key_lengths, visible, causal=False, device=device)
 

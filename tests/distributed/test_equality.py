@@ -1,0 +1,105 @@
+"""Every arrangement of processes trains like one process: losses and all gradients of five steps, to 1e-5 relative.
+
+The reference runs in this process; each number of ranks is one launch that goes through its cases.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import equality
+from equality import CASES, SLOW
+
+from worldsmith.distributed.world import World
+
+REFERENCES = ("qwen", "edge", "frozen", "lora")
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, dict[str, Any]]:
+    torch.set_num_threads(1)
+    return {name: equality.run_case(CASES[1][name], World()) for name in REFERENCES}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`results(ranks, slow)`: what the cases of a launch gave, by name."""
+    launched: dict[tuple[int, bool], Path] = {}
+
+    def get(ranks: int, slow: bool = False) -> dict[str, Any]:
+        names = [name for name in CASES[ranks] if (name in SLOW) == slow]
+        if (ranks, slow) not in launched:
+            folder = launched[ranks, slow] = tmp_path_factory.mktemp(f"ranks_{ranks}")
+            equality.launch(folder, ranks, names)
+        files = {name: launched[ranks, slow] / f"{name}.pt" for name in names}
+        return {name: torch.load(path, weights_only=False) for name, path in files.items() if path.exists()}
+
+    return get
+
+
+def cases(ranks: int) -> list[Any]:
+    names = [name for name in CASES[ranks] if name not in REFERENCES]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+
+
+def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["samples"] == expected["samples"] == 12
+    for step, (ours, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
+        assert ours.keys() == theirs.keys()
+        for name, gradient in theirs.items():
+            error = float((ours[name] - gradient).norm())
+            assert error <= 1e-5 * float(gradient.norm()), f"step {step}, {name}: off by {error}"
+
+
+@pytest.mark.parametrize("name", cases(1))
+def test_one_rank(name: str, references: dict[str, Any]) -> None:
+    case = CASES[1][name]
+    require_equal(equality.run_case(case, World()), references[case.reference])
+
+
+@pytest.mark.parametrize("name", cases(2))
+def test_two_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
+    require_equal(results(2, name in SLOW)[name], references[CASES[2][name].reference])
+
+
+@pytest.mark.parametrize("name", cases(4))
+def test_four_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
+    require_equal(results(4)[name], references[CASES[4][name].reference])
+
+
+def test_gradients_of_a_step_are_reduced_once_whatever_the_number_of_packs(results: Any) -> None:
+    """Two packs per rank send as many reductions as one pack; with `reduce_every_pack` twice as many, bytes too."""
+    two, one, every = (reductions(results(2)[name]) for name in ("fsdp_2", "fsdp_2_one_pack_each", "fsdp_2_every_pack"))
+    assert two == one
+    assert every == {key: 2 * value for key, value in one.items()}
+
+
+def test_replicas_are_summed_once_per_step_even_when_shards_are_reduced_for_each_pack(results: Any) -> None:
+    """HSDP: only the reduce-scatter is repeated, the all-reduce over the replicas is not."""
+    once, every = (
+        results(4)[name]["traffic"] for name in ("cp_2_hsdp_2_2_frozen_full", "cp_2_hsdp_2_2_frozen_every_pack")
+    )
+    assert reductions({"traffic": every}) == {k: 2 * v for k, v in reductions({"traffic": once}).items()}
+    assert every["c10d.allreduce_.default calls"] == once["c10d.allreduce_.default calls"]
+
+
+def reductions(result: dict[str, Any]) -> dict[str, int]:
+    return {key: value for key, value in result["traffic"].items() if "reduce_scatter" in key}
+
+
+def test_a_frozen_understanding_tower_has_no_gradients(references: dict[str, Any]) -> None:
+    """And the last layer's unused text output has none in any run."""
+    frozen, whole = references["frozen"]["gradients"][0], references["qwen"]["gradients"][0]
+    assert frozen.keys() < whole.keys()
+    assert not [name for name in frozen if not any(part in name for part in equality.WRITING_TOWER)]
+    unused = "language_model.model.layers.1."
+    assert {f"{unused}self_attn.q_proj.weight", f"{unused}mlp.down_proj.weight"}.isdisjoint(whole)
+    assert {f"{unused}self_attn.k_proj.weight", f"{unused}self_attn.v_proj.weight"} <= whole.keys()

@@ -1,0 +1,50 @@
+"""Every benchmark runs to its end at its smallest size and prints its figures; what the figures are is not tested."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+RATIO = r"ratio \d+\.\d\d"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "expected"),
+    [
+        ("packed_training_step.py", ["--quick", "--samples", "4"], [RATIO, r"samples/s", r"largest value: \d\.\de-0[6-9]"]),
+        ("vae_windows.py", ["--quick"], [RATIO, r"largest latent: \d\.\de[-+]\d\d"]),
+        ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
+        ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+ % of it"]),
+        ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d"]),
+        ("gpu/nano_step.py", ["--tiny", "--steps", "1"], [r"\| LoRA, 2 layers, \d+ short clips \| \d+ \|", "long clips"]),
+    ],
+)  # fmt: skip
+def test_benchmark_runs(script, words, expected, monkeypatch, capsys):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    monkeypatch.syspath_prepend(str((FOLDER / script).parent))
+    try:
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(FOLDER / script), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert end.value.code == 0, printed
+    assert not [text for text in expected if not re.search(text, printed)], printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the program would measure")
+def test_without_a_gpu_the_gpu_benchmark_says_what_it_would_measure(monkeypatch, capsys):
+    script = FOLDER / "gpu/nano_step.py"
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.syspath_prepend(str(script.parent))
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    assert end.value.code == 0
+    assert "model FLOPs per second" in capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""Starts runs in processes of their own and looks at what they leave; see fork_server.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tiny_runs
+
+from worldsmith.checkpoint.manifest import find_damage
+
+STEPS = 40
+"""Length of a run that is not told another one."""
+
+
+class Runs:
+    """Starts runs in processes of their own, over one small data set."""
+
+    def __init__(self, folder: Path, *, clips: int = 6) -> None:
+        self.folder = folder
+        self.world = tiny_runs.make_world(folder / "world", clips=clips)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "fork_server.py")]
+        self.errors = (folder / "stderr.txt").open("w+")
+        self.server = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def start(
+        self,
+        name: str,
+        *,
+        workers: int = 0,
+        kill: tuple[int, str] | None = None,
+        job: dict[str, Any] | None = None,
+        **checkpoint: int | bool | str,
+    ) -> str:
+        """Runs the run `name`, to its end or until it is killed; returns what it said on stderr.
+
+        `job` are further entries for fork_server.py, `checkpoint` settings of that section.
+        """
+        whole = {"world": str(self.world), "run": str(self.folder / name), "steps": STEPS, "workers": workers}
+        whole |= {"checkpoint": {"save_iter": 20, **checkpoint}, "kill": kill, **(job or {})}
+        before = self.errors.seek(0, os.SEEK_END)
+        self.server.stdin.write(json.dumps(whole) + "\n")
+        self.server.stdin.flush()
+        code = int(self.server.stdout.readline())
+        self.errors.seek(before)
+        said = self.errors.read()
+        assert code == (0 if kill is None else -signal.SIGKILL), said
+        return said
+
+    def done(self, name: str) -> int:
+        """How many steps the checkpoint holds that the pointer names."""
+        pointer = self.folder / name / "checkpoints" / "latest_checkpoint.txt"
+        return int(pointer.read_text().strip().removeprefix("iter_")) if pointer.exists() else 0
+
+    def usable(self, name: str, *, below: int = STEPS + 1) -> int:
+        """How many steps the checkpoint holds that a resume takes (of those under `below` steps); 0 without any."""
+        found = {int(path.name[5:]): path for path in (self.folder / name / "checkpoints").glob("iter_*")}
+        steps = [step for step in sorted(found, reverse=True) if step < below and find_damage(found[step]) is None]
+        return self.done(name) if self.done(name) in steps else next(iter(steps), 0)
+
+    def checkpoint(self, name: str, step: int) -> Path:
+        return self.folder / name / "checkpoints" / f"iter_{step:09d}"
+
+    def close(self) -> None:
+        self.server.stdin.close()
+        self.server.wait()
+        self.errors.close()

@@ -1,0 +1,133 @@
+"""Adapter folders: what is refused, on the way out and on the way in, and that a folder is never half there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from worldsmith.checkpoint.peft_adapter import export_adapter, load_adapter, native_adapter_name, peft_name
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.models.lora import adapter_state, inject_adapters
+
+NETWORK = NetworkConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=8, mrope_section=[2, 1, 1], latent_channel=4,
+)  # fmt: skip
+LAYER = "language_model.model.layers.1.self_attn.v_proj_moe_gen"
+
+
+def adapters(rank: int = 3) -> dict[str, torch.Tensor]:
+    stream = torch.Generator().manual_seed(1)
+    shapes = {".lora_A.weight": (rank, 16), ".lora_B.weight": (8, rank)}
+    return {LAYER + matrix: torch.randn(shape, generator=stream) for matrix, shape in shapes.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    export_adapter(adapters(), tmp_path / "adapter", alpha=6)
+    return tmp_path / "adapter"
+
+
+def change_config(folder: Path, **values) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_what_was_exported_is_read_back_to_the_bit(folder):
+    network = Cosmos3Network(NETWORK)
+    assert load_adapter(network, folder) == [LAYER]
+    state = adapter_state(network)
+    assert state.keys() == adapters().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in adapters().items())
+    assert network.get_submodule(LAYER).scaling == {"default": 2.0}
+
+
+def test_names_go_both_ways():
+    names = [f"vae2llm.lora_{side}.weight" for side in "AB"] + list(adapters())
+    assert [native_adapter_name(peft_name(name)) for name in names] == names
+    for wrong in ("vae2llm.weight", "nothing.lora_A.weight"):
+        with pytest.raises(ValueError, match="is not"):
+            peft_name(wrong)
+    for wrong in ("proj_in.lora_A.weight", "base_model.model.proj_in.weight", "base_model.model.fc.lora_A.weight"):
+        with pytest.raises(ValueError, match="is not"):
+            native_adapter_name(wrong)
+
+
+def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
+    before = (folder / "adapter_model.safetensors").stat().st_mtime_ns
+    assert not export_adapter(adapters(), folder, alpha=6)
+    assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(FileExistsError, match="is another export; use --force"):
+        export_adapter(adapters(), folder, alpha=7)
+    assert export_adapter(adapters(), folder, alpha=7, force=True)
+    assert json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 7
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="not an export"):
+        export_adapter(adapters(), tmp_path / "mine", alpha=6, force=True)
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "there are no adapters"),
+        ({name: t * ("lora_A" in name) for name, t in adapters().items()}, "would change nothing"),
+        ({**adapters(), "vae2llm.lora_A.weight": torch.ones(5, 16)}, r"several ranks: \[3, 5\]"),
+    ],
+)
+def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
+    with pytest.raises(ValueError, match=message):
+        export_adapter(state, tmp_path / "out", alpha=6)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
+        ({"use_dora": True}, "use_dora = True is not supported"),
+        ({"use_rslora": True}, "use_rslora = True"),
+        ({"alpha_pattern": {"to_q": 3}}, "alpha_pattern"),
+        ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(folder, values, message):
+    change_config(folder, **values)
+    with pytest.raises(ValueError, match=message):
+        load_adapter(Cosmos3Network(NETWORK), folder)
+
+
+def test_damaged_folders_are_refused(folder, tmp_path):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    (first, second) = sorted(tensors)
+    save_file({first: tensors[first]}, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=f"lacks {second}"):
+        load_adapter(Cosmos3Network(NETWORK), folder)
+    save_file({"base_model.model.unknown.lora_A.weight": tensors[first]}, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: 'unknown\.weight' is not a diffusers parameter"):
+        load_adapter(Cosmos3Network(NETWORK), folder)
+    with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):
+        load_adapter(Cosmos3Network(NETWORK), tmp_path)
+
+
+def test_an_adapter_for_another_depth_is_refused(folder):
+    shallow = replace(NETWORK, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.v_proj_moe_gen.*can get no adapter"):
+        load_adapter(Cosmos3Network(shallow), folder)
+
+
+def test_a_network_with_adapters_takes_no_others(folder):
+    network = Cosmos3Network(NETWORK)
+    inject_adapters(network, rank=2, alpha=2, target_modules="q_proj")
+    with pytest.raises(ValueError, match="has adapters already"):
+        load_adapter(network, folder)

@@ -1,0 +1,129 @@
+"""What is kept, what is run again, and what is said about patterns that fit nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worldsmith.config.sections import ActivationCheckpointingConfig
+from worldsmith.distributed.activation_checkpointing import recompute_methods
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.initialization import init_weights
+from worldsmith.models.cosmos3.layers import HALVES
+from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+
+TINY = NetworkConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, mrope_section=[2, 1, 1], latent_channel=8,
+)  # fmt: skip
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+PRODUCT = "aten.mm.default"
+
+
+class Block(nn.Module):
+    """A matrix product, and attention over its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+
+    def run(self, x: Tensor) -> Tensor:
+        q = self.linear(x).view(1, 1, -1, 8)
+        return F.scaled_dot_product_attention(q, q, q).view(-1, 8)
+
+
+class Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def backward_ops(block: nn.Module, **settings: Any) -> tuple[Counter[str], Tensor]:
+    """The ops of the backward pass, and the gradient."""
+    torch.manual_seed(0)
+    recompute_methods([block], ["run"], ActivationCheckpointingConfig(**settings))
+    out = block.run(torch.randn(5, 8)).square().sum()
+    with Count() as count:
+        out.backward()
+    return count.ops, block.linear.weight.grad
+
+
+def blocks(number: int) -> list[Block]:
+    torch.manual_seed(1)
+    first = Block()
+    others = [Block() for _ in range(number - 1)]
+    for other in others:
+        other.load_state_dict(first.state_dict())
+    return [first, *others]
+
+
+def test_full_runs_everything_again_and_selective_all_but_the_ops_that_fit() -> None:
+    plain, full, fmha, product = blocks(4)
+    ops, expected = backward_ops(plain, mode="none")
+    assert (ops[ATTENTION], ops[PRODUCT]) == (0, 1), "the product of the gradient"
+    for block, settings, attentions, products in (
+        (full, {"mode": "full"}, 1, 2),
+        (fmha, {"mode": "selective"}, 0, 2),
+        (product, {"mode": "selective", "save_ops_regex": [r"^aten\.mm\b"]}, 1, 1),
+    ):
+        ops, gradient = backward_ops(block, **settings)
+        assert (ops[ATTENTION], ops[PRODUCT]) == (attentions, products), settings
+        assert torch.equal(gradient, expected)
+
+
+def test_a_pattern_that_fits_no_op_is_said_once_and_none_at_all_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = blocks(2)
+    settings: dict[str, Any] = {"mode": "selective", "save_ops_regex": ["fmha", "natten_kernel"]}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            backward_ops(first, **settings)
+    assert len(caplog.records) == 2, "once for each of the two calls of recompute_methods"
+    assert "['natten_kernel'] fits none of the ops that ran" in caplog.text
+    assert ATTENTION in caplog.text
+    with pytest.raises(
+        ValueError, match=r"save_ops_regex \['fhma'\] fits none .* so nothing is saved; use \[\"fmha\"\]"
+    ):
+        backward_ops(second, mode="selective", save_ops_regex=["fhma"])
+
+
+class Noisy(Block):
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(x) + torch.rand(1)
+
+
+def test_match_finds_a_recomputation_that_draws_other_numbers() -> None:
+    with pytest.raises(RuntimeError, match=r"Noisy\.run gave other values .* set preserve_rng_state = true"):
+        backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=False)
+    backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=True)
+    backward_ops(Noisy(), mode="full", determinism_check="default", preserve_rng_state=False)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_understanding_tower_is_not_run_again(frozen: bool) -> None:
+    """Matrix products in the backward pass: with a frozen tower none of its own is among them."""
+    network = Cosmos3Network(TINY)
+    init_weights(network, 0)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(not frozen or "_moe_gen" in name or not name.startswith("language_model"))
+    recompute_methods(network.language_model.model.layers, HALVES, ActivationCheckpointingConfig(mode="full"))
+    pack = pack_samples([SampleLayout([1, 2, 3], (2, 4, 4), 24.0)], TINY, eos_id=62, vision_start_id=63)
+    loss = network(pack, [torch.randn(8, 2, 4, 4)], torch.tensor([500.0]))[0].square().sum()
+    with Count() as count:
+        loss.backward()
+    # A product in the forward pass makes two in the backward pass, and is run again unless it is a half's last one.
+    writing = 2 * (6 + 14)
+    reading = (6 + 14) + (2 + 4)  # a whole half in the first layer, keys and values in the last
+    heads = 2 + 1 + 2 + 1  # out, in (no gradient of the latents), and the two of the time embedder
+    assert count.ops[PRODUCT] == writing + (0 if frozen else reading) + heads
