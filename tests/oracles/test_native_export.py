@@ -16,7 +16,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import tiny_runs
-from stored_models import randomize
+from stored_models import write_tiny_base
 
 from worldsmith.checkpoint.export_folder import ExportSource
 from worldsmith.checkpoint.load_model import find_model, load_generator
@@ -30,34 +30,13 @@ from worldsmith.training.trainer import Trainer
 LAYOUT = SampleLayout([5, 6, 7, 60], (3, 4, 4), fps=16.0)
 
 
-def write_base(folder: Path) -> None:
-    """A Qwen3-VL whose text model has the sizes of the tiny runs."""
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-    model = Qwen3VLForConditionalGeneration(
-        Qwen3VLConfig(
-            tie_word_embeddings=False,
-            text_config=dict(
-                vocab_size=tiny_runs.VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-                rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [2, 1, 1],
-                                 "mrope_interleaved": True},
-            ),
-            vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32,
-                               num_position_embeddings=16, deepstack_visual_indexes=[0]),
-        )
-    )  # fmt: skip
-    randomize(model)
-    model.save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`qwen`; `full`, a run from it with an average; `lora`, adapters on it, saved alone; `sharded`, an export."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("native")
     world = tiny_runs.make_world(folder / "world", clips=3)
-    write_base(folder / "qwen")
+    write_tiny_base(folder / "qwen")
     for name in ("full", "lora"):
         config = tiny_runs.tiny_config(world, steps=2, save_iter=2)
         config.scheduler.warm_up_steps, config.optimizer.lr = [0], 1e-2
@@ -185,6 +164,7 @@ def test_an_export_is_a_model_of_ours_again(runs: Path, tmp_path: Path) -> None:
     assert main(["export", str(out), "-o", str(tmp_path / "pipeline"), "--shift", "3"]) == 0
     assert (tmp_path / "pipeline" / "model_index.json").is_file()
     config = tiny_runs.tiny_config(runs / "world", steps=1)
+    config.scheduler.warm_up_steps = [0]
     config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(out)
     Trainer(config, run_folder=tmp_path / "run").train()
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())
@@ -229,7 +209,7 @@ def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path:
 def test_a_changed_base_is_noticed(runs: Path, tmp_path: Path) -> None:
     """An adapters-only checkpoint on other base weights than those it was trained on is refused, also for sampling."""
     shutil.copytree(runs / "lora", tmp_path / "lora")
-    write_base(tmp_path / "other")
+    write_tiny_base(tmp_path / "other")
     with safe_open(tmp_path / "other" / "model.safetensors", framework="pt") as file:
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     tensors["model.language_model.norm.weight"][0] += 1e-3

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -25,13 +27,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.sample import VideoSample
+from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.attention_modes import NeighborhoodConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -41,7 +46,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_generator, join_world
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import Step, forward_backward, layout_of
 
 STEPS = 5
 PACKS = 4
@@ -67,11 +72,14 @@ class Case:
     """All samples of a step in one pack; else in four."""
     keys_to_select: tuple[str, ...] = ()
     lora: bool = False
+    windows: bool = False
+    """The second layer's latents see neighbourhoods."""
 
 
 FROZEN: dict[str, Any] = {"reference": "frozen", "keys_to_select": tuple(WRITING_TOWER)}
 EDGY: dict[str, Any] = {"reference": "edge", "network": EDGE}
 LORA: dict[str, Any] = {"reference": "lora", "lora": True}
+WINDOWS: dict[str, Any] = {"reference": "windows", "windows": True}
 
 
 def context(ranks: int, **degrees: Any) -> ParallelismConfig:
@@ -89,6 +97,7 @@ CASES: dict[int, dict[str, Case]] = {
         "edge": Case(**EDGY),
         "frozen": Case(**FROZEN),
         "lora": Case(**LORA),
+        "windows": Case(**WINDOWS),
         "one_pack": Case(one_pack=True),
         "full": Case(recompute=recompute("full", determinism_check="match")),
         "selective": Case(recompute=recompute("selective")),
@@ -115,6 +124,11 @@ CASES: dict[int, dict[str, Case]] = {
         "cp_2_edge_full": Case(**EDGY, parallelism=context(2), recompute=recompute("full")),
         "cp_2_selective": Case(parallelism=context(2), recompute=recompute("selective")),
         "cp_2_lora": Case(**LORA, parallelism=context(2)),
+        "cp_2_windows_full": Case(**WINDOWS, parallelism=context(2), recompute=recompute("full")),
+        "sampling_from_shards": Case(),
+        "sampling_in_context": Case(parallelism=context(2)),
+        "group_agrees": Case(parallelism=context(2)),
+        "bfloat16_masters": Case(),
         "cp_2_compiled_full": Case(parallelism=context(2), compile=COMPILED, recompute=recompute("full")),
     },
     4: {
@@ -172,8 +186,14 @@ def make_sample(position: int, shape: tuple[int, int, int], *, condition_frames:
 
 
 def model_config(case: Case) -> Cosmos3Generator.Config:
+    windows = {
+        "2d": NeighborhoodConfig(window_size=[2, -1], is_causal=[True, False]),
+        "3d": NeighborhoodConfig(window_size=[-1, 2, 2]),
+    }
     return Cosmos3Generator.Config(
         precision="float32",
+        joint_attn_implementation="three_way" if case.windows else "two_way",
+        natten_parameter_list=[{}, windows] if case.windows else [],
         network=case.network,
         parallelism=case.parallelism,
         activation_checkpointing=case.recompute,
@@ -185,9 +205,9 @@ def model_config(case: Case) -> Cosmos3Generator.Config:
     )
 
 
-def prepare(case: Case, world: World) -> tuple[Cosmos3Generator, AdamW]:
+def prepare(case: Case, world: World, model: Cosmos3Generator.Config | None = None) -> tuple[Cosmos3Generator, AdamW]:
     """The generator as the trainer builds it, with weights, and its optimizer."""
-    generator = build_generator(model_config(case), world)
+    generator = build_generator(model or model_config(case), world)
     generator.__dict__["text_tokenizer"] = SimpleNamespace(eos_id=61, vision_start_id=62)  # no captions are read here
     init_weights(generator.network, seed=7)
     settings = AdamW.Config(lr=1e-3, eps=1e-6, weight_decay=0.01, keys_to_select=list(case.keys_to_select), fused=False)
@@ -223,9 +243,73 @@ def whole_gradients(generator: Cosmos3Generator) -> dict[str, Tensor]:
     found = {}
     for name, parameter in native_parameters(generator.network).items():
         if parameter.grad is not None:
-            grad = parameter.grad
-            found[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+            found[name] = whole(parameter.grad).clone()
     return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sampling_from_shards(case: Case, world: World) -> dict[str, Any]:
+    """What a sharded network reads of a text and answers with it, and the share of the weights that a rank holds."""
+    generator, _ = prepare(case, world)
+    network, samples = generator.network, make_packs(0)[2]
+    pack = generator.pack([layout_of(sample) for sample in samples])
+    latents = [sample.latents for sample in samples if sample.latents is not None]
+    timesteps = torch.full((len(samples),), 500.0)
+    with torch.no_grad():
+        memory = network.read_text(pack)
+        states = network.text_states(pack)
+        velocities = [network(pack, latents, timesteps, memory), network(pack, latents, timesteps)]
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in network.parameters())
+    return {
+        "weights": {name: whole(p.detach()).clone() for name, p in native_parameters(network).items()},
+        "held": world.gather(held),
+        "memory": memory,
+        "states": states,
+        "velocities": velocities,
+    }
+
+
+def group_agrees(case: Case, world: World) -> dict[str, Any]:
+    """Encoding divided in a context-parallel group, and what happens when its ranks have read different data."""
+    made: list[int] = []
+
+    def make(index: int) -> Tensor:
+        made.append(index)
+        return torch.full((2, index + 1), 10.0 * index + world.rank, dtype=torch.float64)
+
+    tensors = divide_work(world, [(2, index + 1) for index in range(5)], make)
+    require_same_packs(world, ["same"])
+    complaint = ""
+    try:
+        require_same_packs(world, [world.rank])
+    except RuntimeError as error:
+        complaint = str(error)
+    return {"made": world.gather(made), "tensors": world.gather(tensors), "complaints": world.gather(complaint)}
+
+
+def bfloat16_masters(case: Case, world: World) -> dict[str, Any]:
+    """One step with weights, gradients and moments in bfloat16, gradients of its packs summed in float32."""
+    model = model_config(case)
+    model.precision = model.parallelism.fsdp_master_dtype = "bfloat16"
+    generator, adamw = prepare(case, world, model)
+    step = Step(index=0, packs=rank_packs(case, 0, world))
+    objective = RectifiedFlow.Config(shift=3.0).build()
+    forward_backward(step, generator=generator, objective=objective, latent_cache=None, seed=3, world=world)
+    adamw.optimizer.step()
+    kinds = {name: p.dtype for name, p in native_parameters(generator.network).items()}
+    return {"loss": step.loss, "dtypes": kinds, "gradients": whole_gradients(generator)}
+
+
+CHECKS = {
+    "sampling_from_shards": sampling_from_shards,
+    "sampling_in_context": sampling_from_shards,
+    "group_agrees": group_agrees,
+    "bfloat16_masters": bfloat16_masters,
+}
+"""Cases of a launch that are not five steps."""
 
 
 class Traffic(TorchDispatchMode):
@@ -255,40 +339,66 @@ def run_rank(folder: Path, names: list[str]) -> None:
     """One process of a launch."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = int(os.environ["WORLD_SIZE"])
     for name in names:
         case = CASES[ranks][name]
         world = join_world(model_config(case))
-        result = run_case(case, world)
+        result = CHECKS[name](case, world) if name in CHECKS else run_case(case, world)
         if world.is_main:
             torch.save(result, folder / f"{name}.pt")
     stop_world()
 
 
-def launch(folder: Path, ranks: int, names: list[str], *, timeout: float = 240) -> None:
-    """Runs the cases on `ranks` gloo processes. Raises RuntimeError with what a process said when one fails."""
+def fork_ranks(folder: Path, ranks: int, names: list[str]) -> int:
+    """Forks the ranks from this process, which has imported everything; 1 when one of them failed."""
+    children = {}
+    for rank in range(ranks):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run_rank(folder, names)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children[child] = rank
+    while children:
+        child, status = os.wait()
+        del children[child]
+        if status != 0:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0
+
+
+def launch(folder: Path, ranks: int, names: list[str], *, timeout: float = 280) -> None:
+    """Runs the cases on `ranks` gloo processes. Raises RuntimeError with what they said when one fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(folder), *names],
-            env={**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=timeout)
-            if process.returncode:
-                raise RuntimeError(f"a rank ended with {process.returncode}:\n{errors}")
-    finally:
-        for process in processes:
-            process.kill()
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, str(folder), *names],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+    )
+    if process.returncode:
+        raise RuntimeError(f"a rank failed:\n{process.stderr}")
 
 
 if __name__ == "__main__":
-    run_rank(Path(sys.argv[1]), sys.argv[2:])
+    import peft  # noqa: F401
+
+    sys.exit(fork_ranks(Path(sys.argv[1]), int(os.environ["WORLD_SIZE"]), sys.argv[2:]))

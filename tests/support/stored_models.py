@@ -113,21 +113,23 @@ def their_text_states(text_model: Any) -> list[Tensor]:
     return [text_model(input_ids=ids).last_hidden_state[0].float() for ids in prompts]
 
 
-def write_qwen3_vl(folder: Path, *, tied: bool = False, max_shard_size: str = "5GB", dtype: str = "float32") -> Any:
-    """A random Qwen3-VL in the form in which transformers saves it; returns the model."""
+def write_qwen3_vl(
+    folder: Path, *, tied: bool = False, max_shard_size: str = "5GB", dtype: str = "float32", **sizes: int
+) -> Any:
+    """A random Qwen3-VL in the form in which transformers saves it; returns the model. `sizes`: of its text model."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+    text = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, **sizes}  # fmt: skip
+    quarter = text["head_dim"] // 8
+    section = [text["head_dim"] // 2 - 2 * quarter, quarter, quarter]
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": section, "mrope_interleaved": True}
     model = Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(
             tie_word_embeddings=tied,
-            text_config=dict(
-                vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, head_dim=16, tie_word_embeddings=tied,
-                rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2],
-                                 "mrope_interleaved": True},
-            ),
-            vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48,
-                               num_position_embeddings=16, deepstack_visual_indexes=[0]),
+            text_config={**text, "tie_word_embeddings": tied, "rope_parameters": rope},
+            vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=16,
+                               out_hidden_size=text["hidden_size"], deepstack_visual_indexes=[0]),
         )
     )  # fmt: skip
     randomize(model)
@@ -135,6 +137,13 @@ def write_qwen3_vl(folder: Path, *, tied: bool = False, max_shard_size: str = "5
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def write_tiny_base(folder: Path) -> None:
+    """A Qwen3-VL whose text model has the sizes of the tiny runs (tiny_runs.py)."""
+    write_qwen3_vl(
+        folder, vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=1, head_dim=8
+    )  # fmt: skip
 
 
 def write_edge_reasoner(folder: Path) -> Any:

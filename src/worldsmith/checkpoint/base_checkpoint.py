@@ -162,5 +162,6 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
         LIVE + name: torch.empty(shape, dtype=dtype_of(name), device="meta") for name, shape in source.shapes.items()
     }
     be_quiet_alone()
-    writer = FileSystemWriter(folder, sync_files=True)
+    # One file for each tensor: the writer keeps all tensors of a file in memory until it is closed.
+    writer = FileSystemWriter(folder, single_file_per_rank=False, sync_files=True)
     save(cast(dict[str, Any], state), storage_writer=writer, planner=ReadingPlanner(), no_dist=True)

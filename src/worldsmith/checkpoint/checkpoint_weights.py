@@ -30,12 +30,13 @@ class CheckpointWeights(WeightSource):
 
     def __init__(self, folder: Path, settings: dict[str, Any], below: WeightSource | None = None) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         entries = FileSystemReader(folder).read_metadata().state_dict_metadata
         self.path: Path = folder
         self.settings, self.below = settings, below
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
-        self.entries = {name: entry for name, entry in entries.items() if hasattr(entry, "size")}
+        self.entries = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
         stored = {name: list(entry.size) for name, entry in self.entries.items()}
         self.average_shapes = without_prefix(stored, AVERAGE)
         self.own = without_prefix(stored, LIVE)

@@ -232,9 +232,12 @@ class Checkpointer(Configurable):
     def _remove_old(self, newest: Path) -> None:
         if self.config.keep_latest_k is None:
             return
-        others = sorted((p for p in self.folder.glob("iter_*") if p.is_dir() and p != newest), reverse=True)
-        for path in others[self.config.keep_latest_k - 1 :]:
-            if self.config.keep_every is None or folder_iteration(path) % self.config.keep_every:
+        found = [path for path in self.folder.glob("iter_*") if path.is_dir()]
+        # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
+        before = sorted((path for path in found if path < newest), reverse=True)[: self.config.keep_latest_k - 1]
+        for path in found:
+            milestone = self.config.keep_every is not None and folder_iteration(path) % self.config.keep_every == 0
+            if path != newest and path not in before and not (milestone and path < newest):
                 atomic.remove_folder(path)
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:

@@ -62,7 +62,8 @@ def shard_network(
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     for module in unused:
         fully_shard(module, mesh=mesh)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
+    # The root keeps its few weights gathered by default; after sampling they would be what its parameters are.
+    fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for module, names in (entries or {}).items():
         for name in names:
             register_fsdp_forward_method(module, name)

@@ -68,9 +68,6 @@ def inject_adapters(network: nn.Module, *, rank: int, alpha: float, target_modul
     named = {layer for layers in targets.values() for layer in layers}
     if adapted != named:
         raise RuntimeError(f"PEFT adapted {len(adapted)} layers, the targets name {len(named)}")
-    network.requires_grad_(False)
-    for parameter in adapter_state(network, detach=False).values():
-        parameter.requires_grad_(True)
     return sorted(adapted)
 
 
@@ -88,13 +85,9 @@ def is_adapter(name: str) -> bool:
     return name.endswith(MATRICES)
 
 
-def adapter_state(network: nn.Module, *, detach: bool = True) -> dict[str, Tensor]:
+def adapter_state(network: nn.Module) -> dict[str, Tensor]:
     """The adapters' matrices (not copies) by native name."""
-    return {
-        name: parameter.detach() if detach else parameter
-        for name, parameter in native_parameters(network).items()
-        if is_adapter(name)
-    }
+    return {name: p.detach() for name, p in native_parameters(network).items() if is_adapter(name)}
 
 
 def merge_adapters(network: nn.Module) -> int:

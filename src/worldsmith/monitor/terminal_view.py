@@ -128,8 +128,11 @@ def duration(seconds: float) -> str:
     return f"{total // 86400}d{total % 86400 // 3600:02d}h"
 
 
+UNITS = ((1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T"))
+
+
 def short_number(value: float) -> str:
-    """812, 12.3k, 4.5M."""
+    """812, 12.3k, 4.5M, 64.0B."""
     if abs(value) < 1e4:
         return f"{value:.0f}"
-    return f"{value / 1e3:.1f}k" if abs(value) < 1e6 else f"{value / 1e6:.1f}M"
+    return next((f"{value / unit:.1f}{letter}" for unit, letter in UNITS if abs(value) < 1000 * unit), f"{value:.3g}")

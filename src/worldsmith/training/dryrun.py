@@ -80,7 +80,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
 
 
 def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]:
-    """What the data set holds, and one pack that was really read, tokenised and (if need be) encoded."""
+    """What the data set holds, and one pack that was really read and tokenised; the VAE encodes the first frames."""
     from worldsmith.data.summary import summarize
 
     settings = copy.deepcopy(config.dataloader_train)
@@ -88,12 +88,14 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
     loader = settings.build(tokenizer=generator.tokenize)
     pack = next(iter(loader))
     tokens = sum(sample.num_tokens for sample in pack)
-    vae = generator_config(config).tokenizer.build(device="cpu")
-    latents = vae.encode(pack[0].video)
+    tokenizer = copy.deepcopy(generator_config(config).tokenizer)
+    tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
+    latents = tokenizer.build(device="cpu").encode(pack[0].video[:, :5])
+    shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
         f"data         {summarize(loader.dataset)}",
-        f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {list(latents.shape)}",
+        f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {shape}",
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
         f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",
     ]

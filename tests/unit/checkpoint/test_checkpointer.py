@@ -113,6 +113,16 @@ def test_keep_latest_k(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_000000003", "iter_000000004", POINTER]
 
 
+def test_damaged_ones_that_the_run_went_back_from_do_not_count(tmp_path: Path) -> None:
+    """After a fall back from step 4 to step 2, the two newest are 3 and 2: the damaged one takes nobody's place."""
+    one = checkpointer(tmp_path, keep_latest_k=2)
+    save(one, 2)
+    (save(one, 4) / "model" / "__0_0.distcp").unlink()
+    assert one.latest().name == "iter_000000002"
+    save(one, 3)
+    assert sorted(p.name for p in tmp_path.glob("iter_*")) == ["iter_000000002", "iter_000000003"]
+
+
 def test_keep_every_saves_milestones(tmp_path: Path) -> None:
     one = checkpointer(tmp_path, keep_latest_k=1, keep_every=4)
     for iteration in (2, 4, 6, 8, 10):

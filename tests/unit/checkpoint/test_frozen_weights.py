@@ -29,6 +29,15 @@ def test_any_flipped_bit_shows(entry: int, bit: int, name: str) -> None:
     assert fingerprint(changed) != fingerprint(weights())
 
 
+def test_changes_that_cancel_in_a_sum_show() -> None:
+    """One weight a bit larger and another a bit smaller."""
+    changed = weights()
+    bits = changed["a"].view(-1).view(torch.int32)
+    bits[3] += 1
+    bits[8] -= 1
+    assert fingerprint(changed) != fingerprint(weights())
+
+
 def test_names_and_shapes_count_and_order_and_memory_do_not() -> None:
     a, b = weights().values()
     expected = fingerprint({"a": a, "b": b})

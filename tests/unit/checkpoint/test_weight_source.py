@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +13,17 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
 from worldsmith.checkpoint.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.dcp import save_part
 from worldsmith.checkpoint.merged_weights import MergedWeights
 from worldsmith.checkpoint.start_weights import StartWeights
-from worldsmith.checkpoint.tensor_names import nemotron_name, reasoner_name
+from worldsmith.checkpoint.tensor_names import nemotron_name, reasoner_name, text_settings
 from worldsmith.checkpoint.warm_start import load_weights, plan_loading
 from worldsmith.checkpoint.weight_source import generation_name, open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
 
@@ -106,6 +108,22 @@ class TestFinding:
         with pytest.raises(UserError, match=r"\(1, such as encoder.weight\) are neither"):
             open_weights(tmp_path / "bert")
 
+    def test_a_repository_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The name of a hub repository serves as load_path when the cache has it; no network is asked."""
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        home = tmp_path / "cache" / "models--org--base"
+        write_native(home / "snapshots" / "abc", {"vae2llm.weight": some(2, 3)})
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text("abc")
+        model = {"net.vae2llm.weight": torch.zeros(2, 3)}
+        assert load_weights("org/base", model).loaded == ["net.vae2llm.weight"]
+        assert torch.equal(model["net.vae2llm.weight"], some(2, 3))
+        with pytest.raises(FileNotFoundError, match=r"checkpoint\.load_path org/other: looked for a local folder"):
+            load_weights("org/other", model)
+
     def test_damaged_and_missing_files_are_named(self, tmp_path: Path) -> None:
         """A truncated file, and a shard that the index lists and that is not there."""
         folder = write_native(tmp_path / "cut", {"vae2llm.weight": some(40, 40)})
@@ -133,6 +151,30 @@ class TestFinding:
             (folder / "config.json").write_text(json.dumps({"text_config": {"hidden_size": 4, **text}}))
             with pytest.raises(UserError, match=complaint):
                 open_weights(folder)
+
+
+def released(**text: Any) -> dict[str, Any]:
+    """A config.json of the dense Qwen3-VL family, in the words of the released files; `text` are a size's own."""
+    common = {"attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu",
+              "initializer_range": 0.02, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+              "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 5000000, "vocab_size": 151936,
+              "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20],
+                               "rope_type": "default"}}  # fmt: skip
+    return {"model_type": "qwen3_vl", "text_config": {**common, **text}, "vision_config": {"depth": 27}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (released(hidden_size=4096, intermediate_size=12288, num_attention_heads=32, num_hidden_layers=36), nano()),
+        (released(hidden_size=5120, intermediate_size=25600, num_attention_heads=64, num_hidden_layers=64), super_()),
+        ({"model_type": "cosmos3_edge", "text_config": Cosmos3EdgeTextConfig().to_dict()}, edge()),
+    ],
+    ids=["nano", "super", "edge"],
+)
+def test_the_config_of_a_released_reasoner_is_its_tier(config: dict[str, Any], expected: NetworkConfig) -> None:
+    """Qwen3-VL 8B and 32B and the Edge reasoner (as transformers defines it) give exactly the networks of the tiers."""
+    assert NetworkConfig(**text_settings(config)) == expected
 
 
 def test_names_of_reasoners() -> None:

@@ -83,7 +83,9 @@ def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(812.3, "812"), (12345, "12.3k"), (4_500_000, "4.5M")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(812.3, "812"), (12345, "12.3k"), (4_500_000, "4.5M"), (64_037_846_016, "64.0B")]
+)
 def test_numbers_are_short(value, text):
     assert short_number(value) == text
 

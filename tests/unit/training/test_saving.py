@@ -19,7 +19,9 @@ from tiny_runs import read_checkpoint, read_losses, tiny_config
 from worldsmith.checkpoint import checkpointer, dcp
 from worldsmith.checkpoint.dcp import stored_shapes
 from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree import to_yaml
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.preflight import check_space, checkpoint_bytes
 from worldsmith.training.trainer import Outcome, Trainer
@@ -111,6 +113,18 @@ def test_the_last_save_must_succeed(world: Path, tmp_path: Path, monkeypatch: py
     assert trainer.train() is Outcome.FINISHED
 
 
+def test_the_command_fails_when_the_last_save_does(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT", raising=False)
+    config = tiny_config(world, steps=3)
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    Breaking(monkeypatch, {3})
+    assert main(["train", str(tmp_path / "run.yaml")]) == 1
+    assert "iter_000000003 could not be written" in caplog.text
+
+
 def test_stop_file_saves_stops_and_is_removed(world: Path, whole: Path, tmp_path: Path) -> None:
     class Touch(Callback):
         def on_training_step_end(self, trainer: Trainer, step: object) -> None:
@@ -198,11 +212,14 @@ def test_load_training_state_leaves_out_the_moments_of_skipped_weights(
         load_training_state=True,
         keys_to_skip_loading=["llm2vae", "net_ema."],
     )
+    config.trainer.seed = 7
     trainer = Trainer(config, run_folder=tmp_path)
     states = {name: trainer.optimizer.state.get(p) for name, p in trainer.network.named_parameters()}
     assert not states["llm2vae.weight"]
     assert states["vae2llm.weight"]["step"] == 5
     assert trainer.iteration == 5
+    saved = read_checkpoint(whole / "checkpoints/iter_000000005")
+    assert torch.equal(torch.get_rng_state(), saved["trainer/rng_state_0.torch"])
     assert torch.equal(trainer.ema.average["vae2llm.weight"], trainer.network.vae2llm.weight)
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.models.model_files import SCHEME, hub_name, local_folder
+from worldsmith.models.model_files import SCHEME, cached, hub_name, local_folder
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
@@ -26,15 +26,16 @@ def find_vae(name: str) -> Path:
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return Path(name).expanduser()
     hub = hub_name(name)
-    if hub is None or hub.inner:
-        return inside(local_folder(name, file_patterns=LAYOUTS[-1], field="vae_path"))
-    for layout in LAYOUTS[:-1]:
+    layouts = LAYOUTS[-1:] if hub is None or hub.inner or Path(name).exists() else LAYOUTS
+    if hub is not None:  # any layout in the cache comes before a look at the hub for another one
+        layouts = sorted(layouts, key=lambda patterns: cached(hub, patterns) is None)
+    for patterns in layouts[:-1]:
         try:
-            return inside(local_folder(name, file_patterns=layout, field="vae_path"))
+            return inside(local_folder(name, file_patterns=patterns, field="vae_path"))
         except FileNotFoundError as error:
             if error.__cause__ is not None:  # not reached at all; else the repository has another layout
                 raise
-    return inside(local_folder(name, file_patterns=LAYOUTS[-1], field="vae_path"))
+    return inside(local_folder(name, file_patterns=layouts[-1], field="vae_path"))
 
 
 def inside(path: Path) -> Path:
