@@ -20,7 +20,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("packed_training_step.py", ["--quick", "--samples", "4"], [RATIO, r"largest value: \d\.\de-0[6-9]"]),
         ("vae_windows.py", ["--quick"], [RATIO, r"largest latent: \d\.\de[-+]\d\d"]),
         ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
-        ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+ % of it"]),
+        ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+% of it"]),
         ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d"]),
         ("gpu/nano_step.py", ["--tiny", "--steps", "1"], [r"\| LoRA, 2 layers, \d+ short clips \|", "long clips"]),
     ],

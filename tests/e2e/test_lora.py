@@ -179,7 +179,11 @@ def test_frozen_weights_kept_in_bfloat16_give_the_same_steps(folder: Path) -> No
         assert kinds == {(getattr(torch, kind), False), (torch.float32, True)}
         trainer.train()
         losses.append(tiny_runs.read_losses(folder / kind))
+        words = ["export", str(folder / kind), "--format", "adapter", "--weights", "live", "--dtype", "float32"]
+        assert main([*words, "-o", str(folder / f"adapter_{kind}")]) == 0
     assert losses[0] == losses[1]
+    files = [folder / f"adapter_{kind}/adapter_model.safetensors" for kind in ("float32", "bfloat16")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_adapters_that_learned_nothing_are_not_exported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from tiny_runs import read_checkpoint, read_losses
+from tiny_runs import make_long_clips, read_checkpoint, read_losses
 
 from worldsmith.cli.main import main
 
@@ -31,7 +28,7 @@ QUICK = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with two clips of 61 frames, which is the shortest window that the recipes take."""
     folder = tmp_path_factory.mktemp("twins")
-    make_clips(folder / "data")
+    make_long_clips(folder / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DATASET_PATH", str(folder / "data"))
@@ -39,27 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in ("WORLD_SIZE", "WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT"):
             patch.delenv(name, raising=False)
         yield folder
-
-
-def make_clips(folder: Path) -> None:
-    (folder / "videos").mkdir(parents=True)
-    lines = []
-    for index in range(2):
-        with av.open(str(folder / "videos" / f"{index}.mp4"), "w") as container:
-            stream = container.add_stream("libx264", rate=24, options={"preset": "ultrafast"})
-            stream.width, stream.height, stream.pix_fmt, stream.thread_count = 160, 96, "yuv420p", 1
-            for time in range(61):
-                y, x = np.mgrid[0:96, 0:160]
-                picture = np.stack([(x * 3 + 9 * time) % 256, (y * 2 + 40 * index) % 256, (x + y) % 256], axis=-1)
-                frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
-        caption = {"subjects": [{"description": f"gradient {index}"}], "duration": "2s"}
-        window = {"start_frame": 0, "end_frame": 60, "temporal_interval": 1, "caption_json": caption}
-        record = {"uuid": f"clip{index}", "width": 160, "height": 96, "nb_frames": 61, "framerate": 24.0}
-        lines.append({**record, "vision_path": f"videos/{index}.mp4", "t2w_windows": [window]})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "video_dataset_file.jsonl").write_text(text)
 
 
 def train(twin: str, name: str, *words: str) -> Path:

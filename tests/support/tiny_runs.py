@@ -64,6 +64,28 @@ def make_clips(folder: Path, count: int) -> None:
     (folder / "video_dataset_file.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def make_long_clips(folder: Path) -> None:
+    """Two clips of 61 frames, which is the shortest window that the recipes take, with structured captions."""
+    (folder / "videos").mkdir(parents=True)
+    lines = []
+    for index in range(2):
+        with av.open(str(folder / "videos" / f"{index}.mp4"), "w") as container:
+            stream = container.add_stream("libx264", rate=24, options={"preset": "ultrafast"})
+            stream.width, stream.height, stream.pix_fmt, stream.thread_count = 160, 96, "yuv420p", 1
+            for time in range(61):
+                y, x = np.mgrid[0:96, 0:160]
+                picture = np.stack([(x * 3 + 9 * time) % 256, (y * 2 + 40 * index) % 256, (x + y) % 256], axis=-1)
+                frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        caption = {"subjects": [{"description": f"gradient {index}"}], "duration": "2s"}
+        window = {"start_frame": 0, "end_frame": 60, "temporal_interval": 1, "caption_json": caption}
+        record = {"uuid": f"clip{index}", "width": 160, "height": 96, "nb_frames": 61, "framerate": 24.0}
+        lines.append({**record, "vision_path": f"videos/{index}.mp4", "t2w_windows": [window]})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "video_dataset_file.jsonl").write_text(text)
+
+
 def make_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer without merges, with the chat markers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

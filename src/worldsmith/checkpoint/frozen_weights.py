@@ -1,7 +1,8 @@
 """`frozen_weights.json`: what a checkpoint of trained weights only says about the frozen ones, which it lacks.
 
 A resume reads the frozen weights where the run got them from. The fingerprint is made of their bits, so that it does
-not matter where that is now or in which format, and a single changed weight is noticed.
+not matter where that is now or in which format, and a single changed weight is noticed. Weights that the run kept in
+bfloat16 are compared in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ CHUNK = 1 << 22
 """Entries that are summed at once."""
 
 
-def fingerprint(frozen: Mapping[str, Tensor]) -> str:
-    """A hash over native names, shapes and bits; the same for any sharding. All ranks call it together."""
+def fingerprint(frozen: Mapping[str, Tensor], dtypes: Mapping[str, str] | None = None) -> str:
+    """A hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if any.
+
+    It is the same for any sharding. All ranks call it together.
+    """
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(frozen):
         tensor = frozen[name]
+        tensor = tensor.to(getattr(torch, dtypes[name])) if dtypes and name in dtypes else tensor
         digest.update(f"{name} {list(tensor.shape)} {bit_sum(tensor)}\n".encode())
     return digest.hexdigest()
 
@@ -49,7 +56,10 @@ def bit_sum(tensor: Tensor) -> int:
 
 def record(frozen: Mapping[str, Tensor], *, source: str) -> str:
     """The content of the file; `source` says in words where the frozen weights come from."""
-    return json.dumps({"source": source, "tensors": len(frozen), "fingerprint": fingerprint(frozen)}, indent=1)
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in frozen.items()}
+    dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}
+    parts = {"source": source, "tensors": len(frozen), "fingerprint": fingerprint(frozen, dtypes), "dtypes": dtypes}
+    return json.dumps(parts, indent=1)
 
 
 def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str) -> None:
@@ -60,7 +70,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str)
             f"{checkpoint} was trained with {saved['tensors']} frozen tensors, and this run freezes {len(frozen)}; "
             "put optimizer.keys_to_select and the model's config back as they were"
         )
-    if saved["fingerprint"] != fingerprint(frozen):
+    if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
         raise UserError(
             f"{checkpoint} holds trained weights only, and the frozen ones have changed: it was trained on those of "
             f"{saved['source']}, and those of {source} are others. Give the same base as checkpoint.load_path"

@@ -61,7 +61,7 @@ def export_adapter(
     adapters: Mapping[str, Tensor],
     out: str | Path,
     *,
-    alpha: float,
+    alpha: int,
     base_model: str = "",
     source: ExportSource | None = None,
     defaults: GenerationDefaults | None = None,
@@ -112,7 +112,7 @@ def exported_adapters(adapters: Mapping[str, Tensor], dtype: DType) -> dict[str,
     return {peft_name(name): tensor.cpu().to(getattr(torch, dtype)).contiguous() for name, tensor in adapters.items()}
 
 
-def adapter_config(adapters: Mapping[str, Tensor], alpha: float, base_model: str) -> dict[str, Any]:
+def adapter_config(adapters: Mapping[str, Tensor], alpha: int, base_model: str) -> dict[str, Any]:
     """The content of `adapter_config.json`; the layers are listed by their whole diffusers path."""
     low = {name.removesuffix(MATRICES[0]): tensor for name, tensor in adapters.items() if name.endswith(MATRICES[0])}
     if not low:
@@ -156,7 +156,7 @@ class StoredAdapter:
 
     folder: Path
     rank: int
-    alpha: float
+    alpha: int
     weights: Mapping[str, Tensor]
     """Matrices by native name."""
 

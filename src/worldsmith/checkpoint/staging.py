@@ -27,5 +27,5 @@ class Stager:
 
     def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The same parts with tensors of their own. The buffers belong to the newest copy."""
-        staged: dict[str, dict[str, Any]] = self._stager.stage({name: dict(state) for name, state in parts.items()})
-        return staged
+        staged: Any = self._stager.stage({name: dict(state) for name, state in parts.items()})
+        return dict(staged)

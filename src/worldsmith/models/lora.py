@@ -47,7 +47,7 @@ def unknown_target(target: str, layers: list[str]) -> str:
     return f"lora_target_modules: '{target}' can get no adapter, there is {kind} (the whole name counts); {advice}"
 
 
-def inject_adapters(network: nn.Module, *, rank: int, alpha: float, target_modules: str) -> list[str]:
+def inject_adapters(network: nn.Module, *, rank: int, alpha: int, target_modules: str) -> list[str]:
     """Gives the linear layers that `target_modules` names an adapter each, in place, and freezes everything else.
 
     The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero.

@@ -105,13 +105,13 @@ def start_weights(trainer: Trainer) -> LoadReport | None:
     settings, seed = trainer.config.checkpoint, trainer.config.trainer.seed
     report = None
     if settings.load_path is None:
-        init_weights(trainer.network, seed)
+        init_weights(trainer.generator.network, seed)
     else:
         model, network, skip = model_state(trainer), trainer.generator.config.network, settings.keys_to_skip_loading
         shapes = {name: list(tensor.shape) for name, tensor in model.items()}
         left = plan_loading(settings.load_path, shapes, skip, network=network).left
         if left:
-            init_weights(trainer.network, seed, {bare(name) for name in left})
+            init_weights(trainer.generator.network, seed, {bare(name) for name in left})
         report = load_weights(
             settings.load_path, model, keys_to_skip=skip, network=network, no_dist=trainer.world.size == 1
         )

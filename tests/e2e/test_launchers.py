@@ -1,0 +1,90 @@
+"""The launch scripts start the right program with the right words, and plan a 64 B run on a laptop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from tiny_runs import make_long_clips
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ASSETS = ROOT / "src/worldsmith/assets"
+READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "WORLD_SIZE")
+RECORDER = """#!/usr/bin/env bash
+printf '%s\\n' "$(basename "$0")" "$@"
+for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE; do echo "$name=${!name:-}"; done
+"""
+
+
+def launch(script: str, *words: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in READ and not k.startswith(("NPROC", "NNODES", "MASTER"))}
+    kept["PATH"] = f"{path}:{kept['PATH']}"
+    command = ["bash", str(EXAMPLES / script), *words]
+    return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True)
+
+
+@pytest.fixture
+def recorders(tmp_path: Path) -> Path:
+    """Programs named torchrun and worldsmith that print how they were called."""
+    for name in ("torchrun", "worldsmith"):
+        (tmp_path / name).write_text(RECORDER)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("tier", ["nano", "super", "edge"])
+def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, recorders: Path) -> None:
+    said = launch(f"launch_sft_vision_{tier}.sh", "--trainer.max_iter", "10", path=recorders).stdout.splitlines()
+    toml = EXAMPLES / f"toml/sft_config/vision_sft_{tier}.toml"
+    assert toml.is_file()
+    assert said[:4] == ["torchrun", "--standalone", "--nproc-per-node", "8"]
+    assert said[4:10] == ["-m", "worldsmith", "train", f"--sft-toml={toml}", "--trainer.max_iter", "10"]
+    assert f"BASE_CHECKPOINT_PATH={EXAMPLES}/checkpoints/Cosmos3-{tier.capitalize()}" in said
+    assert f"WAN_VAE_PATH={EXAMPLES}/checkpoints/wan22_vae/Wan2.2_VAE.pth" in said
+
+
+def test_one_process_needs_no_torchrun_and_variables_win(recorders: Path) -> None:
+    said = launch(
+        *("launch_sft_vision_edge.sh", "--", "a=b c"),
+        **{"path": recorders, "NPROC_PER_NODE": "1", "DATASET_PATH": "my clips", "TOML_FILE": "x.toml"},  # type: ignore[arg-type]
+    ).stdout.splitlines()
+    assert said[:5] == ["worldsmith", "train", "--sft-toml=x.toml", "--", "a=b c"]
+    assert "DATASET_PATH=my clips" in said
+    assert "WORLD_SIZE=" in said
+
+
+def test_several_machines_need_the_address_of_the_first(recorders: Path) -> None:
+    several = {"NNODES": "2", "NODE_RANK": "1"}
+    failed = launch("launch_sft_vision_nano.sh", path=recorders, **several)
+    assert failed.returncode != 0
+    assert "several nodes need MASTER_ADDR" in failed.stderr
+    said = launch("launch_sft_vision_nano.sh", path=recorders, MASTER_ADDR="node0", **several).stdout.splitlines()
+    rendezvous = ["--nnodes", "2", "--node-rank", "1", "--master-port", "29500", "--master-addr", "node0"]
+    assert said[1:11] == [*rendezvous, "--nproc-per-node", "8"]
+
+
+def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> None:
+    """The real program: network on the meta device, data, tokenizer and VAE for real."""
+    make_long_clips(tmp_path / "data")
+    done = launch(
+        *("launch_sft_vision_super.sh", "--dryrun", "--checkpoint.load_path", "null", "--checkpoint.init", "scratch"),
+        path=Path(sys.executable).parent,
+        DATASET_PATH=str(tmp_path / "data"),
+        WAN_VAE_PATH=str(ASSETS / "tiny_vae"),
+        TOKENIZER_PATH=str(ASSETS / "tiny_tokenizer"),
+        WORLDSMITH_OUTPUT_ROOT=str(tmp_path / "runs"),
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    plan = done.stdout.partition("\n---\n")[2]
+    assert "processes    8 (replicate 1 × shard 8; context 2, so 4 × data)" in plan
+    assert "network      64.0B parameters, 39.8M trained\n" in plan
+    assert "456.0 MiB each" in plan  # adapters and their optimizer state, float32
+    assert "first pack   45 samples, 44" in plan
+    assert "latents [48, 16, 12, 20]" in plan
