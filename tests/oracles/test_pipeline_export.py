@@ -237,3 +237,13 @@ def test_exporting_again_is_free_and_replacing_needs_force(tmp_path: Path) -> No
     with pytest.raises(FileExistsError, match="is not an export"):
         export_pipeline(generator, tmp_path / "mine", dtype="float32", force=True)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_attention_that_diffusers_lacks_is_not_exported(tmp_path: Path) -> None:
+    """A model whose latents see no later frame would give other videos in the pipeline."""
+    generator = make_generator()
+    config = generator.config
+    config.joint_attn_implementation, config.video_temporal_causal = "three_way", True
+    with pytest.raises(ValueError, match="dense attention only.*no layer's latents see later frames.*--format native"):
+        export_pipeline(config.build(device="cpu", seed=0, defaults=DEFAULTS), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from worldsmith.checkpoint.checkpointer import Checkpointer, load_part, stored_shapes
+from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.dcp import load_part, stored_shapes
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.loader import PackingDataLoader
 from worldsmith.data.video_dataset import VideoDataset

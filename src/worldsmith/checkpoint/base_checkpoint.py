@@ -7,8 +7,9 @@ understanding tower, and initial values from a seed.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,13 +26,15 @@ from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.checkpoint.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree import to_dict
-from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Format = Literal["dcp", "native", "diffusers"]
 INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG}
@@ -111,7 +114,11 @@ def network_of(source: WeightSource, *, action_gen: bool = False, sound_gen: boo
     known = {field.name for field in fields(NetworkConfig)}
     settings = {name: value for name, value in source.settings.items() if name in known}
     missing = [name for name in ("hidden_size", "num_hidden_layers", "rope_theta") if name not in settings]
-    if missing:
+    tier = released_tier(source.shapes) if missing else None
+    if tier is not None:
+        settings = asdict(tier)
+        logger.info("%s: no settings beside the weights; its shapes are those of a released network", source.describe)
+    elif missing:
         raise UserError(
             f"{source.describe}: nothing says what {' and '.join(missing)} of this network are; a config.json with "
             "its settings belongs beside the weights"
@@ -124,6 +131,21 @@ def network_of(source: WeightSource, *, action_gen: bool = False, sound_gen: boo
     except ValueError as error:
         raise UserError(f"{source.describe}: {error}") from error
     return network
+
+
+def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
+    """The released network (Edge, Nano, Super) whose towers have exactly these shapes; heads are not compared."""
+    import torch
+
+    from worldsmith.models.cosmos3.network import Cosmos3Network
+
+    towers = {name: shape for name, shape in shapes.items() if name.startswith("language_model.")}
+    for tier in (edge(), nano(), super_()):
+        with torch.device("meta"):
+            parameters = Cosmos3Network(tier).language_model.named_parameters(prefix="language_model")
+            if towers == {name: list(parameter.shape) for name, parameter in parameters}:
+                return tier
+    return None
 
 
 def heads_to_make(source: WeightSource, action_gen: bool, sound_gen: bool) -> list[str]:

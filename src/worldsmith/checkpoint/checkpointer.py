@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint import atomic, dcp, manifest
-from worldsmith.checkpoint.dcp import load_part, stored_shapes
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.staging import Stager
@@ -32,8 +31,6 @@ from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["POINTER", "Checkpointer", "find_damage", "folder_iteration", "folder_name", "load_part", "stored_shapes"]
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +166,7 @@ class Checkpointer(Configurable):
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""
-        load_part(checkpoint / part, state, no_dist=self.world.size == 1)
+        dcp.load_part(checkpoint / part, state, no_dist=self.world.size == 1)
 
     def load_dataloader(self, checkpoint: Path) -> list[dict[str, Any]]:
         """The saved data positions, one for each data-parallel group of the run that saved."""

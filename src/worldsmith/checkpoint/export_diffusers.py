@@ -22,6 +22,7 @@ from worldsmith.checkpoint.model_card import model_card
 from worldsmith.checkpoint.native_export import stored_dtype
 from worldsmith.config.tree import to_dict
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.cosmos3.attention_modes import describe_modes
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -42,10 +43,15 @@ def export_pipeline(
     """Writes the pipeline folder `out`; False when the same export is there already.
 
     The folder appears when it is complete. It samples with the schedule that `generator.defaults.shift` gives.
-    Raises ValueError when that shift is not known, FileExistsError when `out` is something else (`force` replaces an
-    older export, never other files).
+    Raises ValueError when that shift is not known and for attention that diffusers does not have, FileExistsError when
+    `out` is something else (`force` replaces an older export, never other files).
     """
     out = Path(out)
+    if not generator.network.attention.is_dense:
+        raise ValueError(
+            f"diffusers has dense attention only, and this model does not ({describe_modes(generator.network.attention)}"
+            "): its outputs would differ there; use --format native"
+        )
     weights = exported_weights(generator, dtype)
     manifest = describe(generator, source or ExportSource(), dtype, weights)
     if not may_write(out, manifest, force, index=PIPELINE_INDEX):

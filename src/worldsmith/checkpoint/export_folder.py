@@ -87,9 +87,15 @@ def written_aside(out: Path) -> Iterator[Path]:
 
 
 def publish(aside: Path, out: Path, manifest: dict[str, Any]) -> None:
-    """Adds the list of files to the manifest, writes it, and makes the folder visible as `out`."""
+    """Adds the list of files to the manifest, writes it, and makes the folder visible as `out`.
+
+    Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
+    """
     manifest["files"] = {str(p.relative_to(aside)): p.stat().st_size for p in sorted(aside.rglob("*")) if p.is_file()}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    ordinary = (aside / MANIFEST).stat().st_mode
+    for name in manifest["files"]:
+        (aside / name).chmod(ordinary)
     atomic.publish_folder(aside, out)
 
 

@@ -95,8 +95,8 @@ def export_adapter(
     if not may_write(out, manifest, force, index=CONFIG):
         return False
     header = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
-    with written_aside(out) as aside:
-        save_file(weights, aside / WEIGHTS, metadata={"format": "pt", DIFFUSERS_HEADER: json.dumps(header)})
+    with written_aside(out) as aside:  # one entry of metadata: safetensors writes several in any order
+        save_file(weights, aside / WEIGHTS, metadata={DIFFUSERS_HEADER: json.dumps(header)})
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(adapter_card(out.name, manifest), encoding="utf-8")
         publish(aside, out, manifest)

@@ -49,13 +49,6 @@ class ParallelismConfig(Config):
     reduce_every_pack: bool = False
     """Reduce gradients after each pack, not once per step: more traffic, but no rank holds all of them in float32."""
 
-    def check(self) -> None:
-        if self.cfg_parallel_shard_degree != 1:
-            raise ValueError(
-                f"cfg_parallel_shard_degree = {self.cfg_parallel_shard_degree}: guidance has two halves only in "
-                "sampling, training runs one; write 1, and use context_parallel_shard_degree to share a pack"
-            )
-
 
 class CompileConfig(Config):
     """torch.compile of the network."""

@@ -29,7 +29,8 @@ def compile_methods(modules: Iterable[nn.Module], names: Sequence[str], config: 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
     """`function` as one graph. Raises UserError, with the way out, when that cannot be made; never runs uncompiled."""
-    fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=VERSIONS)
+    # torch's overloads forget the limit, which its signature has.
+    fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=VERSIONS)  # type: ignore[call-overload]
 
     def run(*args: Any) -> Any:
         try:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from worldsmith.checkpoint.base_checkpoint import released_tier
 from worldsmith.checkpoint.load_model import find_model
 from worldsmith.checkpoint.weight_source import open_weights
 from worldsmith.cli.main import main
+from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
+from worldsmith.models.cosmos3.network import Cosmos3Network
 
 HIDDEN, HEADS, DIM = 8, 2, 8
 CONFIG = {
@@ -102,3 +106,14 @@ def test_a_base_checkpoint_is_not_a_model_for_videos(source: Path, tmp_path: Pat
         assert main(["convert", str(source), "-o", str(tmp_path / to), "--to", to]) == 0
         with pytest.raises(FileNotFoundError, match=r"is a base checkpoint .* has no tokenizer and no VAE"):
             find_model(tmp_path / to)
+
+
+@pytest.mark.parametrize("tier", [edge, nano, super_])
+def test_a_released_network_is_known_by_its_shapes(tier: Callable[[], NetworkConfig]) -> None:
+    """Folders of other systems state their settings in another form, or not at all; a changed shape is not known."""
+    with torch.device("meta"):
+        network = Cosmos3Network(tier())
+    shapes = {name: list(parameter.shape) for name, parameter in network.named_parameters()}
+    assert released_tier(shapes) == tier()
+    shapes["language_model.model.norm.weight"] = [7]
+    assert released_tier(shapes) is None

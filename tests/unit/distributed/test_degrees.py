@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.config.sections import ParallelismConfig
 from worldsmith.distributed.degrees import Degrees, check_heads, fit_degrees
 from worldsmith.distributed.world import World
 
@@ -77,11 +76,6 @@ def test_whatever_is_accepted_adds_up_and_keeps_what_was_asked(
     assert found.data * found.context == world
     assert shard in (-1, found.shard)
     assert replicate in (-1, found.replicate)
-
-
-def test_guidance_cannot_be_shared_in_training() -> None:
-    with pytest.raises(ValueError, match=r"cfg_parallel_shard_degree = 2: guidance has two halves only in sampling"):
-        ParallelismConfig(cfg_parallel_shard_degree=2).check()
 
 
 def test_one_process_agrees_with_itself() -> None:

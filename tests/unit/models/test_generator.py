@@ -62,22 +62,9 @@ def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
     assert config.network.hidden_size == 64
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("compile.enabled", True),
-        ("parallelism.context_parallel_shard_degree", 2),
-        ("parallelism.cfg_parallel_shard_degree", 2),
-    ],
-)
-def test_what_does_not_work_is_refused(config: Cosmos3Generator.Config, path: str, value: object) -> None:
-    """An option without an effect is an error that names it and the value that works."""
-    *sections, name = path.split(".")
-    section = config
-    for part in sections:
-        section = getattr(section, part)
-    setattr(section, name, value)
-    with pytest.raises(ValueError, match=f"{path} = .*does not work yet; in this version it can only be"):
+def test_guidance_cannot_be_shared_in_training(config: Cosmos3Generator.Config) -> None:
+    config.parallelism.cfg_parallel_shard_degree = 2
+    with pytest.raises(ValueError, match=r"cfg_parallel_shard_degree = 2: guidance has two halves in sampling only"):
         config.check()
 
 

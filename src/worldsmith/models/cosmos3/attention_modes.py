@@ -140,6 +140,11 @@ class AttentionModes:
     patterns: tuple[Pattern, ...]
     layers: tuple[int, ...]
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether all latents of a sample see each other in every layer."""
+        return not any(pattern.temporal_causal or pattern.profiles for pattern in self.patterns)
+
 
 def attention_modes(
     implementation: str,

@@ -109,13 +109,12 @@ class Cosmos3Generator(Configurable):
             read_attention(self)
             if self.lora_enabled:
                 match_targets(self.lora_target_modules, adaptable_layers(self.network))
-            only: tuple[tuple[str, object, object], ...] = (
-            )
-            for option, found, works in only:
-                if found != works:
-                    raise ValueError(
-                        f"{option} = {found!r} does not work yet; in this version it can only be {works!r}"
-                    )
+            halves = self.parallelism.cfg_parallel_shard_degree
+            if halves != 1:
+                raise ValueError(
+                    f"parallelism.cfg_parallel_shard_degree = {halves}: guidance has two halves in sampling only, "
+                    "training runs one; write 1, and use context_parallel_shard_degree to share a pack"
+                )
 
     def __init__(
         self,

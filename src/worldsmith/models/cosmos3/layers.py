@@ -123,7 +123,8 @@ class MoTDecoderLayer(nn.Module):
         After the `last` layer nobody reads the text, so its text stream is None.
         """
         if und is not None and last:
-            und, memory = None, self.remember(und, geometry)
+            memory = self.remember(und, geometry)
+            und = None
         elif und is not None:
             und, memory = self.read(und, geometry)
         if memory is None:

@@ -13,7 +13,6 @@ from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_set
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import AutoencoderKLWan
     from torch import Tensor
 
     from worldsmith.models.video_vae.windows import CompiledEncoder
@@ -62,7 +61,7 @@ class WanVAE(Configurable):
 
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.precision)
-        self.model: AutoencoderKLWan = load_model(self.source, self.settings, self.dtype, self.device)
+        self.model = load_model(self.source, self.settings, self.dtype, self.device)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
         statistics: dict[str, Any] = {"dtype": self.dtype, "device": self.device}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import AutoencoderKLWan
 
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
@@ -26,7 +26,7 @@ def find_vae(name: str) -> Path:
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return Path(name).expanduser()
     hub = hub_name(name)
-    layouts = LAYOUTS[-1:] if hub is None or hub.inner or Path(name).exists() else LAYOUTS
+    layouts: Sequence[tuple[str, ...]] = LAYOUTS[-1:] if hub is None or hub.inner or Path(name).exists() else LAYOUTS
     if hub is not None:  # any layout in the cache comes before a look at the hub for another one
         layouts = sorted(layouts, key=lambda patterns: cached(hub, patterns) is None)
     for patterns in layouts[:-1]:
@@ -78,8 +78,8 @@ def read_settings(source: Path) -> dict[str, Any]:
     return settings
 
 
-def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> AutoencoderKLWan:
-    """The VAE on the device, in `dtype`."""
+def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """The VAE, an `AutoencoderKLWan`, on the device in `dtype`."""
     import torch
     from diffusers import AutoencoderKLWan
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, patchify
 from torch import Tensor, nn
 
@@ -48,10 +47,8 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
     return encoder(frames, feat_cache=kept, feat_idx=[0]), tuple(kept)
 
 
-def encode_in_windows(
-    model: AutoencoderKLWan, video: Tensor, *, window: int, run: EncodeWindow = encode_window
-) -> Tensor:
-    """uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the model's dtype.
+def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWindow = encode_window) -> Tensor:
+    """uint8 video [3, T, H, W] through an `AutoencoderKLWan` to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the model's dtype.
 
     Pixels enter as value/127.5 - 1. `window` is a multiple of 4; `run` may be a compiled `encode_window`.
     """
@@ -72,7 +69,7 @@ class CompiledEncoder:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self.compiled = torch.compile(
+        self.compiled = torch.compile(  # type: ignore[call-overload]  # the stubs lack the last two
             encode_window,
             backend=backend,
             dynamic=False,
