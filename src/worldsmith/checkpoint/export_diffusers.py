@@ -21,8 +21,8 @@ from worldsmith.checkpoint.load_model import PIPELINE_INDEX
 from worldsmith.checkpoint.model_card import model_card
 from worldsmith.checkpoint.native_export import stored_dtype
 from worldsmith.config.tree import to_dict
-from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.cosmos3.attention_modes import describe_modes
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:

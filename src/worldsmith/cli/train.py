@@ -55,12 +55,13 @@ def dryrun(tree: Trainer.Config) -> int:
     from worldsmith.training.dryrun import plan_run
     from worldsmith.training.run_folder import run_path
 
+    print(to_yaml(tree), end="")
+    print("---")
     try:
-        lines = plan_run(tree, run_path(tree.job), world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        for line in plan_run(tree, run_path(tree.job), world_size=int(os.environ.get("WORLD_SIZE", "1"))):
+            print(line, flush=True)
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
-    print(to_yaml(tree), end="")
-    print("\n".join(["---", *lines]))
     return 0
 
 

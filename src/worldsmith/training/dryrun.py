@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.warm_start import plan_loading
+from worldsmith.config.errors import UserError
+from worldsmith.models.cosmos3.attention_modes import describe_modes
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.parallel import plan_degrees
@@ -28,18 +31,28 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
-def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> list[str]:
-    """The lines of the plan. Raises what the run itself would raise before its first step."""
+def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> Iterator[str]:
+    """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
+
+    A disk that is too small is told at the end: the machine that plans a run is often not the one that trains it.
+    """
     model = generator_config(config)
     degrees = plan_degrees(model, world_size)
     generator: Cosmos3Generator = model.build(device="meta")
-    return [
-        f"run folder   {run_folder}{describe_start(config, run_folder)}",
-        f"processes    {world_size} ({degrees})",
-        *network_lines(config, generator.network, run_folder),
-        *data_lines(config, generator),
-        *(f"note         {remark}" for remark in schedule_remarks(config)),
-    ]
+    yield f"run folder   {run_folder}{describe_start(config, run_folder)}"
+    yield f"processes    {world_size} ({degrees})"
+    yield f"attention    {describe_modes(generator.network.attention)}"
+    yield from network_lines(config, generator.network, run_folder)
+    too_small = None
+    try:
+        yield from (f"note         {remark}" for remark in check_space(config, generator.network, run_folder))
+    except UserError as error:
+        too_small = error
+    yield from weight_lines(config, generator.network)
+    yield from data_lines(config, generator)
+    yield from (f"note         {remark}" for remark in schedule_remarks(config))
+    if too_small is not None:
+        raise too_small
 
 
 def describe_start(config: Trainer.Config, run_folder: Path) -> str:
@@ -51,32 +64,37 @@ def describe_start(config: Trainer.Config, run_folder: Path) -> str:
 
 
 def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) -> list[str]:
-    """Parameters, what is loaded into them, and the size of a checkpoint against the free space."""
-    shapes = {name: list(parameter.shape) for name, parameter in native_parameters(network).items()}
+    """Parameters, and the size of a checkpoint against the free space. Freezes what the run does not train."""
     settings = copy.deepcopy(config.optimizer)
     settings.fused = False  # there is no fused kernel for a network without memory
     trained = settings.build(network=network).parameters
     total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained)
     average = generator_config(config).ema.enabled
     checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
-    lines = [
+    return [
         f"network      {short_number(total)} parameters, {short_number(moving)} trained"
         f"{', with a running average' if average else ''}",
         f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
         f"free: {size(shutil.disk_usage(run_folder).free)}",
-        *(f"note         {remark}" for remark in check_space(config, network, run_folder)),
     ]
-    if config.checkpoint.load_path is not None:
-        wanted = {f"net.{name}": shape for name, shape in shapes.items()}
-        wanted |= {f"net_ema.{name}": shape for name, shape in shapes.items()} if average else {}
-        report = plan_loading(
-            config.checkpoint.load_path,
-            wanted,
-            config.checkpoint.keys_to_skip_loading,
-            network=generator_config(config).network,
-        )
-        lines += [f"weights      {line}" for line in report.lines()]
-    return lines
+
+
+def weight_lines(config: Trainer.Config, network: nn.Module) -> list[str]:
+    """What would be loaded: names and shapes are compared, no tensor is read."""
+    if config.checkpoint.load_path is None:
+        return []
+    shapes = {name: list(parameter.shape) for name, parameter in native_parameters(network).items()}
+    wanted = {f"net.{name}": shape for name, shape in shapes.items()}
+    wanted |= (
+        {f"net_ema.{name}": shape for name, shape in shapes.items()} if generator_config(config).ema.enabled else {}
+    )
+    report = plan_loading(
+        config.checkpoint.load_path,
+        wanted,
+        config.checkpoint.keys_to_skip_loading,
+        network=generator_config(config).network,
+    )
+    return [f"weights      {line}" for line in report.lines()]
 
 
 def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,7 +256,17 @@ def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
     config.optimizer.keys_to_select = ["moe_gem"]
     with pytest.raises(ValueError, match="moe_gem"):
-        plan_run(config, tmp_path / "run", world_size=1)
+        list(plan_run(config, tmp_path / "run", world_size=1))
+
+
+def test_dryrun_plans_on_a_disk_that_is_too_small(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole plan is told, and then the error: runs are often planned on another machine than they run on."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    lines = []
+    with pytest.raises(UserError, match="has 0.0 MiB free"):
+        for line in plan_run(resolve(tiny_config(world)), tmp_path / "run", world_size=1):
+            lines.append(line)
+    assert [line for line in lines if line.startswith("first pack")]
 
 
 def test_command_trains_then_says_that_the_run_is_complete(

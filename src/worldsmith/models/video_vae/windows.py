@@ -48,9 +48,10 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
 
 
 def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWindow = encode_window) -> Tensor:
-    """uint8 video [3, T, H, W] through an `AutoencoderKLWan` to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the model's dtype.
+    """uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the dtype of the model.
 
-    Pixels enter as value/127.5 - 1. `window` is a multiple of 4; `run` may be a compiled `encode_window`.
+    The model is an `AutoencoderKLWan`. Pixels enter as value/127.5 - 1.
+    `window` is a multiple of 4; `run` may be a compiled `encode_window`.
     """
     device, dtype = model.device, model.dtype
     caches: Caches = (None,) * sum(isinstance(module, WanCausalConv3d) for module in model.encoder.modules())
