@@ -49,8 +49,8 @@ def export_pipeline(
     out = Path(out)
     if not generator.network.attention.is_dense:
         raise ValueError(
-            f"diffusers has dense attention only, and this model does not ({describe_modes(generator.network.attention)}"
-            "): its outputs would differ there; use --format native"
+            "diffusers has dense attention only, and this model has another one "
+            f"({describe_modes(generator.network.attention)}): its outputs would differ there; use --format native"
         )
     weights = exported_weights(generator, dtype)
     manifest = describe(generator, source or ExportSource(), dtype, weights)

@@ -85,9 +85,8 @@ def weight_lines(config: Trainer.Config, network: nn.Module) -> list[str]:
         return []
     shapes = {name: list(parameter.shape) for name, parameter in native_parameters(network).items()}
     wanted = {f"net.{name}": shape for name, shape in shapes.items()}
-    wanted |= (
-        {f"net_ema.{name}": shape for name, shape in shapes.items()} if generator_config(config).ema.enabled else {}
-    )
+    if generator_config(config).ema.enabled:
+        wanted |= {f"net_ema.{name}": shape for name, shape in shapes.items()}
     report = plan_loading(
         config.checkpoint.load_path,
         wanted,

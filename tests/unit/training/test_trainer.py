@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import signal
@@ -262,10 +263,10 @@ def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
 def test_dryrun_plans_on_a_disk_that_is_too_small(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole plan is told, and then the error: runs are often planned on another machine than they run on."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    lines = []
-    with pytest.raises(UserError, match="has 0.0 MiB free"):
-        for line in plan_run(resolve(tiny_config(world)), tmp_path / "run", world_size=1):
-            lines.append(line)
+    lines: list[str] = []
+    plan = plan_run(resolve(tiny_config(world)), tmp_path / "run", world_size=1)
+    with pytest.raises(UserError, match=r"has 0\.0 MiB free"):
+        collections.deque(map(lines.append, plan))
     assert [line for line in lines if line.startswith("first pack")]
 
 
