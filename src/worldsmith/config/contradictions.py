@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worldsmith.config.configurable import Config
+from worldsmith.config.degrees import NAMES, DegreesError, fit_degrees, needed_processes
 from worldsmith.config.errors import Problem
 from worldsmith.config.paths import Path, format_path
 from worldsmith.config.tree_access import children, walk
@@ -28,32 +29,22 @@ def contradictions(tree: Any) -> list[Problem]:
 
 
 def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
-    """Degrees whose product is not the number of processes (WORLD_SIZE), or that divide nothing whatever it is."""
-    shard, replicate, context, cfg = (_value(tree, (*PARALLELISM, name)) for name in _DEGREES)
-    if not all(type(degree) is int for degree in (shard, replicate, context, cfg)) or min(context, cfg) < 1:
+    """Degrees whose product is not the number of processes (WORLD_SIZE)."""
+    shard, replicate, context = (_value(tree, (*PARALLELISM, name)) for name in NAMES)
+    if not all(type(degree) is int for degree in (shard, replicate, context)) or context < 1:
         return []
     if any(degree < 1 and degree != -1 for degree in (shard, replicate)):
         return []  # the section's own check says so
     world = _world_size(environment)
-    asked = f"data_parallel_shard_degree {shard} × data_parallel_replicate_degree {replicate}"
-    fixed = shard * replicate if min(shard, replicate) > 0 else None
-    if world is not None:
-        known = max(shard, 1) * max(replicate, 1)
-        fits = world % known == 0 if fixed is None else world == fixed
-        if not fits:
-            options = ", ".join(f"{n} × {world // n}" for n in range(1, world + 1) if world % n == 0)
-            needs = f"needs {fixed} processes" if fixed else f"needs a multiple of {known} processes"
-            message = f"{asked} {needs}, but WORLD_SIZE is {world}"
-            return [_degrees(message, f"shard × replicate can be {options}, or -1 for one of them", _DEGREES[:2])]
-    total = world if world is not None else fixed
-    found = []
-    for name, degree in ((_DEGREES[2], context), (_DEGREES[3], cfg)):
-        if total is not None and total % degree:
-            source = "WORLD_SIZE" if world is not None else asked
-            message = f"{name} {degree} does not divide the {total} processes of {source}"
-            options = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
-            found.append(_degrees(message, f"these divide it: {options}", (name,)))
-    return found
+    if world is None:
+        return []
+    try:
+        fit_degrees(shard, replicate, world, context=context)
+    except DegreesError as error:
+        concerns = tuple(format_path((*PARALLELISM, name)) for name in NAMES)
+        message = f"{error.message} (WORLD_SIZE)"
+        return [Problem(format_path(PARALLELISM), message, hint=error.advice, concerns=concerns)]
+    return []
 
 
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -67,24 +58,14 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
                 f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: "
                 f"the last {steps - total} steps run at the schedule's last value"
             )
-    shard, replicate = (_value(tree, (*PARALLELISM, name)) for name in _DEGREES[:2])
-    if type(shard) is int and type(replicate) is int and _world_size(environment) is None:
-        needed = max(shard, 1) * max(replicate, 1)
-        if needed > 1:
-            several = "" if min(shard, replicate) > 0 else "a multiple of "
+    degrees = [_value(tree, (*PARALLELISM, name)) for name in NAMES]
+    if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
+        needed = needed_processes(*degrees)
+        if max(degrees) > 1:
             found.append(
-                f"{format_path(PARALLELISM)} asks for {several}{needed} processes and WORLD_SIZE is not set: "
-                f"start the run with torchrun"
+                f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: start the run with torchrun"
             )
     return found
-
-
-_DEGREES = (
-    "data_parallel_shard_degree",
-    "data_parallel_replicate_degree",
-    "context_parallel_shard_degree",
-    "cfg_parallel_shard_degree",
-)
 
 
 def _double_settings(tree: Any) -> list[Problem]:
@@ -131,11 +112,6 @@ def _adapters_without_training(tree: Any) -> list[Problem]:
             advice = 'leave keys_to_select empty or write ["lora_"]'
             return [Problem(where, message, hint=advice, concerns=concerns)]
     return []
-
-
-def _degrees(message: str, advice: str, names: tuple[str, ...]) -> Problem:
-    concerns = tuple(format_path((*PARALLELISM, name)) for name in names)
-    return Problem(format_path(PARALLELISM), message, hint=advice, concerns=concerns)
 
 
 def _world_size(environment: Mapping[str, str]) -> int | None:

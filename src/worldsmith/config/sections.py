@@ -34,14 +34,14 @@ class JobConfig(Config):
 
 
 class ParallelismConfig(Config):
-    """How ranks share the work. shard x replicate must equal the number of ranks; the context degree divides it."""
+    """How ranks share the work. shard x replicate x context must equal the number of ranks."""
 
     data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Ranks that share one copy of the weights (FSDP); -1 takes all that the replicas leave."""
+    """Ranks, or context groups, among which one copy of the weights is cut (FSDP); -1 takes all that are left."""
     data_parallel_replicate_degree: Annotated[int, Range(ge=1, also=-1)] = 1
     """Copies of the sharded group (HSDP); -1 takes as many as fit."""
     context_parallel_shard_degree: Count = 1
-    """Neighbouring ranks that share the tokens of one pack; they read the same data."""
+    """Neighbouring ranks that share the tokens of one pack, and read the same data; weights are cut among them too."""
     cfg_parallel_shard_degree: Count = 1
     """Ranks that share the two halves of guidance. Training has no guidance, so only 1 is possible here."""
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"

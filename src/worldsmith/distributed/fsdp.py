@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from worldsmith.distributed.degrees import Degrees
+    from worldsmith.config.degrees import Degrees
     from worldsmith.distributed.world import World
 
 
@@ -29,9 +29,9 @@ def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
     ensure_process_group(world)
     device_type = torch.device(world.device).type
     if degrees.replicate == 1:
-        return init_device_mesh(device_type, (degrees.shard,), mesh_dim_names=("dp_shard",))
+        return init_device_mesh(device_type, (degrees.weights,), mesh_dim_names=("dp_shard",))
     return init_device_mesh(
-        device_type, (degrees.replicate, degrees.shard), mesh_dim_names=("dp_replicate", "dp_shard")
+        device_type, (degrees.replicate, degrees.weights), mesh_dim_names=("dp_replicate", "dp_shard")
     )
 
 

@@ -102,7 +102,8 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, 16, 32
     model.ema.enabled = False
     model.compile.enabled = False
-    # Pairs of processes share a sequence; the weights lie on all eight.
+    # Pairs of processes share a sequence: four shares of the data, and the weights lie on all eight.
+    model.parallelism.data_parallel_shard_degree = 4
     model.parallelism.context_parallel_shard_degree = 2
     config.optimizer.keys_to_select = ["lora_"]
     config.optimizer.lr = 5e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worldsmith.distributed.degrees import Degrees, check_heads, fit_degrees
+from worldsmith.config.degrees import Degrees, check_heads, fit_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.degrees import fit_degrees
 from worldsmith.config.difference import differences
 from worldsmith.config.load import load
 from worldsmith.config.overrides import find_node
 from worldsmith.config.paths import format_path
 from worldsmith.config.references import resolve
-from worldsmith.distributed.degrees import fit_degrees
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.parameter_names import native_parameters
@@ -140,7 +140,7 @@ def test_eight_processes_make_the_published_number_of_data_shares() -> None:
                 context=parallelism.context_parallel_shard_degree,
             )
         )
-    assert [(d.shard, d.data) for d in degrees] == [(8, 8), (8, 4), (8, 8)]
+    assert [(d.data, d.weights) for d in degrees] == [(8, 8), (4, 8), (8, 8)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,103 @@
+"""The arithmetic of parallel degrees: what was asked, what it needs, what would work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAMES = ("data_parallel_shard_degree", "data_parallel_replicate_degree", "context_parallel_shard_degree")
+
+
+class DegreesError(ValueError):
+    """Degrees that cannot be; `advice` says which could."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(f"{message}; {advice}")
+        self.message, self.advice = message, advice
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """How the processes are arranged: replicate × shard × context of them.
+
+    `context` neighbours work on the same packs, so the data is cut into replicate × shard shares. The weights are cut
+    among the shard × context processes of a replica.
+    """
+
+    replicate: int
+    shard: int
+    context: int = 1
+
+    @property
+    def data(self) -> int:
+        """Into how many shares the data is cut."""
+        return self.replicate * self.shard
+
+    @property
+    def weights(self) -> int:
+        """Into how many shares the weights are cut."""
+        return self.shard * self.context
+
+    def __str__(self) -> str:
+        text = f"replicate {self.replicate} × shard {self.shard}"
+        return f"{text} × context {self.context}" if self.context > 1 else text
+
+
+def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
+    """Solves -1 ("as many as fit"); replicate × shard × context must be the number of processes.
+
+    Raises DegreesError with the product and with the degrees that would work.
+    """
+    for name, degree in zip(NAMES[:2], (shard, replicate)):
+        if degree < 1 and degree != -1:
+            raise DegreesError(f"{name} is {degree}", "write a positive number, or -1 for as many as fit")
+    if context < 1:
+        raise DegreesError(f"{NAMES[2]} is {context}", "write a positive number")
+    processes = f"the run has {world_size} process{'es' * (world_size > 1)}"
+    if world_size % context:
+        works = ", ".join(map(str, divisors(world_size)))
+        raise DegreesError(
+            f"{NAMES[2]} is {context}, but {processes}, which cannot be cut into groups of {context}",
+            f"for {world_size} these work: {works}",
+        )
+    groups = world_size // context
+    solved = Degrees(replicate, shard, context)
+    if shard == -1 and replicate == -1:
+        solved = Degrees(1, groups, context)
+    elif shard == -1:
+        solved = Degrees(replicate, max(1, groups // replicate), context)
+    elif replicate == -1:
+        solved = Degrees(max(1, groups // shard), shard, context)
+    if solved.data != groups:
+        each = f" × context {context}" if context > 1 else ""
+        options = ", ".join(f"{n} × {groups // n}" for n in divisors(groups))
+        raise DegreesError(
+            f"shard {shard} × replicate {replicate}{each} needs {needed_processes(shard, replicate, context)}, "
+            f"but {processes}",
+            f"for {world_size} shard × replicate can be {options}, or -1 for one of the two",
+        )
+    return solved
+
+
+def needed_processes(shard: int, replicate: int, context: int) -> str:
+    """`8 processes`, or `a multiple of 8 processes` when a degree is -1."""
+    product = max(shard, 1) * max(replicate, 1) * context
+    open_ended = "" if min(shard, replicate) > 0 else "a multiple of "
+    return f"{open_ended}{product} process{'es' * (product > 1)}"
+
+
+def check_heads(context: int, heads: int, key_heads: int) -> None:
+    """Raises DegreesError unless `context` ranks can share the attention heads of one sequence evenly.
+
+    With fewer key heads than ranks, several ranks get a copy of the same key head.
+    """
+    works = [n for n in divisors(heads) if key_heads % n == 0 or n % key_heads == 0]
+    if context not in works:
+        raise DegreesError(
+            f"{NAMES[2]} is {context}, which cannot share {heads} attention heads and {key_heads} key and value heads "
+            "evenly",
+            f"for this network these work: {', '.join(map(str, works))}",
+        )
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
