@@ -86,6 +86,12 @@ FIELDS: tuple[TomlField, ...] = (
         ("data_parallel_replicate_degree", int, 1, "Copies of the sharded group."),
         ("context_parallel_shard_degree", int, 1, "Ranks that share one sequence."),
         ("cfg_parallel_shard_degree", int, 1, "Ranks that share the two halves of guidance."),
+        (
+            "fsdp_master_dtype",
+            Literal["float32", "bfloat16"],
+            "float32",
+            "Number format of weights, gradients and moments between steps.",
+        ),
     ),
     *_section(
         "model.compile",

@@ -50,6 +50,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None]] = {
             ("data_parallel_replicate_degree", 1),
             ("context_parallel_shard_degree", 1),
             ("cfg_parallel_shard_degree", 1),
+            ("fsdp_master_dtype", "float32"),
         ]
     },
     "model.compile.enabled": (False, "model.config.compile.enabled", "model.config.compile.enabled"),

@@ -84,6 +84,14 @@ TABLE: list[tuple[str, Any, str, str, str | None, str | None]] = [
         f"{C}.parallelism.cfg_parallel_shard_degree",
         f"{C}.parallelism.cfg_parallel_shard_degree",
     ),
+    (
+        f"{PAR}.fsdp_master_dtype",
+        "float32",
+        '"bfloat16"',
+        '"float16"',
+        f"{C}.parallelism.fsdp_master_dtype",
+        f"{C}.parallelism.fsdp_master_dtype",
+    ),
     ("model.compile.enabled", False, "true", "1", f"{C}.compile.enabled", f"{C}.compile.enabled"),
     (
         "model.compile.compile_dynamic",
@@ -184,7 +192,7 @@ def document(path: str, text: str, task: str = "vfm") -> str:
 
 def test_the_schema_has_exactly_the_keys_of_the_document() -> None:
     assert {entry.path for entry in FIELDS} == {parts(row[0]) for row in TABLE}
-    assert len(TABLE) == 58 + 2  # the leaves of the document, [custom], and the caption cap
+    assert len(TABLE) == 58 + 3  # the leaves of the document, [custom], the caption cap, and the dtype of the guide
 
 
 def test_the_other_key_that_came_later_is_refused_with_the_reason() -> None:
