@@ -37,11 +37,11 @@ def test_the_plan_shows_the_degrees_and_refuses_what_does_not_fit(
     (promised,) = re.findall(r"`(processes .*?)`:?\.", PAGE)
     assert promised in capsys.readouterr().out
     for processes, degree, message in (
-        ("6", 4, "these divide it: 1, 2, 3, 6"),
+        ("6", 4, "for 6 these work: 1, 2, 3, 6"),
         (
             "3",
             3,
-            "cannot share 4 attention heads and 2 key and value heads evenly; for this network these work: 1, 2, 4",
+            "cannot share 4 attention heads and 2 key and value heads evenly",
         ),
     ):
         monkeypatch.setenv("WORLD_SIZE", processes)

@@ -83,7 +83,7 @@ def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     plan = done.stdout.partition("\n---\n")[2]
-    assert "processes    8 (replicate 1 × shard 8; context 2, so 4 × data)" in plan
+    assert "processes    8 (replicate 1 × shard 4 × context 2)" in plan
     assert "network      64.0B parameters, 39.8M trained\n" in plan
     assert "456.0 MiB each" in plan  # adapters and their optimizer state, float32
     assert "first pack   45 samples, 44" in plan

@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from worldsmith.checkpoint import atomic, dcp, manifest
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.staging import Stager
+from worldsmith.checkpoint.writer_process import WriterProcess
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
@@ -42,8 +44,8 @@ BYTES_PER_TENSOR = 2048
 class Checkpointer(Configurable):
     """Saves and restores a run in one folder. All ranks call every method together.
 
-    - One save at a time. With `background` it is written by a thread, from a copy of the tensors, while the caller goes
-      on; `is_saving` and `settle` belong to it.
+    - One save at a time. With `background` it is written by a thread and a process, from a copy of the tensors, while
+      the caller goes on; `is_saving` and `settle` belong to it.
     - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
     """
 
@@ -87,6 +89,8 @@ class Checkpointer(Configurable):
         self.folder = folder
         self.world = world or World()
         self._saving: Future[Path] | None = None
+        # Forked now, before the network is there. Elsewhere than on Linux a process does not survive a fork.
+        self._process = WriterProcess() if config.async_save and sys.platform == "linux" else None
         if self.world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             tidy_up(folder)
@@ -115,7 +119,8 @@ class Checkpointer(Configurable):
         write = partial(self._write, target, position=position, texts=texts or {})
         if not background:
             return write(parts)
-        self._saving = self._thread.submit(write, self._stager.stage(parts))
+        process = self._process if self._process is not None and self._process.is_alive else None
+        self._saving = self._thread.submit(write, self._stager.stage(parts), process=process)
         return target
 
     @property
@@ -193,13 +198,20 @@ class Checkpointer(Configurable):
         *,
         position: str | None,
         texts: Mapping[str, str],
+        process: WriterProcess | None = None,
     ) -> Path:
-        """The save itself, in whatever thread: every rank does its share."""
+        """The save itself, in whatever thread: every rank does its share, its tensors by `process` if it has one."""
         aside, world, group = hidden(target), self.world, self._group
         with self._all_or_nothing(target, parts):
             group.run_on_main(lambda: write_texts(aside, texts))
             for part, state in parts.items():
-                dcp.save_part(aside / part, state, no_dist=world.size == 1, process_group=group.process_group)
+                dcp.save_part(
+                    aside / part,
+                    state,
+                    no_dist=world.size == 1,
+                    process_group=group.process_group,
+                    process=process,
+                )
             positions = group.run(lambda: (world.data_rank, position))
             group.run_on_main(lambda: write_positions(aside / "dataloader", positions))
             shares = group.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[world.rank :: world.size]))

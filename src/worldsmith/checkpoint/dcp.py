@@ -4,23 +4,51 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.writer_process import file_writer
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+
+    from worldsmith.checkpoint.writer_process import WriterProcess
 
 
 def save_part(
-    folder: Path, state: Mapping[str, Any], *, no_dist: bool, process_group: ProcessGroup | None = None
+    folder: Path,
+    state: Mapping[str, Any],
+    *,
+    no_dist: bool,
+    process_group: ProcessGroup | None = None,
+    process: WriterProcess | None = None,
 ) -> None:
-    """Writes tensors to a DCP folder; every file is synced to disk. `process_group` None: the default group."""
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    """Writes tensors to a DCP folder; every file is synced to disk.
+
+    `process_group` None: the default group. With `process`, that one writes the tensors' files.
+    """
     from torch.distributed.checkpoint.state_dict_saver import save
 
     be_quiet_alone()
-    writer = FileSystemWriter(folder, sync_files=True)
+    writer = file_writer(folder)
+    if process is not None:
+        writer.write_data = partial(write_elsewhere, process, folder)
     save(dict(state), storage_writer=writer, no_dist=no_dist, process_group=process_group)
+
+
+def write_elsewhere(
+    process: WriterProcess, folder: Path, plan: SavePlan, planner: SavePlanner
+) -> Future[list[WriteResult]]:
+    """A storage writer's `write_data`, done by another process."""
+    from torch.futures import Future
+
+    done: Future[list[WriteResult]] = Future()
+    done.set_result(process.write(folder, plan, planner))
+    return done
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:

@@ -64,13 +64,9 @@ def test_context_is_a_factor_and_cuts_the_weights_but_not_the_data() -> None:
 def test_heads_are_shared_evenly_or_the_message_says_what_would_work() -> None:
     for context in (1, 2, 4, 8, 16, 32):  # Nano: 32 heads, 8 key heads
         check_heads(context, 32, 8)
-    with pytest.raises(
-        ValueError, match=r"is 64, which .* 32 attention heads.*these work: 1, 2, 4, 8, 16, 32$"
-    ):
+    with pytest.raises(ValueError, match=r"is 64, which .* 32 attention heads.*these work: 1, 2, 4, 8, 16, 32$"):
         check_heads(64, 32, 8)
-    with pytest.raises(
-        ValueError, match=r"is 4, which .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"
-    ):
+    with pytest.raises(ValueError, match=r"is 4, which .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"):
         check_heads(4, 12, 6)
 
 

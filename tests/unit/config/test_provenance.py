@@ -149,7 +149,8 @@ class TestShippedRecipes:
 
     @pytest.fixture(autouse=True)
     def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("DATASET_PATH", "/data")
+        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH"):
+            monkeypatch.setenv(name, "/data")
 
     def shipped(self) -> list[str]:
         names = [name for name in recipe_names() if registered()[name].module.startswith("worldsmith.")]
