@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint import atomic, dcp, manifest
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
-from worldsmith.checkpoint.staging import Stager
+from worldsmith.checkpoint.staging import PinnedStager, Stager, private_memory
 from worldsmith.checkpoint.writer_process import WriterProcess
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
@@ -188,8 +188,10 @@ class Checkpointer(Configurable):
         return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     @cached_property
-    def _stager(self) -> Stager:
-        return Stager(self.world.device)
+    def _stager(self) -> Stager | PinnedStager:
+        if self.world.device.startswith("cuda"):
+            return PinnedStager()
+        return Stager(private_memory if self._process is None else self._process.allocate)
 
     def _write(
         self,

@@ -8,6 +8,7 @@ runs no collectives: planning, metadata and all that several ranks agree on stay
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import weakref
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +38,33 @@ class WriterProcess:
             own.close()
             serve(other)
         other.close()
-        self._connection = own
+        self._connection, self._pid = own, pid
+        self._memory: Tensor | None = None
         self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
         """Ends the process; happens by itself when this object is no longer used."""
 
     @property
     def is_alive(self) -> bool:
         return bool(self.close.alive)
+
+    def allocate(self, size: int) -> Tensor:
+        """`size` bytes that the process sees too, uint8: tensors that lie there need not be sent. The last ones count.
+
+        They have no name and no limit but the machine's memory, unlike /dev/shm, which is tiny in many containers. When
+        the process has died they are there all the same.
+        """
+        handle = os.memfd_create("worldsmith")
+        os.ftruncate(handle, size)
+        self._memory = mapped(handle, size)
+        try:
+            if self.is_alive:
+                self._connection.send(size)
+                send_handle(self._connection, handle, self._pid)
+        except OSError:
+            self.close()
+        finally:
+            os.close(handle)
+        return self._memory
 
     def write(self, folder: Path, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         """Writes the tensors of a rank's plan to files in `folder` and syncs them.
@@ -51,9 +73,12 @@ class WriterProcess:
         """
         results: Any = None
         try:
-            self._connection.send((folder, replace(plan, planner_data=None)))
-            for item in plan.items:
-                self._connection.send_bytes(raw_bytes(planner.resolve_data(item)))  # type: ignore[arg-type]
+            tensors = [planner.resolve_data(item) for item in plan.items]
+            places = [place_in(self._memory, tensor) for tensor in tensors]  # type: ignore[arg-type]
+            self._connection.send((folder, replace(plan, planner_data=None), places))
+            for tensor, place in zip(tensors, places):
+                if place is None:
+                    self._connection.send_bytes(raw_bytes(tensor))  # type: ignore[arg-type]
             results = self._connection.recv()
         except (EOFError, OSError):
             self.close()
@@ -70,9 +95,16 @@ def serve(connection: Connection) -> None:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
+        memory: Tensor | None = None
         while True:
-            folder, plan = connection.recv()
-            tensors = SentTensors(connection, plan.items)
+            job = connection.recv()
+            if isinstance(job, int):
+                handle = recv_handle(connection)
+                memory = mapped(handle, job)
+                os.close(handle)
+                continue
+            folder, plan, places = job
+            tensors = SentTensors(connection, plan.items, places, memory)
             try:
                 outcome: Any = file_writer(folder).write_data(plan, tensors).value()  # type: ignore[arg-type]
             except Exception as error:
@@ -87,27 +119,37 @@ def serve(connection: Connection) -> None:
 
 
 class SentTensors:
-    """Stands in for the planner in the process: the tensors of the plan as they come in, in its order."""
+    """Stands in for the planner in the process: the tensors of the plan, in its order, from memory or from the pipe."""
 
-    def __init__(self, connection: Connection, items: Sequence[WriteItem]) -> None:
-        self.connection = connection
-        self.waiting = list(reversed(items))
+    def __init__(
+        self,
+        connection: Connection,
+        items: Sequence[WriteItem],
+        places: Sequence[int | None],
+        memory: Tensor | None,
+    ) -> None:
+        self.connection, self.memory = connection, memory
+        self.waiting = list(reversed(list(zip(items, places, strict=True))))
 
     def resolve_data(self, item: WriteItem) -> Tensor:
         import torch
 
-        expected = self.waiting.pop()
+        expected, place = self.waiting.pop()
         if item.index != expected.index or item.tensor_data is None:
             raise RuntimeError(f"asked for {item.index}, but {expected.index} is what was sent")
-        tensor = torch.empty(item.tensor_data.chunk.sizes, dtype=item.tensor_data.properties.dtype)
+        shape, dtype = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+        if place is not None and self.memory is not None:
+            return self.memory[place : place + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+        tensor = torch.empty(shape, dtype=dtype)
         self.connection.recv_bytes_into(raw_bytes(tensor))  # type: ignore[arg-type]
         return tensor
 
     def skip_rest(self) -> None:
         """Takes what a failed write has left in the pipe."""
         while self.waiting:
-            self.waiting.pop()
-            self.connection.recv_bytes()
+            _, place = self.waiting.pop()
+            if place is None:
+                self.connection.recv_bytes()
 
 
 def file_writer(folder: Path) -> Any:
@@ -117,11 +159,26 @@ def file_writer(folder: Path) -> Any:
     return FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
 
 
+def mapped(handle: int, size: int) -> Tensor:
+    """The bytes of a file as a tensor; whoever maps the same file sees the same bytes."""
+    import torch
+
+    return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
+
+
+def place_in(memory: Tensor | None, tensor: Tensor) -> int | None:
+    """Where a tensor begins in `memory`; None when it does not lie there in one piece."""
+    if memory is None or not tensor.is_contiguous() or tensor.numel() == 0:
+        return None
+    place = tensor.data_ptr() - memory.data_ptr()
+    return place if 0 <= place < memory.numel() else None
+
+
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
     import torch
 
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def end(connection: Connection, pid: int, *, owner: int) -> None:

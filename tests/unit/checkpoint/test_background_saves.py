@@ -90,13 +90,17 @@ def test_an_error_in_the_background_is_raised_by_settle_and_leaves_nothing(tmp_p
 
 
 def test_buffers_are_used_again(tmp_path: Path) -> None:
-    """The second copy of the same tensors takes no new memory; a tensor that is new gets a buffer of its own."""
-    from worldsmith.checkpoint.staging import Stager
+    """The second copy of the same tensors takes no new memory; when there are more of them it takes some."""
+    from worldsmith.checkpoint.staging import Stager, private_memory
 
-    stager, weights = Stager("cpu"), torch.ones(1000)
+    stager, weights = Stager(private_memory), torch.ones(1000)
     first = stager.stage({"model": {"a": weights}})["model"]["a"]
     weights.fill_(5)
     assert first[0] == 1
-    second = stager.stage({"model": {"a": weights, "b": torch.zeros(3)}})["model"]
-    assert second["a"].data_ptr() == first.data_ptr() != weights.data_ptr()
-    assert second["a"][0] == 5
+    second = stager.stage({"model": {"a": weights}})["model"]["a"]
+    assert second.data_ptr() == first.data_ptr() != weights.data_ptr()
+    assert second[0] == 5
+    third = stager.stage({"model": {"a": weights}, "optim": {"b": torch.tensor(3), "c": torch.zeros(0, 2)}})
+    assert third["model"]["a"].data_ptr() != weights.data_ptr()
+    assert third["optim"]["b"] == 3
+    assert third["optim"]["c"].shape == (0, 2)

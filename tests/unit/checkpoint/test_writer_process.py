@@ -17,7 +17,7 @@ import torch
 from worldsmith.checkpoint import dcp
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.save_error import SaveError
-from worldsmith.checkpoint.writer_process import WriterProcess
+from worldsmith.checkpoint.writer_process import WriterProcess, place_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread writes")
 
@@ -118,3 +118,20 @@ def test_it_ends_with_its_owner(tmp_path: Path) -> None:
 
 def writers_of(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_tensors_in_its_memory_are_read_where_they_lie(tmp_path: Path) -> None:
+    """They are not sent, those elsewhere are; a new piece of memory takes the place of the old one."""
+    process = WriterProcess()
+    for value in (1.0, 2.0):
+        shared = process.allocate(4096)[64 : 64 + 40].view(torch.float32)
+        shared.fill_(value)
+        state = {"here": shared, "column": shared.view(5, 2)[:, 0], "elsewhere": torch.full((3,), value)}
+        folder = tmp_path / str(value)
+        dcp.save_part(folder, state, no_dist=True, process=process)
+        found = read(folder, state)
+        assert not [name for name in state if not torch.equal(found[name], state[name])]
+    sent = [place_in(process.allocate(4096), tensor) for tensor in state.values()]
+    assert sent == [None, None, None]
+    memory = process.allocate(4096)
+    assert [place_in(memory, t) for t in (memory[8:16], memory[::2], torch.ones(2))] == [8, None, None]
