@@ -185,7 +185,7 @@ class TestShippedRecipes:
 
     def test_the_text_with_origins_is_yaml_of_the_same_tree(self) -> None:
         for name in self.shipped():
-            loaded = load(name, ["job.name=" + "long words " * 30, "optimizer.keys_to_select=[lora_A,lora_]"])
+            loaded = load(name, ["job.name=" + "long words " * 30, "checkpoint.keys_to_skip_loading=[a,b]"])
             text = show_tree(loaded)
             assert from_yaml(text) == loaded.tree
             assert show_tree(loaded, origins=False) == to_yaml(loaded.tree)
