@@ -56,6 +56,8 @@ class Checkpointer(Configurable):
         """What a new run without load_path means: "pretrained" is an error, "scratch" starts from random weights."""
         load_training_state: bool = False
         """Whether a new run takes optimizer, schedule, step count, random states and data position of load_path too."""
+        load_ema_to_reg: bool = False
+        """Whether a new run starts from the averaged (EMA) weights of load_path instead of its live ones."""
         keys_to_skip_loading: list[str] = field(default_factory=list)
         """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
         save_iter: Count = 100
@@ -79,6 +81,10 @@ class Checkpointer(Configurable):
                 )
             if self.load_training_state and self.load_path is None:
                 raise ValueError("load_training_state needs load_path: the checkpoint whose training state is taken")
+            if self.load_ema_to_reg and self.load_path is None:
+                raise ValueError("load_ema_to_reg needs load_path: the checkpoint whose averaged weights are taken")
+            if self.load_ema_to_reg and self.load_training_state:
+                raise ValueError("load_ema_to_reg and load_training_state: the moments belong to the live weights")
             if self.keep_every is not None and self.keep_latest_k is None:
                 raise ValueError("keep_every has no effect without keep_latest_k, since all checkpoints are kept")
             if self.stop_file != Path(self.stop_file).name:

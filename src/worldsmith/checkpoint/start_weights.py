@@ -22,7 +22,13 @@ class StartWeights(WeightSource):
     """
 
     def __init__(
-        self, network: NetworkConfig, seed: int, source: WeightSource | None = None, keys_to_skip: Sequence[str] = ()
+        self,
+        network: NetworkConfig,
+        seed: int,
+        source: WeightSource | None = None,
+        keys_to_skip: Sequence[str] = (),
+        *,
+        average_as_live: bool = False,
     ) -> None:
         import torch
 
@@ -31,7 +37,7 @@ class StartWeights(WeightSource):
 
         with torch.device("meta"):
             self.network = Cosmos3Network(network)
-        self.seed, self.source = seed, source
+        self.seed, self.source, self.average_as_live = seed, source, average_as_live
         self.shapes = {name: list(parameter.shape) for name, parameter in native_parameters(self.network).items()}
         self.stored = {
             name
@@ -45,7 +51,7 @@ class StartWeights(WeightSource):
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         if self.source is not None:
             stored = {name: tensor for name, tensor in tensors.items() if name in self.stored}
-            self.source.read_into(stored, no_dist=no_dist)
+            self.source.read_into(stored, average=self.average_as_live, no_dist=no_dist)
         for name, tensor in tensors.items():
             if name not in self.stored:
                 self._initialise(name, tensor)
@@ -53,7 +59,9 @@ class StartWeights(WeightSource):
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         import torch
 
-        return self.source.dtype(name) if self.source is not None and name in self.stored else torch.float32
+        if self.source is None or name not in self.stored:
+            return torch.float32
+        return self.source.dtype(name, average=self.average_as_live)
 
     def _initialise(self, name: str, target: Tensor) -> None:
         """Only the module that owns the parameter gets memory, and only for as long as it takes."""
@@ -71,4 +79,10 @@ def start_of_run(tree: Mapping[str, Any]) -> StartWeights:
     section = tree["checkpoint"]
     network = from_dict(tree["model"]["config"]["network"], NetworkConfig)
     source = open_weights(section["load_path"]) if section.get("load_path") else None
-    return StartWeights(network, tree["trainer"]["seed"], source, section.get("keys_to_skip_loading") or ())
+    return StartWeights(
+        network,
+        tree["trainer"]["seed"],
+        source,
+        section.get("keys_to_skip_loading") or (),
+        average_as_live=section.get("load_ema_to_reg", False),
+    )

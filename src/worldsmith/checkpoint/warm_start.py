@@ -81,6 +81,7 @@ def load_weights(
     keys_to_skip: Sequence[str] = (),
     network: NetworkConfig | None = None,
     allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
     no_dist: bool = True,
 ) -> LoadReport:
     """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
@@ -91,6 +92,7 @@ def load_weights(
             live weights.
         network: the config of the network that gets the weights, to be compared with the source's.
         allow_initialised: tensors whose name contains one of these may be absent from the source.
+        average_as_live: take the averaged weights where the source has them; the average starts from them, too.
         no_dist: False when all ranks call this together with shards of one model.
 
     Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when one that is not
@@ -98,13 +100,21 @@ def load_weights(
     """
     source = open_weights(path)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    report = compare(source, shapes, keys_to_skip, network=network, allow_initialised=allow_initialised)
+    report = compare(
+        source,
+        shapes,
+        keys_to_skip,
+        network=network,
+        allow_initialised=allow_initialised,
+        average_as_live=average_as_live,
+    )
     for prefix in (LIVE, AVERAGE):
         tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
         if tensors:
-            source.read_into(tensors, average=prefix == AVERAGE, no_dist=no_dist)
+            source.read_into(tensors, average=prefix == AVERAGE or average_as_live, no_dist=no_dist)
     if isinstance(source, CheckpointWeights):
-        source.check_frozen({name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)})
+        live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
+        source.check_frozen(None if average_as_live else live)
     for name in report.started_live:
         model[name].copy_(model[live_name(name)])
     return report
@@ -117,10 +127,17 @@ def plan_loading(
     *,
     network: NetworkConfig | None = None,
     allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
 ) -> LoadReport:
     """Compares names and shapes without reading a tensor; raises like `load_weights`."""
-    source = open_weights(path)
-    return compare(source, wanted, keys_to_skip, network=network, allow_initialised=allow_initialised)
+    return compare(
+        open_weights(path),
+        wanted,
+        keys_to_skip,
+        network=network,
+        allow_initialised=allow_initialised,
+        average_as_live=average_as_live,
+    )
 
 
 def compare(
@@ -130,9 +147,12 @@ def compare(
     *,
     network: NetworkConfig | None = None,
     allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
 ) -> LoadReport:
     """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
     report = LoadReport(source=source.describe)
+    if average_as_live and not source.average_shapes:
+        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no averaged weights; set it to false")
     for name, shape in wanted.items():
         average = name.startswith(AVERAGE)
         bare = name.removeprefix(AVERAGE if average else LIVE)
@@ -141,7 +161,7 @@ def compare(
             report.skipped.append(name)
             if average and live_name(name) in wanted:
                 report.started_live.append(name)
-        elif average and not source.average_shapes and live_name(name) in wanted:
+        elif average and (average_as_live or not source.average_shapes) and live_name(name) in wanted:
             report.started_live.append(name)
         elif stored is None and (source.lacks_by_nature(bare) or any(key in name for key in allow_initialised)):
             report.initialised.append(name)
@@ -160,6 +180,8 @@ def compare(
     refuse(report, source, keys_to_skip, network)
     if network is not None:
         report.notes = differences(source.settings, network, CHOICES)
+    if average_as_live:
+        report.notes.append("the live weights are the averaged ones of the source (load_ema_to_reg)")
     return report
 
 

@@ -92,6 +92,7 @@ def weight_lines(config: Trainer.Config, network: nn.Module) -> list[str]:
         wanted,
         config.checkpoint.keys_to_skip_loading,
         network=generator_config(config).network,
+        average_as_live=config.checkpoint.load_ema_to_reg,
     )
     return [f"weights      {line}" for line in report.lines()]
 

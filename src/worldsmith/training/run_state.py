@@ -109,11 +109,17 @@ def start_weights(trainer: Trainer) -> LoadReport | None:
     else:
         model, network, skip = model_state(trainer), trainer.generator.config.network, settings.keys_to_skip_loading
         shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-        left = plan_loading(settings.load_path, shapes, skip, network=network).left
+        as_live = settings.load_ema_to_reg
+        left = plan_loading(settings.load_path, shapes, skip, network=network, average_as_live=as_live).left
         if left:
             init_weights(trainer.generator.network, seed, {bare(name) for name in left})
         report = load_weights(
-            settings.load_path, model, keys_to_skip=skip, network=network, no_dist=trainer.world.size == 1
+            settings.load_path,
+            model,
+            keys_to_skip=skip,
+            network=network,
+            average_as_live=as_live,
+            no_dist=trainer.world.size == 1,
         )
         for line in report.lines():
             logger.info("%s", line)

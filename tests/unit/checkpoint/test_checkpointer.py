@@ -304,6 +304,7 @@ class TestWarmStart:
     ("settings", "message"),
     [
         ({"load_training_state": True}, "load_training_state needs load_path"),
+        ({"load_ema_to_reg": True}, "load_ema_to_reg needs load_path"),
         ({"keep_every": 5}, "keep_every has no effect without keep_latest_k"),
         ({"stop_file": "../STOP"}, "plain file name"),
     ],

@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 import tiny_runs
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
+from worldsmith.checkpoint.base_checkpoint import convert
+from worldsmith.checkpoint.load_model import load_generator
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.references import resolve
@@ -214,6 +216,34 @@ def test_warm_start_takes_weights_only(world: Path, whole: Path, tmp_path: Path)
         assert torch.equal(parameter, source[f"model/net.{name}"])
         assert torch.equal(trainer.ema.state_dict()[name], source[f"model/net.{name}"])
     assert not trainer.optimizer.state
+
+
+def test_averaged_weights_become_the_regular_ones_of_a_new_run(
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Live weights and average both start from the other run's average; so do the untrained weights of its exports."""
+    config = tiny_config(world)
+    config.checkpoint.load_path, config.checkpoint.load_ema_to_reg = str(whole), True
+    with caplog.at_level("INFO"):
+        trainer = Trainer(config, run_folder=tmp_path / "new")
+    assert "the live weights are the averaged ones of the source" in caplog.text
+    source = read_checkpoint(whole / "checkpoints/iter_000000008")
+    start = load_generator(tmp_path / "new", weights="untrained").network.state_dict()
+    for name, parameter in trainer.network.named_parameters():
+        for found in (parameter, trainer.ema.state_dict()[name], start[name]):
+            assert torch.equal(found, source[f"model/net_ema.{name}"])
+    assert not torch.equal(source["model/net.llm2vae.weight"], source["model/net_ema.llm2vae.weight"])
+    config.checkpoint.load_training_state = True
+    with pytest.raises(ConfigError, match="moments belong to the live weights"):
+        Trainer(config, run_folder=tmp_path / "other")
+
+
+def test_a_source_without_averages_cannot_give_them(world: Path, whole: Path, tmp_path: Path) -> None:
+    convert(str(whole), tmp_path / "base")
+    config = tiny_config(world)
+    config.checkpoint.load_path, config.checkpoint.load_ema_to_reg = str(tmp_path / "base"), True
+    with pytest.raises(UserError, match=r"load_ema_to_reg: .* holds no averaged weights"):
+        Trainer(config, run_folder=tmp_path / "new")
 
 
 @pytest.mark.parametrize(
