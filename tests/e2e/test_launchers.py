@@ -85,6 +85,10 @@ def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> 
     plan = done.stdout.partition("\n---\n")[2]
     assert "processes    8 (replicate 1 × shard 4 × context 2)" in plan
     assert "network      64.0B parameters, 39.8M trained\n" in plan
+    # 64.02e9 x 4 / 8 bytes of weights; whole gradients, since two packs make a step; eighths of two moments
+    assert "weights 29.8" in plan
+    assert "gradients 152.0 MiB" in plan
+    assert "moments 38.0 MiB), before activations" in plan
     assert "456.0 MiB each" in plan  # adapters and their optimizer state, float32
     assert "first pack   45 samples, 44" in plan
     assert "latents [48, 16, 12, 20]" in plan

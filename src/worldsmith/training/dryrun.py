@@ -15,6 +15,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
+    BYTES,
     check_space,
     checkpoint_bytes,
     generator_config,
@@ -27,6 +28,7 @@ from worldsmith.training.preflight import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from worldsmith.config.degrees import Degrees
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.training.trainer import Trainer
 
@@ -43,6 +45,7 @@ def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> It
     yield f"processes    {world_size} ({degrees})"
     yield f"attention    {describe_modes(generator.network.attention)}"
     yield from network_lines(config, generator.network, run_folder)
+    yield memory_line(config, generator.network, degrees)
     too_small = None
     try:
         yield from (f"note         {remark}" for remark in check_space(config, generator.network, run_folder))
@@ -77,6 +80,26 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
         f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
         f"free: {size(shutil.disk_usage(run_folder).free)}",
     ]
+
+
+def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) -> str:
+    """What each process holds between two steps, and during accumulation; what is trained must have been chosen."""
+    model, shares = generator_config(config), degrees.weights
+    parameters = list(network.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
+    trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
+    waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack
+    parts = {
+        "weights": (frozen_bytes * (total - trained) + trained_bytes * trained) // shares,
+        "gradients": BYTES * trained if waits else trained_bytes * trained // shares,
+        "moments": 2 * trained_bytes * trained // shares,
+    }
+    if model.ema.enabled:
+        parts["average"] = BYTES * (trained if model.ema.trainable_only else total) // shares
+    sizes = ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+    return f"memory       {size(sum(parts.values()))} on each process ({sizes}), before activations"
 
 
 def weight_lines(config: Trainer.Config, network: nn.Module) -> list[str]:
