@@ -13,7 +13,6 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property, partial
@@ -24,7 +23,6 @@ from worldsmith.checkpoint import atomic, dcp, manifest
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.staging import PinnedStager, Stager, private_memory
-from worldsmith.checkpoint.writer_process import WriterProcess
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
@@ -32,7 +30,11 @@ from worldsmith.distributed.side_group import SideGroup
 from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from torch import Tensor
+
+    from worldsmith.checkpoint.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class Checkpointer(Configurable):
         self.world = world or World()
         self._saving: Future[Path] | None = None
         # Forked now, before the network is there. Elsewhere than on Linux a process does not survive a fork.
-        self._process = WriterProcess() if config.async_save and sys.platform == "linux" else None
+        self._process = start_writer() if config.async_save and sys.platform == "linux" else None
         if self.world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             tidy_up(folder)
@@ -191,6 +193,8 @@ class Checkpointer(Configurable):
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
         return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     @cached_property
@@ -274,6 +278,12 @@ class Checkpointer(Configurable):
         named = self.folder / pointer.read_text(encoding="utf-8").strip()
         problems = [] if named in found else [f"{named.name}: named by {POINTER}, but there is no such folder"]
         return sorted(found, key=lambda path: path != named), problems
+
+
+def start_writer() -> WriterProcess:
+    from worldsmith.checkpoint.writer_process import WriterProcess
+
+    return WriterProcess()
 
 
 def folder_name(iteration: int) -> str:

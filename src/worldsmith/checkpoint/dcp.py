@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.writer_process import file_writer
-
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -38,6 +36,13 @@ def save_part(
     if process is not None:
         writer.write_data = partial(write_elsewhere, process, folder)
     save(dict(state), storage_writer=writer, no_dist=no_dist, process_group=process_group)
+
+
+def file_writer(folder: Path) -> Any:
+    """DCP's writer as it is used here: one file for each rank, synced, and no use of CUDA (tensors are on the CPU)."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    return FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
 
 
 def write_elsewhere(

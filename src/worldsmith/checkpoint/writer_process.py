@@ -20,6 +20,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint import dcp
 from worldsmith.checkpoint.save_error import causes
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def serve(connection: Connection) -> None:
             folder, plan, places = job
             tensors = SentTensors(connection, plan.items, places, memory)
             try:
-                outcome: Any = file_writer(folder).write_data(plan, tensors).value()  # type: ignore[arg-type]
+                outcome: Any = dcp.file_writer(folder).write_data(plan, tensors).value()  # type: ignore[arg-type]
             except Exception as error:
                 # What is sent loses the errors behind it; of those, the file system's is the one that matters.
                 outcome = next((cause for cause in causes(error) if isinstance(cause, OSError)), error)
@@ -150,13 +151,6 @@ class SentTensors:
             _, place = self.waiting.pop()
             if place is None:
                 self.connection.recv_bytes()
-
-
-def file_writer(folder: Path) -> Any:
-    """DCP's writer as it is used here: one file for each rank, synced, and no use of CUDA (tensors are on the CPU)."""
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
-    return FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
 
 
 def mapped(handle: int, size: int) -> Tensor:
