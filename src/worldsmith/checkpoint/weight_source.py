@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ ADVICE = (
 )
 
 
-class WeightSource:
+class WeightSource(ABC):
     """Names and shapes of stored weights, and reading them tensor by tensor, whole or each rank its own shard.
 
     Names are native and without the `net.` of training checkpoints. Nothing is read before it is asked for.
@@ -60,13 +61,13 @@ class WeightSource:
         own = self.average_shapes.get(name) if average else None
         return own if own is not None else self.shapes.get(name)
 
+    @abstractmethod
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         """Fills tensors, sharded ones (DTensor) with this rank's part, converting to their dtype.
 
         With `average` an averaged weight is taken where there is one. `no_dist=False`: all ranks call this together.
         Raises UserError for files that cannot be read.
         """
-        raise NotImplementedError
 
     def read(self, name: str, *, average: bool = False) -> Tensor:
         """One whole weight in main memory, in the dtype in which it is stored."""
@@ -79,9 +80,9 @@ class WeightSource:
         self.read_into({name: value}, average=average)
         return value
 
+    @abstractmethod
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         """The dtype in which a weight is stored."""
-        raise NotImplementedError
 
 
 def open_weights(path: str | Path, *, field: str = "checkpoint.load_path") -> WeightSource:
