@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import signal
+import traceback
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,8 +114,10 @@ def serve(connection: Connection) -> None:
                 outcome = next((cause for cause in causes(error) if isinstance(cause, OSError)), error)
             tensors.skip_rest()
             connection.send(outcome)
-    except BaseException:  # also EOF: nobody is left who could be told
+    except (EOFError, ConnectionError):  # the owner has gone
         pass
+    except BaseException:  # the owner only learns that this process has died
+        traceback.print_exc()
     finally:
         os._exit(0)
 
