@@ -18,6 +18,7 @@ from worldsmith.training.preflight import (
     BYTES,
     check_space,
     checkpoint_bytes,
+    count_weights,
     generator_config,
     kept_checkpoints,
     require_writable,
@@ -70,8 +71,8 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
     """Parameters, and the size of a checkpoint against the free space. Freezes what the run does not train."""
     settings = copy.deepcopy(config.optimizer)
     settings.fused = False  # there is no fused kernel for a network without memory
-    trained = settings.build(network=network).parameters
-    total, moving = sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trained)
+    settings.build(network=network)
+    total, moving = count_weights(network)
     average = generator_config(config).ema.enabled
     checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
     return [
@@ -85,9 +86,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
 def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) -> str:
     """What each process holds between two steps, and during accumulation; what is trained must have been chosen."""
     model, shares = generator_config(config), degrees.weights
-    parameters = list(network.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    total, trained = count_weights(network)
     frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
     trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
     waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack

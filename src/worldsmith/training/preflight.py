@@ -82,14 +82,19 @@ def require_writable(folder: Path) -> None:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror or error}") from None
 
 
-def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
-    """About what one checkpoint takes: weights, average, and two moments of each trained weight.
+def count_weights(network: nn.Module) -> tuple[int, int]:
+    """Numbers in all parameters and in the trained ones; what is trained must have been chosen (requires_grad).
 
-    `network` may be on the meta device or sharded; what is trained must have been chosen (requires_grad).
+    `network` may be on the meta device or sharded.
     """
     parameters = list(network.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in parameters), trained
+
+
+def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
+    """About what one checkpoint takes: weights, average, and two moments of each trained weight."""
+    total, trained = count_weights(network)
     ema, only_trained = generator_config(config).ema, config.checkpoint.save_weights == "trained"
     weights = trained if only_trained else total
     average = (trained if only_trained or ema.trainable_only else total) if ema.enabled else 0
