@@ -22,13 +22,12 @@ from worldsmith.checkpoint.model_card import model_card
 from worldsmith.checkpoint.native_export import stored_dtype
 from worldsmith.config.tree import to_dict
 from worldsmith.models.cosmos3.attention_modes import describe_modes
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults, read_attention
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
 
 
 def export_pipeline(
@@ -47,11 +46,7 @@ def export_pipeline(
     `out` is something else (`force` replaces an older export, never other files).
     """
     out = Path(out)
-    if not generator.network.attention.is_dense:
-        raise ValueError(
-            "diffusers has dense attention only, and this model has another one "
-            f"({describe_modes(generator.network.attention)}): its outputs would differ there; use --format native"
-        )
+    require_exportable(generator.config, generator.defaults)
     weights = exported_weights(generator, dtype)
     manifest = describe(generator, source or ExportSource(), dtype, weights)
     if not may_write(out, manifest, force, index=PIPELINE_INDEX):
@@ -61,6 +56,21 @@ def export_pipeline(
         (aside / "README.md").write_text(model_card(out.name, manifest), encoding="utf-8")
         publish(aside, out, manifest)
     return True
+
+
+def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefaults) -> None:
+    """Raises ValueError for a model that a pipeline cannot hold; needs no weights."""
+    attention = read_attention(config)
+    if not attention.is_dense:
+        raise ValueError(
+            "diffusers has dense attention only, and this model has another one "
+            f"({describe_modes(attention)}): its outputs would differ there; use --format native"
+        )
+    if defaults.shift is None:
+        raise ValueError(
+            "the schedule of an exported pipeline needs a shift, and the training run does not fix one number for it; "
+            "give the shift to export with"
+        )
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
@@ -98,11 +108,6 @@ def describe(
     generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
     """The manifest without its list of files."""
-    if generator.defaults.shift is None:
-        raise ValueError(
-            "the schedule of an exported pipeline needs a shift, and the training run does not fix one number for it; "
-            "give the shift to export with"
-        )
     model = to_dict(ModelSpec(name="cosmos3", config=generator.config))
     model["config"]["tokenizer"]["vae_path"] = "vae"
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"

@@ -58,34 +58,38 @@ def export_native(
     out = Path(out)
     origin = origin or ExportSource()
     present = read_manifest(out, CONFIG)
+    model = to_dict(ModelSpec(name="cosmos3", config=config))
+    model["config"]["text_tokenizer"]["path"] = TOKENIZER
+    manifest = {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "safetensors")},
+        "format": "native",
+        "source": asdict(origin),
+        "dtype": dtype,
+        "weights_sha256": (present or {}).get("weights_sha256", ""),
+        "generation": asdict(defaults),
+        "model": model,
+    }
+    if present is not None and not force and not (same_export(present, manifest) and is_whole(out, present)):
+        raise another_export(out)
     with written_aside(out) as aside:
         keys = {name: NATIVE_PREFIX + name for name in source.shapes}
-        digest = write_safetensors(
+        manifest["weights_sha256"] = write_safetensors(
             aside, STEM, source, keys, stored_dtype(dtype), average=average, max_shard_size=max_shard_size
         )
-        copy_tokenizer(config.text_tokenizer.path, aside / TOKENIZER)
-        model = to_dict(ModelSpec(name="cosmos3", config=config))
-        model["config"]["text_tokenizer"]["path"] = TOKENIZER
-        manifest = {
-            "worldsmith": __version__,
-            "versions": {name: version(name) for name in ("torch", "safetensors")},
-            "format": "native",
-            "source": asdict(origin),
-            "dtype": dtype,
-            "weights_sha256": digest,
-            "generation": asdict(defaults),
-            "model": model,
-        }
-        (aside / CONFIG).write_text(json.dumps(native_config(manifest), indent=2) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(native_card(out.name, manifest), encoding="utf-8")
         if present is not None and same_export(present, manifest) and is_whole(out, present):
             return False
         if present is not None and not force:
-            raise FileExistsError(
-                f"{out} is another export or damaged; use --force to replace it, or choose another folder"
-            )
+            raise another_export(out)
+        copy_tokenizer(config.text_tokenizer.path, aside / TOKENIZER)
+        (aside / CONFIG).write_text(json.dumps(native_config(manifest), indent=2) + "\n", encoding="utf-8")
+        (aside / "README.md").write_text(native_card(out.name, manifest), encoding="utf-8")
         publish(aside, out, manifest)
     return True
+
+
+def another_export(out: Path) -> FileExistsError:
+    return FileExistsError(f"{out} is another export or damaged; use --force to replace it, or choose another folder")
 
 
 def stored_dtype(dtype: DType) -> Callable[[str], torch.dtype]:

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def write(model: StoredModel, out: Path, args: argparse.Namespace) -> bool:
     """Writes the folder in the format asked for; False when it is there already."""
-    from worldsmith.checkpoint.export_diffusers import export_pipeline
+    from worldsmith.checkpoint.export_diffusers import export_pipeline, require_exportable
     from worldsmith.checkpoint.export_folder import ExportSource
     from worldsmith.checkpoint.native_export import export_native
     from worldsmith.checkpoint.peft_adapter import export_stored_adapter
@@ -83,6 +83,8 @@ def write(model: StoredModel, out: Path, args: argparse.Namespace) -> bool:
     origin = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights)
     if args.format == "adapter":
         return export_stored_adapter(model, out, dtype=args.dtype, force=args.force)
+    if args.format == "diffusers":
+        require_exportable(model.config, model.defaults)
     if args.merge:
         model.require_effect()
     if args.format == "native":
