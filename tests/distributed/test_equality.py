@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import equality
 from equality import CASES, CHECKS, SLOW
+from launch import launch
 
 from worldsmith.distributed.world import World
 
@@ -37,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         names = [name for name in CASES[ranks] if (name in SLOW) == slow]
         if (ranks, slow) not in launched:
             folder = launched[ranks, slow] = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            equality.launch(folder, ranks, names)
+            launch(Path(equality.__file__), ranks, [str(folder), *names])
         files = {name: launched[ranks, slow] / f"{name}.pt" for name in names}
         return {name: torch.load(path, weights_only=False) for name, path in files.items() if path.exists()}
 

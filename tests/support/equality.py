@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
-import subprocess
 import sys
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from launch import fork_ranks
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
 from torch.distributed.tensor import DTensor
@@ -349,56 +347,7 @@ def run_rank(folder: Path, names: list[str]) -> None:
     stop_world()
 
 
-def fork_ranks(folder: Path, ranks: int, names: list[str]) -> int:
-    """Forks the ranks from this process, which has imported everything; 1 when one of them failed."""
-    children = {}
-    for rank in range(ranks):
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                run_rank(folder, names)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        children[child] = rank
-    while children:
-        child, status = os.wait()
-        del children[child]
-        if status != 0:
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-            return 1
-    return 0
-
-
-def launch(folder: Path, ranks: int, names: list[str], *, timeout: float = 280) -> None:
-    """Runs the cases on `ranks` gloo processes. Raises RuntimeError with what they said when one fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, str(folder), *names],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-    )
-    if process.returncode:
-        raise RuntimeError(f"a rank failed:\n{process.stderr}")
-
-
 if __name__ == "__main__":
     import peft  # noqa: F401
 
-    sys.exit(fork_ranks(Path(sys.argv[1]), int(os.environ["WORLD_SIZE"]), sys.argv[2:]))
+    sys.exit(fork_ranks(partial(run_rank, Path(sys.argv[1]), sys.argv[2:])))

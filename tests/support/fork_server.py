@@ -5,13 +5,12 @@
 `checkpoint` are settings of that section; `ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule),
 `layers` and `resume_changed` may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based
 step at `start` (its data is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th
-file operation of the save after it, in whatever thread). Prints the exit code of each job, negative for a signal.
+file operation of the save after it, in whatever process). Prints the exit code of each job, negative for a signal.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ import torch.distributed.checkpoint
 
 # What a run imports on its way, imported once for all forks.
 from diffusers import AutoencoderKLWan  # noqa: F401
+from mortal import Mortal
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 
 import worldsmith.data.sample_maker
@@ -35,7 +35,6 @@ import worldsmith.objectives.flow_matching
 import worldsmith.training.parallel
 import worldsmith.training.run_state
 import worldsmith.training.step  # noqa: F401
-from worldsmith.checkpoint import dcp, manifest
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Trainer
@@ -51,6 +50,7 @@ class Killer(Callback):
         """start, backward, end, or save:n."""
 
     config: Config
+    mortal: Mortal
 
     def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
         self.strike(step, "start")
@@ -61,27 +61,11 @@ class Killer(Callback):
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
         self.strike(step, "end")
         if step.index + 1 == self.config.step and self.config.phase.startswith("save:"):
-            kill_at_file_operation(int(self.config.phase.removeprefix("save:")))
+            self.mortal.arm(int(self.config.phase.removeprefix("save:")))
 
     def strike(self, step: Step, phase: str) -> None:
         if (step.index + 1, phase) == (self.config.step, self.config.phase):
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_at_file_operation(number: int) -> None:
-    """From now on counts file operations; the process dies before the `number`-th."""
-    count = itertools.count(1)
-
-    def mortal(function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if next(count) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return call
-
-    for module, name in ((dcp, "save_part"), (manifest, "summary"), (os, "replace"), (os, "fsync")):
-        setattr(module, name, mortal(getattr(module, name)))
 
 
 class Positions(Callback):
@@ -107,11 +91,14 @@ def run_job(job: dict[str, Any]) -> None:
         config.dataloader_train.max_sequence_length = None
         config.dataloader_train.max_samples_per_batch = job["samples"]
     config.scheduler.cycle_lengths = [job.get("cycle", job["steps"])]
+    mortal = Mortal()
     trainer = Trainer(config, run_folder=Path(job["run"]), resume_changed=job.get("resume_changed", False))
     # Beside the tree and not in it, so that the tree of the run that goes on is the same.
     if job["kill"] is not None and trainer.world.rank == job.get("ranks", 1) - 1:
         step, phase = job["kill"]
-        trainer.callbacks["killer"] = Killer(Killer.Config(step=step, phase=phase), folder=trainer.run_folder)
+        killer = Killer(Killer.Config(step=step, phase=phase), folder=trainer.run_folder)
+        killer.mortal = mortal
+        trainer.callbacks["killer"] = killer
     if job.get("samples"):
         trainer.callbacks["positions"] = Positions(Positions.Config(), folder=trainer.run_folder)
     trainer.train()

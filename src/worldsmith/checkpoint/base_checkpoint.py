@@ -165,11 +165,9 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     """Writes `net.*` as a torch.distributed.checkpoint folder; a tensor is read when its turn has come."""
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.metadata import MetadataIndex
-    from torch.distributed.checkpoint.state_dict_saver import save
 
-    from worldsmith.checkpoint.dcp import be_quiet_alone
+    from worldsmith.checkpoint.dcp import save_part
 
     class ReadingPlanner(DefaultSavePlanner):
         """Plans with tensors that have no memory, and reads each when it is to be written."""
@@ -183,7 +181,7 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     state: Mapping[str, Any] = {
         LIVE + name: torch.empty(shape, dtype=dtype_of(name), device="meta") for name, shape in source.shapes.items()
     }
-    be_quiet_alone()
+    planner = ReadingPlanner()
+    planner.set_up_planner(cast(dict[str, Any], state))
     # One file for each tensor: the writer keeps all tensors of a file in memory until it is closed.
-    writer = FileSystemWriter(folder, single_file_per_rank=False, sync_files=True)
-    save(cast(dict[str, Any], state), storage_writer=writer, planner=ReadingPlanner(), no_dist=True)
+    save_part(folder, planner, single_file_per_rank=False)

@@ -19,14 +19,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint import atomic, dcp, manifest
+from worldsmith.checkpoint import atomic, dcp
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
-from worldsmith.checkpoint.staging import PinnedStager, Stager, private_memory
+from worldsmith.checkpoint.staging import Stager, private_memory
+from worldsmith.checkpoint.write_checkpoint import POINTER, Save, folder_name, remove_hidden, write_checkpoint
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
-from worldsmith.distributed.side_group import SideGroup
+from worldsmith.distributed.peers import SideGroup
 from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from worldsmith.checkpoint.staging import Layout
     from worldsmith.checkpoint.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
 
-POINTER = "latest_checkpoint.txt"
 BYTES_PER_TENSOR = 2048
 """What a tensor needs on disk besides its own bytes."""
 
@@ -46,7 +47,7 @@ BYTES_PER_TENSOR = 2048
 class Checkpointer(Configurable):
     """Saves and restores a run in one folder. All ranks call every method together.
 
-    - One save at a time. With `background` it is written by a thread and a process, from a copy of the tensors, while
+    - One save at a time. With `background` it is written by a process, from a copy of the tensors, while
       the caller goes on; `is_saving` and `settle` belong to it.
     - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
     """
@@ -120,15 +121,16 @@ class Checkpointer(Configurable):
         the folder appears later. Raises SaveError (for a save in the background: `settle` does).
         """
         self.settle()
-        target = self.folder / folder_name(iteration)
-        with self._all_or_nothing(target, parts):
-            self._group.run_on_main(partial(require_space, self.folder, state_bytes(parts)))
-        position = None if dataloader is None else json.dumps(dataloader)
-        write = partial(self._write, target, position=position, texts=texts or {})
-        if not background:
-            return write(parts)
-        process = self._process if self._process is not None and self._process.is_alive else None
-        self._saving = self._thread.submit(write, self._stager.stage(parts), process=process)
+        target, needed = self.folder / folder_name(iteration), state_bytes(parts)
+        with self._all_or_nothing(target, needed):
+            self._peers.run_on_main(partial(require_space, self.folder, needed))
+        position, settings = None if dataloader is None else json.dumps(dataloader), self.config
+        save = Save(target, texts or {}, position, self.world.data_rank, settings.keep_latest_k, settings.keep_every)
+        if background:
+            self._saving = self._thread.submit(self._write_staged, save, needed, *self._stager.stage(parts))
+            return target
+        with self._all_or_nothing(target, needed):
+            write_checkpoint(save, {part: dcp.planner_of(state) for part, state in parts.items()}, self._peers)
         return target
 
     @property
@@ -188,8 +190,8 @@ class Checkpointer(Configurable):
         return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
 
     @cached_property
-    def _group(self) -> SideGroup:
-        return SideGroup(self.world)
+    def _peers(self) -> SideGroup:
+        return SideGroup(self.world.rank, self.world.size)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -198,68 +200,32 @@ class Checkpointer(Configurable):
         return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     @cached_property
-    def _stager(self) -> Stager | PinnedStager:
-        if self.world.device.startswith("cuda"):
-            return PinnedStager()
-        return Stager(private_memory if self._process is None else self._process.allocate)
+    def _stager(self) -> Stager:
+        allocate = private_memory if self._process is None else self._process.allocate
+        return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
-    def _write(
-        self,
-        target: Path,
-        parts: Mapping[str, Mapping[str, Any]],
-        *,
-        position: str | None,
-        texts: Mapping[str, str],
-        process: WriterProcess | None = None,
-    ) -> Path:
-        """The save itself, in whatever thread: every rank does its share, its tensors by `process` if it has one."""
-        aside, world, group = hidden(target), self.world, self._group
-        with self._all_or_nothing(target, parts):
-            group.run_on_main(lambda: write_texts(aside, texts))
-            for part, state in parts.items():
-                dcp.save_part(
-                    aside / part,
-                    state,
-                    no_dist=world.size == 1,
-                    process_group=group.process_group,
-                    process=process,
-                )
-            positions = group.run(lambda: (world.data_rank, position))
-            group.run_on_main(lambda: write_positions(aside / "dataloader", positions))
-            shares = group.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[world.rank :: world.size]))
-            group.run_on_main(lambda: self._publish(aside, target, shares))
-        return target
+    def _write_staged(self, save: Save, needed: int, layout: Layout, buffer: Tensor) -> Path:
+        """Runs in a thread, which has little to do as long as the process lives."""
+        error = None
+        with self._all_or_nothing(save.target, needed):
+            if self._process is not None and self._process.is_alive:
+                error = self._process.write(save, layout, self._peers)
+            else:
+                write_checkpoint(save, layout.planners(buffer), self._peers)
+            self._peers.run(partial(fail_with, error))
+        return save.target
 
     @contextmanager
-    def _all_or_nothing(self, target: Path, parts: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    def _all_or_nothing(self, target: Path, needed: int) -> Iterator[None]:
         """Turns what goes wrong within (on all ranks, since they agree) into SaveError; removes what was written."""
-        from torch.distributed.checkpoint.api import CheckpointException
-
         try:
             yield
-        except (Exception, CheckpointException) as error:
+        except Exception as error:
             if self.world.is_main:
-                shutil.rmtree(hidden(target), ignore_errors=True)
+                remove_hidden(target)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)
-            raise SaveError(self._complaint(target, state_bytes(parts), error)) from error
-
-    def _publish(self, aside: Path, target: Path, shares: list[dict[str, list[int]]]) -> None:
-        manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
-        atomic.publish_folder(aside, target)
-        atomic.write_text(self.folder / POINTER, f"{target.name}\n")
-        self._remove_old(target)
-
-    def _remove_old(self, newest: Path) -> None:
-        if self.config.keep_latest_k is None:
-            return
-        found = [path for path in self.folder.glob("iter_*") if path.is_dir()]
-        # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
-        before = sorted((path for path in found if path < newest), reverse=True)[: self.config.keep_latest_k - 1]
-        for path in found:
-            milestone = self.config.keep_every is not None and folder_iteration(path) % self.config.keep_every == 0
-            if path != newest and path not in before and not (milestone and path < newest):
-                atomic.remove_folder(path)
+            raise SaveError(self._complaint(target, needed, error)) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
         text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe(error)}."
@@ -286,14 +252,6 @@ def start_writer() -> WriterProcess:
     return WriterProcess()
 
 
-def folder_name(iteration: int) -> str:
-    return f"iter_{iteration:09d}"
-
-
-def folder_iteration(folder: Path) -> int:
-    return int(folder.name.removeprefix("iter_"))
-
-
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
     """About what a checkpoint of these tensors takes on disk, over all ranks: a sharded tensor knows its whole size."""
     tensors = [tensor for state in parts.values() for tensor in state.values()]
@@ -306,9 +264,9 @@ def require_space(folder: Path, needed: int) -> None:
         raise OSError(errno.ENOSPC, "there is not enough space for it")
 
 
-def hidden(target: Path) -> Path:
-    """The folder in which a checkpoint is written."""
-    return target.with_name(f"{atomic.SAVING}{target.name}")
+def fail_with(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def tidy_up(folder: Path) -> None:
@@ -321,17 +279,3 @@ def tidy_up(folder: Path) -> None:
     leftovers = atomic.remove_leftovers(folder)
     if leftovers:
         logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))
-
-
-def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
-    aside.mkdir(parents=True)
-    for name, text in texts.items():
-        (aside / name).write_text(text, encoding="utf-8")
-
-
-def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
-    """One file for each data-parallel group; its members all have the same position."""
-    folder.mkdir()
-    for rank, position in positions:
-        if position is not None:
-            (folder / f"rank_{rank}.json").write_text(position, encoding="utf-8")

@@ -4,56 +4,56 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-    from torch.distributed.checkpoint.storage import WriteResult
-    from torch.futures import Future
+from worldsmith.distributed.peers import Peers, SideGroup
 
-    from worldsmith.checkpoint.writer_process import WriterProcess
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+
+def planner_of(state: Mapping[str, Any]) -> SavePlanner:
+    """DCP's own plan for saving tensors: each shard once, and a whole tensor by one rank."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state))
+    return planner
 
 
 def save_part(
-    folder: Path,
-    state: Mapping[str, Any],
-    *,
-    no_dist: bool,
-    process_group: ProcessGroup | None = None,
-    process: WriterProcess | None = None,
+    folder: Path, planner: SavePlanner, peers: Peers | None = None, *, single_file_per_rank: bool = True
 ) -> None:
-    """Writes tensors to a DCP folder; every file is synced to disk.
+    """Writes the tensors of a planner, which is set up, to a DCP folder; every file is synced to disk.
 
-    `process_group` None: the default group. With `process`, that one writes the tensors' files.
+    The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
+    where there is none. `peers` None: this process is alone.
     """
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    be_quiet_alone()
-    writer = file_writer(folder)
-    if process is not None:
-        writer.write_data = partial(write_elsewhere, process, folder)
-    save(dict(state), storage_writer=writer, no_dist=no_dist, process_group=process_group)
-
-
-def file_writer(folder: Path) -> Any:
-    """DCP's writer as it is used here: one file for each rank, synced, and no use of CUDA (tensors are on the CPU)."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    return FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
+    peers = peers or SideGroup(0, 1)
+    # No copying ahead: tensors are on the CPU, and CUDA is not to be used where this runs.
+    writer = FileSystemWriter(
+        folder, single_file_per_rank=single_file_per_rank, sync_files=True, per_thread_copy_ahead=0
+    )
+    metadata: Metadata | None = None
 
+    def plan_all() -> list[SavePlan]:
+        nonlocal metadata
+        plans, metadata = planner.create_global_plan(proposals)
+        return writer.prepare_global_plan(plans)
 
-def write_elsewhere(
-    process: WriterProcess, folder: Path, plan: SavePlan, planner: SavePlanner
-) -> Future[list[WriteResult]]:
-    """A storage writer's `write_data`, done by another process."""
-    from torch.futures import Future
+    def finish() -> None:
+        assert metadata is not None
+        writer.finish(metadata, results)
 
-    done: Future[list[WriteResult]] = Future()
-    done.set_result(process.write(folder, plan, planner))
-    return done
+    writer.set_up_storage_writer(peers.is_main)
+    proposals = peers.gather(lambda: writer.prepare_local_plan(planner.create_local_plan()))
+    plan = peers.scatter(plan_all)
+    results = peers.gather(lambda: writer.write_data(planner.finish_plan(plan), planner).value())
+    peers.run_on_main(finish)
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
@@ -61,7 +61,7 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    be_quiet_alone()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
     load(state, storage_reader=FileSystemReader(folder), no_dist=no_dist)
 
 
@@ -71,11 +71,3 @@ def stored_shapes(folder: Path) -> dict[str, list[int]]:
 
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
-
-
-def be_quiet_alone() -> None:
-    """PyTorch warns at every save and load that a single process is a single process.
-
-    For the whole process: a filter that is put back afterwards is not safe while a save runs in a thread.
-    """
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")

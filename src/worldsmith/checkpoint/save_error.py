@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 
-from worldsmith.distributed.side_group import PeerError
+from worldsmith.distributed.peers import causes
 
 
 class SaveError(Exception):
@@ -27,20 +26,3 @@ def describe(error: BaseException) -> str:
     """The innermost causes in one line."""
     found = [cause for cause in causes(error) if isinstance(cause, OSError)] or list(causes(error))[-1:]
     return "; ".join(dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause in found))
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and everything behind it: other ranks' errors, those that DCP gathered, and chained ones."""
-    waiting, seen = [error], set()
-    while waiting:
-        cause = waiting.pop(0)
-        if id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        waiting += [chained for chained in (cause.__cause__, cause.__context__) if chained is not None]
-        if isinstance(cause, PeerError):
-            waiting += cause.errors
-        failures = getattr(cause, "failures", None)  # of DCP's CheckpointException: rank -> (error, traceback)
-        if isinstance(failures, dict):
-            waiting += [entry[0] for entry in failures.values()]

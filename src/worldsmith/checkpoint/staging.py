@@ -2,68 +2,120 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+logger = logging.getLogger(__name__)
 
 ALIGNMENT = 64
 """Bytes at whose multiples each tensor begins."""
 
 
-class Stager:
-    """Copies tensors of the CPU, also sharded ones, into one buffer that is used again as long as shapes stay.
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each tensor lies in a buffer. It says all that a save needs to know beside the buffer, and can be sent."""
 
-    `allocate` makes the buffer: so many bytes, uint8.
+    plans: dict[str, SavePlan]
+    """What this rank would write, of each part."""
+    starts: dict[str, dict[MetadataIndex, int]]
+    """The first byte of each tensor."""
+    size: int
+    """Bytes of the buffer."""
+
+    def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
+        """What `dcp.save_part` takes for each part, once the tensors are in `buffer`."""
+        return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
+
+    def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
+        """The part of `buffer` that holds a tensor."""
+        assert item.tensor_data is not None
+        shape, dtype = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+        start = self.starts[part][item.index]
+        return buffer[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+class Stager:
+    """Copies tensors, also sharded ones, into one buffer in main memory that is used again as long as shapes stay.
+
+    `allocate` makes the buffer: so many bytes, uint8. For tensors of a GPU it is pinned.
     """
 
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        self._allocate = allocate
-        self._layout: list[Any] = []
+    def __init__(self, allocate: Callable[[int], Tensor], *, on_cuda: bool = False) -> None:
+        self._allocate, self._on_cuda = allocate, on_cuda
+        self._shapes: list[Any] = []
         self._views: list[Tensor] = []
+        self._staged: tuple[Layout, Tensor] | None = None
 
-    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The same parts with tensors of their own. The buffer belongs to the newest copy."""
+    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+        """Copies the tensors of all parts and returns where they are. The buffer belongs to the newest copy.
+
+        Layout and buffer are the same objects as before when names, shapes and sharding are.
+        """
         import torch
 
-        tensors = [tensor.detach() for state in parts.values() for tensor in state.values()]
-        own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-        layout = [(tensor.shape, tensor.dtype) for tensor in own]
-        if layout != self._layout:
-            self._views, self._layout = self._divide(layout), layout
-        torch._foreach_copy_(self._views, own)
-        copies = iter([like(tensor, view) for tensor, view in zip(tensors, self._views)])
-        return {part: {name: next(copies) for name in state} for part, state in parts.items()}
+        tensors = [(part, name, tensor.detach()) for part, state in parts.items() for name, tensor in state.items()]
+        shapes = [(part, name, tensor.shape, tensor.dtype, sharding(tensor)) for part, name, tensor in tensors]
+        if self._staged is None or shapes != self._shapes:
+            self._staged, self._shapes = self._prepare(parts), shapes
+        own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for _, _, tensor in tensors]
+        torch._foreach_copy_(self._views, own, non_blocking=self._on_cuda)
+        if self._on_cuda:
+            torch.cuda.current_stream().synchronize()
+        return self._staged
 
-    def _divide(self, layout: list[Any]) -> list[Tensor]:
-        sizes = [shape.numel() * dtype.itemsize for shape, dtype in layout]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-        buffer = self._allocate(max(starts[-1], ALIGNMENT))
-        return [
-            buffer[start : start + size].view(dtype).view(shape)
-            for start, size, (shape, dtype) in zip(starts, sizes, layout)
-        ]
+    def _prepare(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+        layout = lay_out(parts)
+        if self._on_cuda and self._staged is not None:
+            unpin(self._staged[1])
+        buffer = self._allocate(layout.size)
+        if self._on_cuda:
+            pin(buffer)
+        self._views = [layout.view(buffer, part, item) for part, plan in layout.plans.items() for item in plan.items]
+        return layout, buffer
 
 
-class PinnedStager:
-    """Copies tensors of a GPU, also sharded ones, into pinned main memory, by PyTorch's own stager.
+def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> Layout:
+    """One tensor behind the other, in the order of `parts`."""
+    from worldsmith.checkpoint import dcp
 
-    All copies are queued; `stage` returns when they have arrived.
-    """
+    layout, end = Layout({}, {}, 0), 0
+    for part, state in parts.items():
+        plan = layout.plans[part] = dcp.planner_of(state).create_local_plan()
+        starts = layout.starts[part] = {}
+        for item, name in zip(plan.items, state, strict=True):
+            assert item.index.fqn == name
+            assert item.tensor_data is not None
+            starts[item.index] = end
+            size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+    return Layout(layout.plans, layout.starts, max(end, ALIGNMENT))
 
-    def __init__(self) -> None:
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-        options = {"use_pinned_memory": True, "use_shared_memory": False, "use_async_staging": False}
-        self._stager = DefaultStager(StagingOptions(**options, use_non_blocking_copy=True))
+def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
+    """A planner that proposes a plan made before, whose tensors `find` finds."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The same parts with tensors of their own. The buffers belong to the newest copy."""
-        staged: Any = self._stager.stage({name: dict(state) for name, state in parts.items()})
-        return dict(staged)
+    class StagedPlanner(DefaultSavePlanner):
+        def create_local_plan(self) -> SavePlan:
+            return plan
+
+        def resolve_data(self, write_item: WriteItem) -> Tensor:
+            return find(write_item)
+
+    return StagedPlanner()
+
+
+def sharding(tensor: Any) -> Any:
+    """How a tensor is cut, and over which ranks; None for a whole one."""
+    return (tensor.device_mesh, tensor.placements) if hasattr(tensor, "to_local") else None
 
 
 def private_memory(size: int) -> Tensor:
@@ -73,12 +125,19 @@ def private_memory(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def like(tensor: Any, copy: Tensor) -> Any:
-    """`copy`, sharded as `tensor` is."""
-    if not hasattr(tensor, "to_local"):
-        return copy
-    from torch.distributed.tensor import DTensor
+def pin(buffer: Tensor) -> None:
+    """Lets a GPU copy into main memory directly; says so when that cannot be, since copies are then slower."""
+    import torch
 
-    return DTensor.from_local(
-        copy, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+    if int(code) != 0:
+        logger.warning(
+            "the %.1f GiB into which saves are copied cannot be pinned (CUDA error %s): copies are slower",
+            buffer.numel() / 2**30, code,
+        )  # fmt: skip
+
+
+def unpin(buffer: Tensor) -> None:
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

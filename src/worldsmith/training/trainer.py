@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.atomic import write_text
-from worldsmith.checkpoint.checkpointer import Checkpointer, folder_iteration
+from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.write_checkpoint import folder_iteration
 from worldsmith.config import Configurable
 from worldsmith.config.references import resolve
 from worldsmith.config.sections import DataSettingConfig, JobConfig
@@ -297,8 +298,8 @@ class Trainer(Configurable):
 
 def completed_steps(config: Trainer.Config, run_folder: Path) -> int | None:
     """The step count of a run that has done all its steps, without building anything; None when there is more to do."""
-    from worldsmith.checkpoint.checkpointer import POINTER
     from worldsmith.checkpoint.manifest import find_damage
+    from worldsmith.checkpoint.write_checkpoint import POINTER
 
     pointer = run_folder / "checkpoints" / POINTER
     if not pointer.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import threading
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pytest
 import torch
 
 from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import POINTER, Checkpointer
+from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.staging import Stager, private_memory
+from worldsmith.checkpoint.write_checkpoint import POINTER
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:
@@ -18,24 +22,33 @@ def checkpointer(folder: Path, **settings) -> Checkpointer:
 
 
 class Gate:
-    """Stands in front of the writing of tensors: it can be shut, and it can break."""
+    """Stands in front of the writing of tensors, also in the process that writes: it can be shut, and it can break."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.error, self.reached = threading.Event(), None, threading.Event()
+        context = multiprocessing.get_context("fork")
+        self.open, self.reached, self.broken = context.Event(), context.Event(), context.Event()
         self.save_part = dcp.save_part
         monkeypatch.setattr(dcp, "save_part", self)
 
     def __call__(self, *args, **kwargs) -> None:
         self.reached.set()
         assert self.open.wait(20)
-        if self.error is not None:
-            raise self.error
+        if self.broken.is_set():
+            raise OSError(5, "Input/output error")
         self.save_part(*args, **kwargs)
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Made before the Checkpointer, whose process inherits it."""
     return Gate(monkeypatch)
+
+
+@pytest.fixture(autouse=True, params=["process", "thread"])
+def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What writes: a process, or a thread as where processes cannot be forked."""
+    if request.param == "thread":
+        monkeypatch.setattr(sys, "platform", "elsewhere")
 
 
 def read(one: Checkpointer, folder: Path) -> torch.Tensor:
@@ -79,28 +92,36 @@ def test_an_error_in_the_background_is_raised_by_settle_and_leaves_nothing(tmp_p
     one = checkpointer(tmp_path)
     gate.open.set()
     one.save(1, {"model": {"net.a": torch.ones(4)}})
-    gate.error = OSError(5, "Input/output error")
+    gate.broken.set()
     one.save(2, {"model": {"net.a": torch.ones(4)}}, background=True)
     with pytest.raises(SaveError, match=r"iter_000000002 could not be written .*Input/output error.*untouched"):
         one.settle()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_000000001", POINTER]
-    gate.error = None
+    gate.broken.clear()
     one.save(3, {"model": {"net.a": torch.ones(4)}}, background=True)
     assert one.settle().name == "iter_000000003"
 
 
-def test_buffers_are_used_again(tmp_path: Path) -> None:
+def test_buffers_are_used_again() -> None:
     """The second copy of the same tensors takes no new memory; when there are more of them it takes some."""
-    from worldsmith.checkpoint.staging import Stager, private_memory
+    taken: list[int] = []
 
-    stager, weights = Stager(private_memory), torch.ones(1000)
-    first = stager.stage({"model": {"a": weights}})["model"]["a"]
+    def allocate(size: int) -> torch.Tensor:
+        taken.append(size)
+        return private_memory(size)
+
+    def staged(parts: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        layout, buffer = stager.stage(parts)
+        return {item.index.fqn: layout.view(buffer, part, item) for part in parts for item in layout.plans[part].items}
+
+    stager, weights = Stager(allocate), torch.ones(1000)
+    first = staged({"model": {"a": weights}})["a"]
     weights.fill_(5)
     assert first[0] == 1
-    second = stager.stage({"model": {"a": weights}})["model"]["a"]
-    assert second.data_ptr() == first.data_ptr() != weights.data_ptr()
-    assert second[0] == 5
-    third = stager.stage({"model": {"a": weights}, "optim": {"b": torch.tensor(3), "c": torch.zeros(0, 2)}})
-    assert third["model"]["a"].data_ptr() != weights.data_ptr()
-    assert third["optim"]["b"] == 3
-    assert third["optim"]["c"].shape == (0, 2)
+    assert staged({"model": {"a": weights}})["a"].data_ptr() == first.data_ptr()
+    assert first[0] == 5
+    third = staged({"model": {"a": weights}, "optim": {"b": torch.tensor(3), "c": torch.zeros(0, 2)}})
+    assert third["a"].data_ptr() not in (first.data_ptr(), weights.data_ptr())
+    assert third["b"] == 3
+    assert third["c"].shape == (0, 2)
+    assert taken == [4032, 4032 + 64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from worldsmith.checkpoint import atomic, dcp, manifest
-from worldsmith.checkpoint.checkpointer import POINTER, Checkpointer
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from mortal import Mortal
+
+from worldsmith.checkpoint import atomic
+from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.dcp import stored_shapes
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.warm_start import load_weights
+from worldsmith.checkpoint.write_checkpoint import POINTER
 from worldsmith.config.errors import UserError
 
 
@@ -155,23 +160,9 @@ def kill_during_save(folder: Path, point: int, *, background: bool) -> bool:
     """Saves in a forked process that kills itself (SIGKILL) at the `point`-th file operation; True when killed."""
     child = os.fork()
     if child == 0:
-        seen = 0
         code = 1
-
-        def mortal(function):
-            def call(*args, **kwargs):
-                nonlocal seen
-                seen += 1
-                if seen == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*args, **kwargs)
-
-            return call
-
-        targets = [(dcp, "save_part"), (manifest, "summary"), (os, "replace"), (os, "fsync"), (shutil, "rmtree")]
-        for module, name in targets:
-            setattr(module, name, mortal(getattr(module, name)))
         try:
+            Mortal().arm(point)
             one = checkpointer(folder, keep_latest_k=2)
             one.save(20, {"model": weights(20), "trainer": {"i": torch.tensor(20)}}, background=background)
             one.settle()

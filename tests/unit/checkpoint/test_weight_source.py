@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
 from worldsmith.checkpoint.checkpoint_weights import CheckpointWeights
-from worldsmith.checkpoint.dcp import save_part
+from worldsmith.checkpoint.dcp import planner_of, save_part
 from worldsmith.checkpoint.merged_weights import MergedWeights
 from worldsmith.checkpoint.start_weights import StartWeights
 from worldsmith.checkpoint.tensor_names import nemotron_name, reasoner_name, text_settings
@@ -46,7 +46,7 @@ def write_native(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def write_dcp(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    save_part(folder / "model", tensors, no_dist=True)
+    save_part(folder / "model", planner_of(tensors))
     return folder
 
 

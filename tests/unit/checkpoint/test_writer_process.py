@@ -17,9 +17,13 @@ import torch
 from worldsmith.checkpoint import dcp
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.save_error import SaveError
-from worldsmith.checkpoint.writer_process import WriterProcess, place_in
+from worldsmith.checkpoint.staging import Stager
+from worldsmith.checkpoint.write_checkpoint import Save
+from worldsmith.checkpoint.writer_process import WriterProcess
+from worldsmith.distributed.peers import SideGroup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread writes")
+ALONE = SideGroup(0, 1)
 
 
 def make_state() -> dict[str, torch.Tensor]:
@@ -40,44 +44,45 @@ def read(folder: Path, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return found
 
 
-def test_it_writes_what_a_thread_would_write(tmp_path: Path) -> None:
-    """Equal tensors and, where they are contiguous, equal bytes of the files; one folder after the other."""
-    state, process = make_state(), WriterProcess()
-    contiguous = {name: tensor for name, tensor in state.items() if tensor.is_contiguous()}
-    dcp.save_part(tmp_path / "all", state, no_dist=True, process=process)
-    found = read(tmp_path / "all", state)
-    assert not [key for key in state if not torch.equal(found[key], state[key])]
-    dcp.save_part(tmp_path / "one", contiguous, no_dist=True, process=process)
-    dcp.save_part(tmp_path / "own", contiguous, no_dist=True)
-    (file,) = (tmp_path / "one").glob("*.distcp")
-    assert file.read_bytes() == (tmp_path / "own" / file.name).read_bytes()
+def save_to(target: Path) -> Save:
+    return Save(target, {"config.yaml": "a: 1\n"}, '{"next": 3}', 0, None, None)
+
+
+def test_tensors_are_written_as_they_were_when_they_were_staged(tmp_path: Path) -> None:
+    """One save after the other, with more tensors, and with the same ones, for which nothing is sent again."""
+    process = WriterProcess()
+    stager, state = Stager(process.allocate), make_state()
+    layouts = []
+    for number, more in enumerate([{}, {"g": torch.ones(100_000)}, {"g": torch.full((100_000,), 2.0)}]):
+        parts = {"model": state, "optim": {"net.x": torch.randn(3), **more}}
+        expected = {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in parts.items()}
+        layouts.append(stager.stage(parts)[0])
+        for tensor in state.values():
+            tensor.logical_not_() if tensor.dtype == torch.bool else tensor.add_(1)
+        folder = tmp_path / f"iter_{number}"
+        assert process.write(save_to(folder), layouts[-1], ALONE) is None
+        for part, tensors in expected.items():
+            found = read(folder / part, tensors)
+            assert not [name for name in tensors if not torch.equal(found[name], tensors[name])]
+        assert (folder / "dataloader/rank_0.json").read_text() == '{"next": 3}'
+        assert (folder / "config.yaml").read_text() == "a: 1\n"
+    assert layouts[0] is not layouts[1]
+    assert layouts[1] is layouts[2]
 
 
 def test_its_errors_are_the_callers_and_it_goes_on(tmp_path: Path) -> None:
-    """A folder that cannot be written: an OSError with its number; tensors on their way are taken back."""
-    state, process = make_state(), WriterProcess()
-    with pytest.raises(OSError, match="No such file or directory"):
-        process.write(tmp_path / "nowhere", plan_of(state), Resolver(state))
-    dcp.save_part(tmp_path / "good", state, no_dist=True, process=process)
-    assert torch.equal(read(tmp_path / "good", state)["a"], state["a"])
-
-
-def plan_of(state: dict[str, torch.Tensor]):
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import _StoragePrefix
-
-    planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(state), is_coordinator=True)
-    plan = planner.create_local_plan()
-    return type(plan)(plan.items, storage_data=_StoragePrefix("__0_"))
-
-
-class Resolver:
-    def __init__(self, state: dict[str, torch.Tensor]) -> None:
-        self.state = state
-
-    def resolve_data(self, item) -> torch.Tensor:
-        return self.state[item.index.fqn]
+    """A folder that cannot be made: the file system's error with its number. Another error: with its traceback."""
+    process = WriterProcess()
+    layout, _ = Stager(process.allocate).stage({"model": make_state()})
+    (tmp_path / "file").write_text("")
+    error = process.write(save_to(tmp_path / "file/iter_1"), layout, ALONE)
+    assert isinstance(error, NotADirectoryError)
+    assert error.filename is not None
+    mistake = process.write(save_to(None), layout, ALONE)  # type: ignore[arg-type]
+    assert isinstance(mistake, AttributeError)
+    assert "write_checkpoint.py" in mistake.__notes__[0]
+    assert process.write(save_to(tmp_path / "iter_1"), layout, ALONE) is None
+    assert process.is_alive
 
 
 def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(
@@ -92,7 +97,9 @@ def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(
     with caplog.at_level(logging.WARNING), pytest.raises(SaveError, match="process that writes checkpoints has died"):
         one.settle()
     one.save(2, {"model": {"net.a": weights}}, background=True)
+    weights.zero_()
     assert one.settle() == one.latest()
+    assert torch.equal(read(tmp_path / "iter_000000002/model", {"net.a": weights})["net.a"], torch.arange(4.0))
     assert writer not in writers_of(os.getpid())
 
 
@@ -116,22 +123,35 @@ def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     writer.wait(timeout=10)
 
 
+def test_it_does_not_finish_a_save_of_an_owner_that_is_killed(tmp_path: Path) -> None:
+    """It would meet the next run in the same folder. It dies in the middle, which for once is made to last."""
+    code = f"""
+import sys, time
+from pathlib import Path
+import torch
+from worldsmith.checkpoint import dcp
+from worldsmith.checkpoint.checkpointer import Checkpointer
+folder, write = Path({str(tmp_path)!r}), dcp.save_part
+def slow(*arguments):
+    write(*arguments)
+    (folder / "written").touch()
+    time.sleep(60)
+dcp.save_part = slow
+one = Checkpointer.Config(init="scratch").build(folder=folder)
+one.save(1, {{"model": {{"net.a": torch.ones(3)}}}}, background=True)
+time.sleep(60)
+"""
+    owner = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code])
+    for _ in range(600):
+        if (tmp_path / "written").exists():
+            break
+        time.sleep(0.1)
+    (writer,) = writers_of(owner.pid)
+    owner.kill()
+    owner.wait()
+    writer.wait(timeout=10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving_iter_000000001", "written"]
+
+
 def writers_of(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_tensors_in_its_memory_are_read_where_they_lie(tmp_path: Path) -> None:
-    """They are not sent, those elsewhere are; a new piece of memory takes the place of the old one."""
-    process = WriterProcess()
-    for value in (1.0, 2.0):
-        shared = process.allocate(4096)[64 : 64 + 40].view(torch.float32)
-        shared.fill_(value)
-        state = {"here": shared, "column": shared.view(5, 2)[:, 0], "elsewhere": torch.full((3,), value)}
-        folder = tmp_path / str(value)
-        dcp.save_part(folder, state, no_dist=True, process=process)
-        found = read(folder, state)
-        assert not [name for name in state if not torch.equal(found[name], state[name])]
-    sent = [place_in(process.allocate(4096), tensor) for tensor in state.values()]
-    assert sent == [None, None, None]
-    memory = process.allocate(4096)
-    assert [place_in(memory, t) for t in (memory[8:16], memory[::2], torch.ones(2))] == [8, None, None]

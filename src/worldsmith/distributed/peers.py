@@ -1,0 +1,163 @@
+"""All ranks of a run once more, so that they can agree on work beside the training: in a thread or another process."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+Kind = Literal["all_gather", "gather", "scatter"]
+PATIENCE = timedelta(hours=2)
+"""How long a rank waits for the others; writing and syncing to a slow disk takes its time."""
+
+
+class PeerError(Exception):
+    """Work of several ranks failed; `errors` are those of the ranks that it failed on."""
+
+    def __init__(self, errors: dict[int, BaseException]) -> None:
+        super().__init__(errors)
+        self.errors = list(errors.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, e in self.args[0].items())
+
+
+class Peers(ABC):
+    """What ranks do together. They call the same methods in the same order.
+
+    When work fails on one rank it fails on all, and none of them may go on: with the error itself on a single process,
+    else with PeerError.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @abstractmethod
+    def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
+        """Moves bytes between the ranks, unless one of them brings an error: then all raise PeerError.
+
+        "all_gather" returns everyone's payload, on all; "gather" on rank 0 only; "scatter" deals rank 0's list.
+        """
+
+    def run(self, work: Callable[[], T]) -> list[T]:
+        """Calls `work` on every rank and returns all values in rank order, on every rank."""
+        if self.size == 1:
+            return [work()]
+        payloads: list[bytes] = self._exchange("all_gather", lambda: pickle.dumps(work()))
+        return [pickle.loads(payload) for payload in payloads]
+
+    def run_on_main(self, work: Callable[[], T]) -> T | None:
+        """Calls `work` on rank 0 only; returns its value there and None elsewhere."""
+        own = None
+        if self.size == 1:
+            return work()
+
+        def remember() -> bytes:
+            nonlocal own
+            own = work() if self.is_main else None
+            return b""
+
+        self._exchange("all_gather", remember)
+        return own
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Calls `work` on every rank and returns all values in rank order on rank 0; an empty list elsewhere."""
+        if self.size == 1:
+            return [work()]
+        payloads: list[bytes] | None = self._exchange("gather", lambda: pickle.dumps(work()))
+        return [pickle.loads(payload) for payload in payloads or []]
+
+    def scatter(self, work: Callable[[], list[T]]) -> T:
+        """Calls `work` on rank 0 only, which makes a value for each rank; returns this rank's."""
+        if self.size == 1:
+            return work()[0]
+        dealt = self._exchange("scatter", lambda: [pickle.dumps(v) for v in work()] if self.is_main else None)
+        return pickle.loads(dealt)  # type: ignore[no-any-return]
+
+    def _exchange(self, kind: Kind, work: Callable[[], bytes | list[bytes] | None]) -> Any:
+        payload, error = None, None
+        try:
+            payload = work()
+        except Exception as raised:
+            error = raised
+        try:
+            return self.exchange(kind, payload, portable(error))
+        except PeerError as failure:
+            raise failure from error
+
+
+class SideGroup(Peers):
+    """Peers in a process group of their own, over gloo: a thread meets in it while the main thread trains.
+
+    All ranks build it together.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._group: ProcessGroup | None = None
+        if size > 1:
+            import torch.distributed as dist
+
+            self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, error, group=self._group)
+        errors = {rank: error for rank, error in enumerate(values) if error is not None}
+        if errors:
+            raise PeerError(errors)
+        if kind == "all_gather":
+            dist.all_gather_object(values, payload, group=self._group)
+            return values
+        if kind == "gather":
+            dist.gather_object(payload, values if self.is_main else None, dst=0, group=self._group)
+            return values if self.is_main else None
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, payload if self.is_main else None, src=0, group=self._group)  # type: ignore[arg-type]
+        return own[0]
+
+
+def portable(error: Exception | None) -> Exception | None:
+    """The error in a form that can be sent to other processes, which loses the errors behind it.
+
+    Of those the file system's is the one that matters. Others take their traceback along.
+    """
+    import traceback
+
+    if error is None:
+        return None
+    system = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+    if system is not None:
+        return system
+    if not isinstance(error, PeerError) and not hasattr(error, "__notes__"):
+        error.add_note("".join(traceback.format_exception(error)))
+    try:
+        return pickle.loads(pickle.dumps(error)) and error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything behind it: other ranks' errors and chained ones."""
+    waiting, seen = [error], set()
+    while waiting:
+        cause = waiting.pop(0)
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        waiting += [chained for chained in (cause.__cause__, cause.__context__) if chained is not None]
+        if isinstance(cause, PeerError):
+            waiting += cause.errors

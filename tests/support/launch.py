@@ -1,0 +1,64 @@
+"""Runs a script on several gloo ranks of this machine, forked from one process that has imported everything once.
+
+The script ends with `sys.exit(fork_ranks(function))`, and a test calls `launch(script, ranks, arguments)`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+
+def launch(script: Path, ranks: int, arguments: list[str], *, timeout: float = 280) -> None:
+    """Raises RuntimeError with what the ranks said when one of them fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), *arguments],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+    )
+    if process.returncode:
+        raise RuntimeError(f"a rank failed:\n{process.stderr}")
+
+
+def fork_ranks(function: Callable[[], None]) -> int:
+    """Calls `function` in a fork for each rank; 1 when one of them failed, and then the others are killed."""
+    children = set()
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                function()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.add(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status != 0:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0
