@@ -61,9 +61,7 @@ def main() -> int:
     spread = statistics.pstdev(turn.plain for turn in turns) / middle.plain
     share = middle.stall / middle.waited
     print(f"checkpoints of {size_on_disk / 1e6:.0f} MB, blocks of {arguments.steps} steps, {arguments.threads} threads")
-    print(
-        f"block without a save:            {middle.plain:6.2f} s (median of {arguments.rounds}, they vary by {spread:.0%})"
-    )
+    print(f"block without a save:            {middle.plain:6.2f} s (median of {len(turns)}, they vary by {spread:.0%})")
     print(f"block with one in background:    {middle.around:6.2f} s, {slower:+.1%} (goal: at most {GOAL:.0%})")
     print(f"all such blocks together:        {total:+.1%}; CPU time of the training thread: {cpu:+.1%}")
     print(f"of which the loop stood still:   {middle.stall:6.3f} s")
