@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-SUPPORT = Path(__file__).parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-import rank  # noqa: E402
-import tiny_runs  # noqa: E402
+import rank
+import tiny_runs
+from launch import launch
 
-from worldsmith.training.trainer import Trainer  # noqa: E402
+from worldsmith.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -27,27 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two_ranks")
     world = tiny_runs.make_world(folder / "world", clips=5)
     Trainer(rank.two_rank_config(world, steps=3, accumulate=2), run_folder=folder / "single").train()
-    run_two_ranks(world, folder)
+    launch(Path(rank.__file__), 2, [str(world), str(folder)])
     return folder
-
-
-def run_two_ranks(world: Path, folder: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SUPPORT / "rank.py"), str(world), str(folder)],
-            env={**shared, "MASTER_PORT": str(port), "RANK": str(number), "LOCAL_RANK": str(number)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
 
 
 def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:

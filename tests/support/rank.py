@@ -1,12 +1,14 @@
-"""One rank of a small run: `python rank.py WORLD RUN_FOLDER`, with torchrun's environment. See test_two_ranks.py."""
+"""Small runs on several ranks: `python rank.py WORLD FOLDER`. See test_two_ranks.py and launch.py."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import tiny_runs
 import torch
+from launch import fork_ranks
 
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.trainer import Trainer
@@ -31,4 +33,4 @@ def main(world: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(fork_ranks(partial(main, Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -129,12 +130,14 @@ def pin(buffer: Tensor) -> None:
     """Lets a GPU copy into main memory directly; says so when that cannot be, since copies are then slower."""
     import torch
 
-    code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
-    if int(code) != 0:
+    code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+    if code != 0:
+        with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
+            torch.zeros(1, device="cuda")
+        size = buffer.numel() / 2**30
         logger.warning(
-            "the %.1f GiB into which saves are copied cannot be pinned (CUDA error %s): copies are slower",
-            buffer.numel() / 2**30, code,
-        )  # fmt: skip
+            "%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code
+        )
 
 
 def unpin(buffer: Tensor) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.staging import Layout
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that a process gets when its parent dies."""
+"""Of prctl(2): the signal that a process gets when its parent ends (to be exact, the thread that forked it)."""
 
 
 class WriterProcess:
