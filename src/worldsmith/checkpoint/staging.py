@@ -135,9 +135,7 @@ def pin(buffer: Tensor) -> None:
         with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
             torch.zeros(1, device="cuda")
         size = buffer.numel() / 2**30
-        logger.warning(
-            "%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code
-        )
+        logger.warning("%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code)
 
 
 def unpin(buffer: Tensor) -> None:
