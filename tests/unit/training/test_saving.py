@@ -22,6 +22,7 @@ from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree import to_yaml
+from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.preflight import check_space, checkpoint_bytes
 from worldsmith.training.trainer import Outcome, Trainer
@@ -97,6 +98,9 @@ def test_a_failed_periodic_save_is_counted_and_the_run_goes_on(
     failures = [record.getMessage() for record in caplog.records if "SAVE FAILED" in record.getMessage()]
     assert ["iter_000000002" in failures[0], "iter_000000006" in failures[1]] == [True, True]
     assert "(2 so far)" in failures[1]
+    counts = [line["failed_saves"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert counts[0] == 0
+    assert counts[-1] == 2 or background  # a save in the background may end after the last line
     assert sorted(p.name[-1] for p in (tmp_path / "checkpoints").glob("iter_*")) == ["4", "8"]
     require_same(tmp_path / "checkpoints/iter_000000008", whole / "checkpoints/iter_000000008")
 

@@ -68,6 +68,7 @@ def step_metrics(step: Step, trainer: Trainer, rejected: dict[str, int]) -> dict
         "skipped": step.skipped,
         "skipped_total": trainer.guard.skipped,
         "rejected": rejected,
+        "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
     }
 
