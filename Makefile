@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests; many tests start two or four of their own.
+WORKERS ?= 2
 READY := $(VENV)/.ready
 
 .PHONY: demo test lint slow clean
@@ -10,7 +12,7 @@ demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
 test: $(READY) lint
-	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -19,7 +21,7 @@ lint: $(READY)
 	@$(BIN)/lint-imports --no-cache
 
 slow: $(READY)
-	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow --timeout 3600
+	@$(BIN)/python -m pytest -m slow --timeout 3600
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

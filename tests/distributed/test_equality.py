@@ -5,16 +5,12 @@ The reference runs in this process; each number of ranks is one launch that goes
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import equality
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-import equality
 from equality import CASES, CHECKS, SLOW
 from launch import launch
 
@@ -25,7 +21,6 @@ REFERENCES = ("qwen", "edge", "frozen", "lora", "windows")
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, dict[str, Any]]:
-    torch.set_num_threads(1)
     return {name: equality.run_case(CASES[1][name], World()) for name in REFERENCES}
 
 

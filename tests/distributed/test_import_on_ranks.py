@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import tiny_runs
 from runs import Runs
 from stored_models import write_tiny_base

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import tiny_runs
+import torch
 from runs import Runs
 
 PHASES = ((1, 4), (2, 2), (4, 1), (1, 4))

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import saves_on_ranks
 from launch import launch
 from saves_on_ranks import AGAIN, BACKGROUND, BROKEN, DIES, LAST, WAITED, WITHOUT_ONE

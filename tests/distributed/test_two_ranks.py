@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import rank
 import tiny_runs
+import torch
 from launch import launch
 
 from worldsmith.training.trainer import Trainer
@@ -20,7 +16,6 @@ from worldsmith.training.trainer import Trainer
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished runs: `single` (one process), `whole` and `resumed` (two ranks)."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("two_ranks")
     world = tiny_runs.make_world(folder / "world", clips=5)
     Trainer(rank.two_rank_config(world, steps=3, accumulate=2), run_folder=folder / "single").train()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import tiny_runs
 
 from worldsmith.models.cosmos3.attention_modes import NeighborhoodConfig

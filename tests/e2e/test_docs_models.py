@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 import tiny_runs
 from stored_models import write_tiny_base
 
@@ -30,7 +25,6 @@ def test_commands_and_code_of_the_page(
 ) -> None:
     """A reasoner under the page's name, converted; two runs from it, one with adapters, exported in every format."""
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
     world = tiny_runs.make_world(tmp_path / "world", clips=3)
     write_tiny_base(tmp_path / "models" / "Qwen3-VL-8B-Instruct")
     converting, exporting = blocks("bash")

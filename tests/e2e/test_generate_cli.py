@@ -25,14 +25,6 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.video_writer import read_image, read_mp4, write_mp4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two 96x64 clips of 9 frames at 8 fps, with one checkpoint of random weights."""

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from tiny_runs import make_long_clips
 
 ROOT = Path(__file__).parents[2]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-import tiny_runs
 
 from worldsmith.checkpoint.load_model import find_model, load_generator
 from worldsmith.cli.main import main
@@ -47,7 +43,6 @@ def lora_config(folder: Path, *, steps: int = STEPS) -> Trainer.Config:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`base`, a full fine-tune; `whole`, a LoRA run from it; `resumed`, the same in two parts."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lora")
     Trainer(base_config(tiny_runs.make_world(folder / "world")), run_folder=folder / "base").train()
     Trainer(lora_config(folder), run_folder=folder / "whole").train()

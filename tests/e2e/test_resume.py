@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
-
-SUPPORT = Path(__file__).parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
-
-import tiny_runs  # noqa: E402
-from runs import STEPS, Runs  # noqa: E402
+from runs import STEPS, Runs
 
 
 @pytest.fixture(scope="module")

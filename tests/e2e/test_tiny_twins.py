@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from tiny_runs import make_long_clips, read_checkpoint, read_losses
 
 from worldsmith.cli.main import main

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from stored_models import (
     EDGE,
     QWEN,
@@ -37,14 +33,6 @@ from worldsmith.models.cosmos3.network import Cosmos3Network
 FORMATS = ("dcp", "native", "diffusers")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def loaded(path: Path, config: NetworkConfig | None = None) -> Cosmos3Network:
     """A network with the weights at `path`, as a training run with checkpoint.load_path would have it."""
     network = Cosmos3Network(config or network_of(open_weights(path)))
@@ -56,7 +44,6 @@ def loaded(path: Path, config: NetworkConfig | None = None) -> Cosmos3Network:
 @pytest.fixture(scope="module", params=["qwen", "edge"])
 def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """diffusers' transformer, in several shards, and its velocity."""
-    torch.set_num_threads(1)
     transformer = random_transformer(QWEN if request.param == "qwen" else EDGE)
     folder = tmp_path_factory.mktemp(request.param) / "transformer"
     transformer.save_pretrained(folder, max_shard_size="200KB")

@@ -38,14 +38,6 @@ ALL_KINDS = f"{RECIPE},self_attn.k_proj,v_proj,mlp_moe_gen.up_proj,down_proj,vae
 LAYOUT = SampleLayout([5, 6, 7], (3, 4, 4), fps=16.0, condition_frames=1)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def adapted_generator(config: NetworkConfig, targets: str = RECIPE, *, trained: bool = True) -> Cosmos3Generator:
     """Random weights everywhere, and adapters that move every output visibly when `trained`."""
     model = Cosmos3Generator.Config(

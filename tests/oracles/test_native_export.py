@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
 from safetensors import safe_open
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-import tiny_runs
 from stored_models import write_tiny_base
+from torch import Tensor
 
 from worldsmith.checkpoint.export_folder import ExportSource
 from worldsmith.checkpoint.load_model import find_model, load_generator
@@ -33,7 +29,6 @@ LAYOUT = SampleLayout([5, 6, 7, 60], (3, 4, 4), fps=16.0)
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`qwen`; `full`, a run from it with an average; `lora`, adapters on it, saved alone; `sharded`, an export."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("native")
     world = tiny_runs.make_world(folder / "world", clips=3)
     write_tiny_base(folder / "qwen")

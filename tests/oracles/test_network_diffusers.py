@@ -49,14 +49,6 @@ def _padding(request, monkeypatch):
         monkeypatch.setattr(attention, "PADDING_SHARE", 0.0)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def random_network(config: NetworkConfig) -> Cosmos3Network:
     """Weights where no parameter is one or zero: norms and biases too must be in the right place."""
     network = Cosmos3Network(config)

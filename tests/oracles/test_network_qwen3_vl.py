@@ -13,7 +13,6 @@ from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
 
 
 def test_text_states_of_packed_prompts_equal_qwen3_vl_on_each_prompt():
-    torch.set_num_threads(1)
     config = NetworkConfig(
         vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, mrope_section=[4, 2, 2], latent_channel=8,

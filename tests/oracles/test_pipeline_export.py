@@ -30,14 +30,6 @@ REQUEST = GenerationRequest(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_generator(*, edge_style: bool = False, defaults: GenerationDefaults = DEFAULTS) -> Cosmos3Generator:
     """Random weights of ordinary size in every parameter, norms and biases included, and the shipped VAE."""
     network = NetworkConfig(
@@ -84,7 +76,6 @@ def pipeline_latents(pipeline: Any, request: GenerationRequest, start: torch.Ten
 
 @pytest.fixture(scope="module", params=["qwen", "edge"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    torch.set_num_threads(1)
     generator = make_generator(edge_style=request.param == "edge")
     folder = tmp_path_factory.mktemp("export") / request.param
     assert export_pipeline(generator, folder, dtype="float32")

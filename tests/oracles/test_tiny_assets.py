@@ -32,7 +32,6 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def vae():
-    torch.set_num_threads(1)
     return WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32").build()
 
 

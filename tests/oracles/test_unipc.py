@@ -9,8 +9,6 @@ from diffusers import UniPCMultistepScheduler
 
 from worldsmith.sampling.unipc import UniPC, flow_schedule
 
-torch.set_num_threads(1)
-
 
 def velocity_field(x: torch.Tensor, timestep: int) -> torch.Tensor:
     """A smooth field that depends on place and time and has no exact solution."""

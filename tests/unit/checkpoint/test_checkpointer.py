@@ -6,17 +6,13 @@ import json
 import os
 import random
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 from mortal import Mortal
+from torch import nn
 
 from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.checkpointer import Checkpointer

@@ -28,14 +28,6 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 SEED = 11
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def config() -> Cosmos3Generator.Config:
     network = NetworkConfig(

@@ -9,9 +9,6 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-import torch
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from worldsmith.models.cosmos3.three_way import plan_latents
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=6))
 def test_blocks_are_those_that_pytorch_finds_by_filling_in_every_entry(lengths: list[tuple[int, int]]) -> None:
     """Which blocks are computed, and which of them without a mask."""
-    torch.set_num_threads(1)
     q, kv = (torch.arange(len(lengths)).repeat_interleave(torch.tensor(own)) for own in zip(*lengths, strict=True))
     ours = block_diagonal_mask(q, kv, "cpu")
     theirs = create_block_mask(lambda b, h, i, j: q[i] == kv[j], None, None, len(q), len(kv), device="cpu")

@@ -140,7 +140,6 @@ def packs_with_profiles(draw):
 @given(case=packs_with_profiles(), entries=st.sampled_from([1, 40, 2**24]), gathered=st.sampled_from([1, 30, 2**17]))
 def test_any_windows_equal_a_mask_filled_in_pair_by_pair(case, entries, gathered):
     """Outputs and all gradients, for any grids, windows, strides, dilations and causal axes, however it is cut up."""
-    torch.set_num_threads(1)
     grids, text_lengths, profiles = case
     saved = three_way.MASK_ENTRIES, attention.GATHERED_KEYS
     three_way.MASK_ENTRIES, attention.GATHERED_KEYS = entries, gathered

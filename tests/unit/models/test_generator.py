@@ -18,14 +18,6 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_vae.wan import WanVAE
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def config() -> Cosmos3Generator.Config:
     network = NetworkConfig(

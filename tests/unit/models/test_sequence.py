@@ -62,7 +62,6 @@ lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, 
 @settings(max_examples=40, deadline=None)
 @given(lengths=lengths, share=st.sampled_from([0.0, 0.25]), entries=st.sampled_from([0, 40, 10**6]))
 def test_any_plan_equals_block_masked_dense_attention_with_gradients(lengths, share, entries):
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     gen_lengths, text_lengths = [a for a, _ in lengths], [b for _, b in lengths]
     gen_sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(gen_lengths))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-import tiny_runs
 
 from worldsmith.data.resolution import RESOLUTIONS
 from worldsmith.models.video_vae import windows
@@ -23,7 +18,6 @@ from worldsmith.models.video_vae.windows import encode_window, window_bounds, wi
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("vae")
     tiny_runs.make_vae(path)
     return path

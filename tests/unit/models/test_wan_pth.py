@@ -52,7 +52,6 @@ def native_name(name: str, blocks: int) -> str:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
     """A folder with a small VAE twice: `diffusers/`, and `Wan2.2_VAE.pth` in native names with its `.json`."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("vae")
     vae = AutoencoderKLWan.from_config(SMALL)

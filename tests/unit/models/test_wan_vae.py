@@ -16,7 +16,6 @@ from worldsmith.models.video_vae.wan import WanVAE
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     vae = AutoencoderKLWan(
         base_dim=8,

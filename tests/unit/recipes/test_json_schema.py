@@ -17,6 +17,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from config_mutations import MUTATIONS, Doc, place, put, sections
 
 from worldsmith.cli.schema import render
 from worldsmith.config import ConfigError, get_recipe, recipe_names
@@ -26,10 +27,6 @@ from worldsmith.config.registry import find_recipe
 from worldsmith.config.tree import to_dict
 from worldsmith.config.write_toml import write_toml
 from worldsmith.config.yaml_text import dump_yaml
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from config_mutations import MUTATIONS, Doc, place, put, sections
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]

@@ -29,14 +29,6 @@ SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
 REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_frames=9, fps=8.0, seed=1)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def generator() -> Cosmos3Generator:
     network = NetworkConfig(

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 import tiny_runs
 
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -22,7 +17,6 @@ from worldsmith.training.trainer import Trainer
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five steps, logged every second one, with all callbacks; one clip is damaged."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("callbacks")
     world = tiny_runs.make_world(folder / "world")
     (world / "data/videos/1.mp4").write_text("no video")

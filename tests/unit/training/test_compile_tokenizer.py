@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 import tiny_runs
 
 from worldsmith.models.video_vae.wan import WanVAE
@@ -20,7 +15,6 @@ from worldsmith.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return tiny_runs.make_world(tmp_path_factory.mktemp("compile") / "world")
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 import tiny_runs
+import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
 from worldsmith.checkpoint import checkpointer, dcp
@@ -30,7 +26,6 @@ from worldsmith.training.trainer import Outcome, Trainer
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
 
 

@@ -13,11 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 import tiny_runs
+import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
 from worldsmith.checkpoint.base_checkpoint import convert
@@ -34,7 +31,6 @@ from worldsmith.training.trainer import Outcome, Trainer
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
 
 
