@@ -97,7 +97,7 @@ def draw_tensors(grids, text_lengths, heads=2, kv_heads=1, dim=4):
 
 def assert_equal_with_gradients(ours, theirs, tensors, tolerance=1e-5):
     """To `tolerance` of the largest value, or of 1 where that is smaller."""
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * max(1.0, float(theirs.abs().max())))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * max(1.0, float(theirs.detach().abs().max())))
     weight = torch.linspace(-1, 1, ours.numel()).view_as(ours)
     for a, b in zip(
         *(torch.autograd.grad((out * weight).sum(), tensors, retain_graph=True) for out in (ours, theirs)), strict=True
