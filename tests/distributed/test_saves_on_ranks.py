@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import saves_on_ranks
 from launch import launch
-from saves_on_ranks import AGAIN, BACKGROUND, BROKEN, DIES, LAST, WAITED, WITHOUT_ONE
+from saves_on_ranks import AGAIN, BACKGROUND, BROKEN, DIES, LAST, TWICE, WAITED, WITHOUT_ONE
 
 from worldsmith.checkpoint.manifest import find_damage
 
@@ -52,7 +52,7 @@ def test_every_position_is_there(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("iteration", "reason"),
-    [(BROKEN, "No space left on device"), (WITHOUT_ONE, "has died"), (DIES, "has died")],
+    [(BROKEN, "No space left on device"), (WITHOUT_ONE, "has died"), (DIES, "has died"), (TWICE, "a mistake")],
 )
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
     folder: Path, iteration: int, reason: str

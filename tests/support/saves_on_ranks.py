@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.distributed.world import start_world, stop_world
 
-WAITED, BACKGROUND, BROKEN, WITHOUT_ONE, AGAIN, DIES, LAST = range(1, 8)
+WAITED, BACKGROUND, BROKEN, WITHOUT_ONE, AGAIN, DIES, TWICE, LAST = range(1, 9)
 """The saves: two good ones; one that fails on rank 2; one after the death of rank 3's process and the one after it;
-one in whose middle rank 1's process dies, and the one after it."""
+one in whose middle rank 1's process dies; one that fails on rank 2 while rank 0's process dies waiting for it; and the
+one after it, which rank 2's process writes beside the threads of the others."""
 
 
 def make_parts(rank: int, scale: float = 1.0) -> dict[str, dict[str, Any]]:
@@ -49,11 +52,16 @@ def break_saves(rank: int) -> None:
     """Must come before the Checkpointer, whose process inherits it."""
     save_part = dcp.save_part
 
-    def breaking(folder: Path, *arguments: Any) -> None:
+    def breaking(folder: Path, *arguments: Any, **settings: Any) -> None:
         iteration = int(folder.parent.name[-9:])
         if (rank, iteration) == (2, BROKEN):
             raise OSError(28, "No space left on device")
-        save_part(folder, *arguments)
+        if (rank, iteration) == (2, TWICE):
+            time.sleep(1)
+            raise KeyError("a mistake")
+        if (rank, iteration) == (0, TWICE):
+            threading.Timer(0.5, os._exit, [0]).start()
+        save_part(folder, *arguments, **settings)
         if (rank, iteration) == (1, DIES):
             os._exit(0)
 

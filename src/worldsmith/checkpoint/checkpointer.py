@@ -12,8 +12,8 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,17 +23,18 @@ from worldsmith.checkpoint import atomic, dcp
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.staging import Stager, private_memory
-from worldsmith.checkpoint.write_checkpoint import POINTER, Save, folder_name, remove_hidden, write_checkpoint
+from worldsmith.checkpoint.write_checkpoint import POINTER, Save, folder_name, write_checkpoint
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
-from worldsmith.distributed.peers import SideGroup
+from worldsmith.distributed.peers import PeerError, SideGroup
 from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from torch import Tensor
+    from torch.distributed.checkpoint.planner import SavePlanner
 
     from worldsmith.checkpoint.staging import Layout
     from worldsmith.checkpoint.writer_process import WriterProcess
@@ -93,13 +94,15 @@ class Checkpointer(Configurable):
             if self.stop_file != Path(self.stop_file).name:
                 raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
 
-    def __init__(self, config: Config, *, folder: Path, world: World | None = None) -> None:
+    def __init__(
+        self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None
+    ) -> None:
+        """`process` writes the saves in the background; None: one is started now, if there is to be one."""
         self.config = config
         self.folder = folder
         self.world = world or World()
         self._saving: Future[Path] | None = None
-        # Forked now, before the network is there. Elsewhere than on Linux a process does not survive a fork.
-        self._process = start_writer() if config.async_save and sys.platform == "linux" else None
+        self._process = process or start_writer(config)
         if self.world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             tidy_up(folder)
@@ -122,15 +125,17 @@ class Checkpointer(Configurable):
         """
         self.settle()
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
-        with self._all_or_nothing(target, needed):
-            self._peers.run_on_main(partial(require_space, self.folder, needed))
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         save = Save(target, texts or {}, position, self.world.data_rank, settings.keep_latest_k, settings.keep_every)
-        if background:
-            self._saving = self._thread.submit(self._write_staged, save, needed, *self._stager.stage(parts))
-            return target
+        staged: list[tuple[Layout, Tensor]] = []
         with self._all_or_nothing(target, needed):
-            write_checkpoint(save, {part: dcp.planner_of(state) for part, state in parts.items()}, self._peers)
+            self._peers.run_on_main(partial(require_space, self.folder, needed))
+            if background:
+                self._peers.run(lambda: staged.append(self._stager.stage(parts)))
+            else:
+                self._write(save, lambda: {part: dcp.planner_of(state) for part, state in parts.items()}, staged=False)
+        if background:
+            self._saving = self._thread.submit(self._write_staged, save, needed, *staged[0])
         return target
 
     @property
@@ -206,14 +211,24 @@ class Checkpointer(Configurable):
 
     def _write_staged(self, save: Save, needed: int, layout: Layout, buffer: Tensor) -> Path:
         """Runs in a thread, which has little to do as long as the process lives."""
-        error = None
         with self._all_or_nothing(save.target, needed):
             if self._process is not None and self._process.is_alive:
                 error = self._process.write(save, layout, self._peers)
+                self._peers.run(partial(fail_with, error))
             else:
-                write_checkpoint(save, layout.planners(buffer), self._peers)
-            self._peers.run(partial(fail_with, error))
+                self._write(save, lambda: layout.planners(buffer), staged=True)
         return save.target
+
+    def _write(self, save: Save, planners: Callable[[], Mapping[str, SavePlanner]], *, staged: bool) -> None:
+        """The save in this process, in whatever thread. What goes wrong on one rank alone, too, is told to all."""
+        error = None
+        try:
+            write_checkpoint(save, planners(), self._peers, staged=staged)
+        except PeerError:
+            raise
+        except Exception as own:
+            error = own
+        self._peers.run(partial(fail_with, error))
 
     @contextmanager
     def _all_or_nothing(self, target: Path, needed: int) -> Iterator[None]:
@@ -222,15 +237,16 @@ class Checkpointer(Configurable):
             yield
         except Exception as error:
             if self.world.is_main:
-                remove_hidden(target)
+                with suppress(OSError):  # it is the first error that counts
+                    tidy_up(self.folder)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)
             raise SaveError(self._complaint(target, needed, error)) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
         text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe(error)}."
-        free = shutil.disk_usage(self.folder).free
-        if is_disk_full(error) or free < needed:
+        free = free_space(self.folder)
+        if free is not None and (is_disk_full(error) or free < needed):
             fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
             text += f" It needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free. Make room{fewer}."
         return f"{text} Checkpoints that were complete before are untouched."
@@ -246,7 +262,14 @@ class Checkpointer(Configurable):
         return sorted(found, key=lambda path: path != named), problems
 
 
-def start_writer() -> WriterProcess:
+def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
+    """The process that will write saves in the background, if there are to be any; to be forked as early as can be.
+
+    Before the network is there, a process group, or a CUDA context, all of which it would inherit. None where processes
+    do not survive a fork, that is elsewhere than on Linux: a thread writes.
+    """
+    if not config.async_save or sys.platform != "linux":
+        return None
     from worldsmith.checkpoint.writer_process import WriterProcess
 
     return WriterProcess()
@@ -256,6 +279,14 @@ def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
     """About what a checkpoint of these tensors takes on disk, over all ranks: a sharded tensor knows its whole size."""
     tensors = [tensor for state in parts.values() for tensor in state.values()]
     return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
+
+
+def free_space(folder: Path) -> int | None:
+    """Bytes that are left on the disk; None when it cannot be asked."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 
+COPY_AHEAD = 10_000_000
+"""Bytes that are copied from a GPU while others are written; DCP's default."""
+
+
 def planner_of(state: Mapping[str, Any]) -> SavePlanner:
     """DCP's own plan for saving tensors: each shard once, and a whole tensor by one rank."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -24,19 +28,27 @@ def planner_of(state: Mapping[str, Any]) -> SavePlanner:
 
 
 def save_part(
-    folder: Path, planner: SavePlanner, peers: Peers | None = None, *, single_file_per_rank: bool = True
+    folder: Path,
+    planner: SavePlanner,
+    peers: Peers | None = None,
+    *,
+    single_file_per_rank: bool = True,
+    staged: bool = False,
 ) -> None:
     """Writes the tensors of a planner, which is set up, to a DCP folder; every file is synced to disk.
 
     The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
-    where there is none. `peers` None: this process is alone.
+    where there is none. `peers` None: this process is alone. `staged`: the tensors are in main memory, and CUDA is not
+    to be used, as in a process that was forked.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     peers = peers or SideGroup(0, 1)
-    # No copying ahead: tensors are on the CPU, and CUDA is not to be used where this runs.
     writer = FileSystemWriter(
-        folder, single_file_per_rank=single_file_per_rank, sync_files=True, per_thread_copy_ahead=0
+        folder,
+        single_file_per_rank=single_file_per_rank,
+        sync_files=True,
+        per_thread_copy_ahead=0 if staged else COPY_AHEAD,
     )
     metadata: Metadata | None = None
 

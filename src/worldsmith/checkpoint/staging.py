@@ -36,11 +36,14 @@ class Layout:
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
-        """The part of `buffer` that holds a tensor."""
+        """The tensor, in `buffer`. It looks whole: of one that is a part of a larger storage DCP makes another copy."""
+        import torch
+
         assert item.tensor_data is not None
         shape, dtype = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
         start = self.starts[part][item.index]
-        return buffer[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+        storage = buffer.untyped_storage()[start : start + shape.numel() * dtype.itemsize]
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
 
 
 class Stager:
@@ -54,6 +57,7 @@ class Stager:
         self._shapes: list[Any] = []
         self._views: list[Tensor] = []
         self._staged: tuple[Layout, Tensor] | None = None
+        self._pinned = False
 
     def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
         """Copies the tensors of all parts and returns where they are. The buffer belongs to the newest copy.
@@ -74,11 +78,11 @@ class Stager:
 
     def _prepare(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
         layout = lay_out(parts)
-        if self._on_cuda and self._staged is not None:
+        if self._pinned and self._staged is not None:
             unpin(self._staged[1])
+        self._staged, self._views = None, []  # the old buffer goes before the new one comes
         buffer = self._allocate(layout.size)
-        if self._on_cuda:
-            pin(buffer)
+        self._pinned = self._on_cuda and pin(buffer)
         self._views = [layout.view(buffer, part, item) for part, plan in layout.plans.items() for item in plan.items]
         return layout, buffer
 
@@ -126,8 +130,8 @@ def private_memory(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def pin(buffer: Tensor) -> None:
-    """Lets a GPU copy into main memory directly; says so when that cannot be, since copies are then slower."""
+def pin(buffer: Tensor) -> bool:
+    """Lets a GPU copy into main memory directly; False when that cannot be, which is said: copies are then slower."""
     import torch
 
     code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
@@ -136,6 +140,7 @@ def pin(buffer: Tensor) -> None:
             torch.zeros(1, device="cuda")
         size = buffer.numel() / 2**30
         logger.warning("%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code)
+    return code == 0
 
 
 def unpin(buffer: Tensor) -> None:

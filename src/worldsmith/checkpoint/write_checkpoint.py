@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ class Save:
     keep_every: int | None
 
 
-def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers) -> None:
+def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
     """Writes the tensors of `planners` (set up, one for each part) and everything else of a checkpoint.
 
     It can run in any thread or process that has its peers.
@@ -41,7 +40,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     aside = hidden(save.target)
     peers.run_on_main(lambda: write_texts(aside, save.texts))
     for part, planner in planners.items():
-        dcp.save_part(aside / part, planner, peers)
+        dcp.save_part(aside / part, planner, peers, staged=staged)
     positions = peers.run(lambda: (save.data_rank, save.position))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     shares = peers.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[peers.rank :: peers.size]))
@@ -74,11 +73,6 @@ def remove_old(save: Save) -> None:
 def hidden(target: Path) -> Path:
     """The folder in which a checkpoint is written."""
     return target.with_name(f"{atomic.SAVING}{target.name}")
-
-
-def remove_hidden(target: Path) -> None:
-    """Removes what has been written of a checkpoint."""
-    shutil.rmtree(hidden(target), ignore_errors=True)
 
 
 def folder_name(iteration: int) -> str:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import mmap
 import os
 import signal
 import traceback
 import weakref
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldsmith.checkpoint.write_checkpoint import Save, write_checkpoint
-from worldsmith.distributed.peers import Kind, PeerError, Peers, portable
+from worldsmith.distributed.peers import Kind, Peers, portable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.checkpoint.staging import Layout
+
+logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when its parent ends (to be exact, the thread that forked it)."""
@@ -57,14 +61,14 @@ class WriterProcess:
         the process has died they are there all the same.
         """
         handle = os.memfd_create("worldsmith")
-        os.ftruncate(handle, size)
-        memory = mapped(handle, size)
         try:
+            os.ftruncate(handle, size)
+            memory = mapped(handle, size)
             if self.is_alive:
                 self._connection.send(Memory(size))
                 send_handle(self._connection, handle, self._pid)
-        except OSError:
-            self.close()
+        except (BrokenPipeError, ConnectionError):
+            logger.warning("%s", self._buried())
         finally:
             os.close(handle)
         return memory
@@ -73,30 +77,36 @@ class WriterProcess:
         """Lets the process write a checkpoint from its memory, and meets the other ranks for it.
 
         Returns what went wrong on this rank alone, which the others do not know yet: ChildProcessError when the process
-        has died; then `is_alive` is False. Raises PeerError when it failed on several.
+        has died; then `is_alive` is False. Raises what failed on all, from a meeting: PeerError.
         """
+        failure: Exception | None = None
+        outcome: Exception | None
         try:
             if layout is not self._layout:
                 self._connection.send(layout)
                 self._layout = layout
             self._connection.send(Job(save, peers.rank, peers.size))
             while isinstance(message := self._connection.recv(), Meeting):
+                answer: Any
                 try:
-                    self._connection.send(peers.exchange(*message))
-                except PeerError as failure:
-                    self._connection.send(failure)
-                    self._connection.recv()
-                    raise
-            return message  # type: ignore[no-any-return]
-        except PeerError:
-            raise
+                    answer = peers.exchange(*message)
+                except Exception as raised:
+                    answer = failure = raised
+                self._connection.send(answer)
+            outcome = message
         except (EOFError, OSError):
+            outcome = self._buried()
+        except Exception as error:  # something that cannot be sent: what the process waits for is unknown
             self.close()
-            what = "the process that writes checkpoints has died (out of memory?); a thread writes the next ones"
-            return ChildProcessError(errno.ECHILD, what)
-        except BaseException:  # the other ranks cannot be reached: what the process waits for never comes
-            self.close()
-            raise
+            outcome = error
+        if failure is not None:
+            raise failure
+        return outcome
+
+    def _buried(self) -> ChildProcessError:
+        self.close()
+        what = "the process that writes checkpoints has died (out of memory?); a thread writes the next ones"
+        return ChildProcessError(errno.ECHILD, what)
 
 
 class Memory(NamedTuple):
@@ -131,14 +141,17 @@ class Relay(Peers):
     def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
         self._connection.send(Meeting(kind, payload, error))
         answer = self._connection.recv()
-        if isinstance(answer, PeerError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
 
 def serve(connection: Connection, parent: int) -> None:
     """The life of the process: saves until the other end is closed. Never returns."""
+    import torch
+
     try:
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and whoever needs them waits for ever
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
         # No save goes on after its run: the next run would meet it in the same folder.
@@ -168,7 +181,7 @@ def serve(connection: Connection, parent: int) -> None:
 def outcome(job: Job, layout: Layout, memory: Tensor, connection: Connection) -> Exception | None:
     """Writes a checkpoint and returns what went wrong."""
     try:
-        write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size))
+        write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size), staged=True)
     except Exception as error:
         return portable(error)
     return None
@@ -186,5 +199,6 @@ def end(connection: Connection, pid: int, *, owner: int) -> None:
     if os.getpid() != owner:
         return
     connection.close()
-    os.kill(pid, signal.SIGKILL)  # a fork that lives on keeps its copy of the connection open
-    os.waitpid(pid, 0)
+    with suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for it, or nobody has to
+        os.kill(pid, signal.SIGKILL)  # a fork that lives on keeps its copy of the connection open
+        os.waitpid(pid, 0)

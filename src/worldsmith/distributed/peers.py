@@ -23,6 +23,8 @@ class PeerError(Exception):
     def __init__(self, errors: dict[int, BaseException]) -> None:
         super().__init__(errors)
         self.errors = list(errors.values())
+        for note in [note for error in self.errors for note in getattr(error, "__notes__", [])]:
+            self.add_note(note)
 
     def __str__(self) -> str:
         return "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, e in self.args[0].items())
@@ -56,19 +58,14 @@ class Peers(ABC):
         payloads: list[bytes] = self._exchange("all_gather", lambda: pickle.dumps(work()))
         return [pickle.loads(payload) for payload in payloads]
 
-    def run_on_main(self, work: Callable[[], T]) -> T | None:
-        """Calls `work` on rank 0 only; returns its value there and None elsewhere."""
-        own = None
-        if self.size == 1:
-            return work()
+    def run_on_main(self, work: Callable[[], object]) -> None:
+        """Calls `work` on rank 0 only."""
 
-        def remember() -> bytes:
-            nonlocal own
-            own = work() if self.is_main else None
-            return b""
+        def on_main() -> None:
+            if self.is_main:
+                work()
 
-        self._exchange("all_gather", remember)
-        return own
+        self.run(on_main)
 
     def gather(self, work: Callable[[], T]) -> list[T]:
         """Calls `work` on every rank and returns all values in rank order on rank 0; an empty list elsewhere."""
@@ -139,14 +136,18 @@ def portable(error: Exception | None) -> Exception | None:
     if error is None:
         return None
     system = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
-    if system is not None:
-        return system
-    if not isinstance(error, PeerError) and not hasattr(error, "__notes__"):
+    sent = system or error
+    if sent is error and system is None and not hasattr(error, "__notes__"):
         error.add_note("".join(traceback.format_exception(error)))
     try:
-        return pickle.loads(pickle.dumps(error)) and error
+        pickle.loads(pickle.dumps(sent))
+        return sent
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        kind = RuntimeError if system is None else OSError
+        substitute = kind(f"{type(sent).__name__}: {sent}")
+        for note in getattr(sent, "__notes__", []):
+            substitute.add_note(note)
+        return substitute
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.atomic import write_text
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.checkpoint.write_checkpoint import folder_iteration
 from worldsmith.config import Configurable
@@ -101,10 +101,11 @@ class Trainer(Configurable):
     ) -> None:
         self.config = config = resolve(config)
         self.run_folder = Path(run_folder or run_path(config.job))
+        process = start_writer(config.checkpoint)
         self.world: World = join_world(generator_config(config))
         require_writable(self.run_folder)
         self.checkpointer: Checkpointer = config.checkpoint.build(
-            folder=self.run_folder / "checkpoints", world=self.world
+            folder=self.run_folder / "checkpoints", world=self.world, process=process
         )
         checkpoint = self.checkpointer.latest()
         if checkpoint is not None:

@@ -102,6 +102,29 @@ def test_an_error_in_the_background_is_raised_by_settle_and_leaves_nothing(tmp_p
     assert one.settle().name == "iter_000000003"
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path, background: bool) -> None:
+    """A storage that is away for a while must not end a run, so it is a SaveError like others."""
+    one = checkpointer(tmp_path / "away")
+    (tmp_path / "away").rmdir()
+    with pytest.raises(SaveError, match=r"could not be written .*No such file"):
+        one.save(1, {"model": {"net.a": torch.ones(4)}}, background=background)
+
+
+def test_too_little_memory_for_the_copy_is_a_failed_save(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stager, "_prepare", out_of_memory)
+        with pytest.raises(SaveError, match="no memory for the copy"):
+            one.save(1, {"model": {"net.a": torch.ones(4)}}, background=True)
+    one.save(2, {"model": {"net.a": torch.ones(4)}}, background=True)
+    assert one.settle() == one.latest() == tmp_path / "iter_000000002"
+
+
+def out_of_memory(*arguments: object) -> None:
+    raise MemoryError("no memory for the copy")
+
+
 def test_buffers_are_used_again() -> None:
     """The second copy of the same tensors takes no new memory; when there are more of them it takes some."""
     taken: list[int] = []

@@ -85,6 +85,55 @@ def test_its_errors_are_the_callers_and_it_goes_on(tmp_path: Path) -> None:
     assert process.is_alive
 
 
+def test_tensors_in_its_memory_look_whole() -> None:
+    """DCP copies what is a part of a larger storage before it writes it, and keeps all copies until the file ends."""
+    process = WriterProcess()
+    layout, buffer = Stager(process.allocate).stage({"model": make_state()})
+    for item in layout.plans["model"].items:
+        view = layout.view(buffer, "model", item)
+        assert view.untyped_storage().nbytes() == view.nbytes
+        assert view.nbytes == 0 or 0 <= view.data_ptr() - buffer.data_ptr() < buffer.nbytes
+        assert view.is_contiguous()
+
+
+def test_it_writes_for_an_owner_with_several_threads(tmp_path: Path) -> None:
+    """OpenMP's threads, which the owner has used by then, do not survive a fork."""
+    code = f"""
+import torch
+from pathlib import Path
+torch.set_num_threads(2)
+torch.ones(3_000_000).add(1)
+from worldsmith.checkpoint.checkpointer import Checkpointer
+one = Checkpointer.Config(init="scratch").build(folder=Path({str(tmp_path)!r}))
+for iteration in (1, 2):
+    one.save(iteration, {{"model": {{"net.a": torch.ones(3_000_000)}}}}, background=True)
+    print(one.settle().name, flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["iter_000000001", "iter_000000002"], done.stderr
+
+
+class UnsendableError(OSError):
+    """Takes two arguments and says one, so that it cannot be made again from what is sent of it."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def test_errors_that_cannot_be_sent_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*arguments: object, **settings: object) -> None:
+        raise UnsendableError("the store", "is gone")
+
+    monkeypatch.setattr(dcp, "save_part", break_down)
+    one = Checkpointer.Config(init="scratch").build(folder=tmp_path)
+    one.save(1, {"model": {"net.a": torch.ones(3)}}, background=True)
+    with pytest.raises(SaveError, match="the store is gone"):
+        one.settle()
+
+
 def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,8 +181,8 @@ import torch
 from worldsmith.checkpoint import dcp
 from worldsmith.checkpoint.checkpointer import Checkpointer
 folder, write = Path({str(tmp_path)!r}), dcp.save_part
-def slow(*arguments):
-    write(*arguments)
+def slow(*arguments, **settings):
+    write(*arguments, **settings)
     (folder / "written").touch()
     time.sleep(60)
 dcp.save_part = slow
