@@ -106,7 +106,8 @@ torch.ones(3_000_000).add(1)
 from worldsmith.checkpoint.checkpointer import Checkpointer
 one = Checkpointer.Config(init="scratch").build(folder=Path({str(tmp_path)!r}))
 for iteration in (1, 2):
-    one.save(iteration, {{"model": {{"net.a": torch.ones(3_000_000)}}}}, background=True)
+    weights = {{"net.a": torch.ones(3_000_000), "net.b": torch.ones(3_000_000)}}
+    one.save(iteration, {{"model": weights}}, background=True)
     print(one.settle().name, flush=True)
 """
     done = subprocess.run(
