@@ -82,6 +82,7 @@ def main(folder: Path) -> None:
         if iteration == WITHOUT_ONE and world.rank == 3:
             (writer_process,) = psutil.Process().children()
             writer_process.kill()
+            writer_process.wait()
         try:
             one.save(iteration, parts, dataloader={"next": iteration}, background=iteration != WAITED)
             change(parts)

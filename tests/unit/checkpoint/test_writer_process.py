@@ -135,22 +135,42 @@ def test_errors_that_cannot_be_sent_are_described(tmp_path: Path, monkeypatch: p
         one.settle()
 
 
-def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    others = writers_of(os.getpid())
-    one = Checkpointer.Config(init="scratch").build(folder=tmp_path)
+def test_when_it_dies_one_save_fails_and_a_thread_writes_the_next(tmp_path: Path) -> None:
+    one, writer = with_writer(tmp_path)
     weights = torch.arange(4.0)
-    (writer,) = [process for process in writers_of(os.getpid()) if process not in others]
-    writer.kill()
     one.save(1, {"model": {"net.a": weights}}, background=True)
-    with caplog.at_level(logging.WARNING), pytest.raises(SaveError, match="process that writes checkpoints has died"):
-        one.settle()
+    one.settle()
+    die(writer)
     one.save(2, {"model": {"net.a": weights}}, background=True)
+    with pytest.raises(SaveError, match="process that writes checkpoints has died"):
+        one.settle()
+    one.save(3, {"model": {"net.a": weights}}, background=True)
     weights.zero_()
     assert one.settle() == one.latest()
-    assert torch.equal(read(tmp_path / "iter_000000002/model", {"net.a": weights})["net.a"], torch.arange(4.0))
-    assert writer not in writers_of(os.getpid())
+    assert torch.equal(read(tmp_path / "iter_000000003/model", {"net.a": weights})["net.a"], torch.arange(4.0))
+
+
+def test_when_it_has_died_before_it_was_needed_a_thread_writes_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, writer = with_writer(tmp_path)
+    die(writer)
+    with caplog.at_level(logging.WARNING):
+        one.save(1, {"model": {"net.a": torch.ones(4)}}, background=True)
+    assert "process that writes checkpoints has died" in caplog.text
+    assert one.settle() == one.latest()
+
+
+def with_writer(folder: Path) -> tuple[Checkpointer, psutil.Process]:
+    others = writers_of(os.getpid())
+    one = Checkpointer.Config(init="scratch").build(folder=folder)
+    (writer,) = [process for process in writers_of(os.getpid()) if process not in others]
+    return one, writer
+
+
+def die(process: psutil.Process) -> None:
+    process.kill()
+    process.wait(timeout=10)
 
 
 def test_it_ends_with_its_owner(tmp_path: Path) -> None:
