@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from demo_run import demo_config
 
-from worldsmith.checkpoint.write_checkpoint import folder_name
+from worldsmith.checkpoint.folders import folder_name
 from worldsmith.training.run_state import save_run
 from worldsmith.training.trainer import Trainer
 
@@ -94,9 +94,7 @@ class Blocks:
 
     def turn(self, *, save_first: bool) -> Turn:
         """A block without a save, one with a save in the background (or the other way), and a save to wait for."""
-        figures: dict[bool, tuple[float, float, float]] = {}
-        for save in (save_first, not save_first):
-            figures[save] = self.block(save)
+        figures = {save: self.block(save) for save in (save_first, not save_first)}
         start = time.perf_counter()
         save_run(self.trainer)
         waited = time.perf_counter() - start

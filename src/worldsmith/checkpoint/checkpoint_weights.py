@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp import load_part
+from worldsmith.checkpoint.folders import POINTER
 from worldsmith.checkpoint.frozen_weights import is_partial, require_same
 from worldsmith.checkpoint.weight_source import WeightSource
-from worldsmith.checkpoint.write_checkpoint import POINTER
 from worldsmith.config.yaml_text import read_yaml
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint import atomic, dcp
+from worldsmith.checkpoint import dcp
+from worldsmith.checkpoint.folders import POINTER, folder_name, tidy_up
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
-from worldsmith.checkpoint.staging import Stager, private_memory
-from worldsmith.checkpoint.write_checkpoint import POINTER, Save, folder_name, write_checkpoint
+from worldsmith.checkpoint.staging import Layout, Stager, private_memory
+from worldsmith.checkpoint.write_checkpoint import Save, write_checkpoint
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.staging import Layout
     from worldsmith.checkpoint.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ BYTES_PER_TENSOR = 2048
 class Checkpointer(Configurable):
     """Saves and restores a run in one folder. All ranks call every method together.
 
-    - One save at a time. With `background` it is written by a process, from a copy of the tensors, while
-      the caller goes on; `is_saving` and `settle` belong to it.
+    - One save at a time. With `background` a process writes it from a copy of the tensors while the caller goes on;
+      `is_saving` and `settle` belong to it.
     - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
     """
 
@@ -127,7 +127,7 @@ class Checkpointer(Configurable):
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         save = Save(target, texts or {}, position, self.world.data_rank, settings.keep_latest_k, settings.keep_every)
-        staged: list[tuple[Layout, Tensor]] = []
+        staged: list[tuple[Layout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))
             if background:
@@ -298,15 +298,3 @@ def require_space(folder: Path, needed: int) -> None:
 def fail_with(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def tidy_up(folder: Path) -> None:
-    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
-    for aside in folder.glob(f"{atomic.SAVING}iter_*"):
-        target = folder / aside.name.removeprefix(atomic.SAVING)
-        if not target.exists() and find_damage(aside) is None:
-            atomic.publish_folder(aside, target)
-            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
-    leftovers = atomic.remove_leftovers(folder)
-    if leftovers:
-        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))

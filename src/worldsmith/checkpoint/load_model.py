@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.checkpoint_weights import LIVE, MANIFEST, RUN_CONFIG, open_checkpoint
 from worldsmith.checkpoint.diffusers_keys import network_config_from_diffusers
+from worldsmith.checkpoint.folders import POINTER, folder_iteration
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.merged_weights import MergedWeights
 from worldsmith.checkpoint.start_weights import start_of_run
 from worldsmith.checkpoint.tensor_names import NATIVE_TYPE
 from worldsmith.checkpoint.warm_start import compare
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
-from worldsmith.checkpoint.write_checkpoint import POINTER, folder_iteration
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree import from_dict
 from worldsmith.config.yaml_text import read_yaml

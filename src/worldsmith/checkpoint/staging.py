@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.dcp import planner_of
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -39,8 +42,7 @@ class Layout:
         """The tensor, in `buffer`. It looks whole: of one that is a part of a larger storage DCP makes another copy."""
         import torch
 
-        assert item.tensor_data is not None
-        shape, dtype = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+        shape, dtype = shape_and_dtype(item)
         start = self.starts[part][item.index]
         storage = buffer.untyped_storage()[start : start + shape.numel() * dtype.itemsize]
         return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
@@ -89,19 +91,22 @@ class Stager:
 
 def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> Layout:
     """One tensor behind the other, in the order of `parts`."""
-    from worldsmith.checkpoint import dcp
-
-    layout, end = Layout({}, {}, 0), 0
-    for part, state in parts.items():
-        plan = layout.plans[part] = dcp.planner_of(state).create_local_plan()
-        starts = layout.starts[part] = {}
-        for item, name in zip(plan.items, state, strict=True):
+    plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
+    starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
+    end = 0
+    for part, plan in plans.items():
+        for item, name in zip(plan.items, parts[part], strict=True):
             assert item.index.fqn == name
-            assert item.tensor_data is not None
-            starts[item.index] = end
-            size = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-    return Layout(layout.plans, layout.starts, max(end, ALIGNMENT))
+            starts[part][item.index] = end
+            shape, dtype = shape_and_dtype(item)
+            end += -(-shape.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return Layout(plans, starts, max(end, ALIGNMENT))
+
+
+def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
+    """Of this rank's piece of a tensor."""
+    assert item.tensor_data is not None
+    return item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
 
 
 def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint import atomic, dcp, manifest
+from worldsmith.checkpoint.folders import POINTER, hidden, remove_old
 from worldsmith.distributed.peers import Peers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlanner
-
-POINTER = "latest_checkpoint.txt"
 
 
 @dataclass(frozen=True)
@@ -53,34 +52,7 @@ def publish(save: Save, shares: list[dict[str, list[int]]]) -> None:
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
     atomic.write_text(target.parent / POINTER, f"{target.name}\n")
-    remove_old(save)
-
-
-def remove_old(save: Save) -> None:
-    """Removes the checkpoints that `keep_latest_k` and `keep_every` do not keep; never the newest one."""
-    if save.keep_latest_k is None:
-        return
-    newest = save.target
-    found = [path for path in newest.parent.glob("iter_*") if path.is_dir()]
-    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
-    before = sorted((path for path in found if path < newest), reverse=True)[: save.keep_latest_k - 1]
-    for path in found:
-        milestone = save.keep_every is not None and folder_iteration(path) % save.keep_every == 0
-        if path != newest and path not in before and not (milestone and path < newest):
-            atomic.remove_folder(path)
-
-
-def hidden(target: Path) -> Path:
-    """The folder in which a checkpoint is written."""
-    return target.with_name(f"{atomic.SAVING}{target.name}")
-
-
-def folder_name(iteration: int) -> str:
-    return f"iter_{iteration:09d}"
-
-
-def folder_iteration(folder: Path) -> int:
-    return int(folder.name.removeprefix("iter_"))
+    remove_old(target, save.keep_latest_k, save.keep_every)
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> None:

@@ -67,7 +67,7 @@ class WriterProcess:
             if self.is_alive:
                 self._connection.send(Memory(size))
                 send_handle(self._connection, handle, self._pid)
-        except (BrokenPipeError, ConnectionError):
+        except ConnectionError:
             logger.warning("%s", self._buried())
         finally:
             os.close(handle)

@@ -122,7 +122,7 @@ class SideGroup(Peers):
             dist.gather_object(payload, values if self.is_main else None, dst=0, group=self._group)
             return values if self.is_main else None
         own: list[Any] = [None]
-        dist.scatter_object_list(own, payload if self.is_main else None, src=0, group=self._group)  # type: ignore[arg-type]
+        dist.scatter_object_list(own, payload, src=0, group=self._group)  # type: ignore[arg-type]
         return own[0]
 
 
@@ -137,7 +137,7 @@ def portable(error: Exception | None) -> Exception | None:
         return None
     system = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
     sent = system or error
-    if sent is error and system is None and not hasattr(error, "__notes__"):
+    if system is None and not hasattr(error, "__notes__"):
         error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(sent))

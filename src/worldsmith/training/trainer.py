@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.atomic import write_text
 from worldsmith.checkpoint.checkpointer import Checkpointer, start_writer
+from worldsmith.checkpoint.folders import folder_iteration
 from worldsmith.checkpoint.save_error import SaveError
-from worldsmith.checkpoint.write_checkpoint import folder_iteration
 from worldsmith.config import Configurable
 from worldsmith.config.references import resolve
 from worldsmith.config.sections import DataSettingConfig, JobConfig
@@ -299,8 +299,8 @@ class Trainer(Configurable):
 
 def completed_steps(config: Trainer.Config, run_folder: Path) -> int | None:
     """The step count of a run that has done all its steps, without building anything; None when there is more to do."""
+    from worldsmith.checkpoint.folders import POINTER
     from worldsmith.checkpoint.manifest import find_damage
-    from worldsmith.checkpoint.write_checkpoint import POINTER
 
     pointer = run_folder / "checkpoints" / POINTER
     if not pointer.exists():

@@ -12,9 +12,9 @@ import torch
 
 from worldsmith.checkpoint import dcp
 from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.folders import POINTER
 from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.checkpoint.staging import Stager, private_memory
-from worldsmith.checkpoint.write_checkpoint import POINTER
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:

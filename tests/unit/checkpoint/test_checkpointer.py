@@ -17,11 +17,11 @@ from torch import nn
 from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.dcp import stored_shapes
+from worldsmith.checkpoint.folders import POINTER
 from worldsmith.checkpoint.manifest import find_damage
 from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.warm_start import load_weights
-from worldsmith.checkpoint.write_checkpoint import POINTER
 from worldsmith.config.errors import UserError
 
 
