@@ -14,9 +14,8 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import torch.distributed.checkpoint
 
 # What a run imports on its way, imported once for all forks.
 from diffusers import AutoencoderKLWan  # noqa: F401
+from launch import fork_ranks, meeting_point
 from mortal import Mortal
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 
@@ -104,47 +104,12 @@ def run_job(job: dict[str, Any]) -> None:
     trainer.train()
 
 
-def fork_rank(job: dict[str, Any], rank: int, port: int) -> int:
-    """Starts one process of a job; returns its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        if job.get("ranks", 1) > 1:
-            place = {"WORLD_SIZE": job["ranks"], "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-        run_job(job)
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def run_ranks(job: dict[str, Any]) -> int:
-    """The first exit code that is not 0; the other processes are killed then, as a launcher would."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = {fork_rank(job, rank, port) for rank in range(job.get("ranks", 1))}
-    result = 0
-    while children:
-        child, status = os.wait()
-        children.discard(child)
-        code = os.waitstatus_to_exitcode(status)
-        if code and not result:
-            result = code
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return result
-
-
 def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
-        print(run_ranks(json.loads(line)), flush=True)
+        job = json.loads(line)
+        os.environ.update(meeting_point(job.get("ranks", 1)))
+        print(fork_ranks(partial(run_job, job)), flush=True)
 
 
 if __name__ == "__main__":

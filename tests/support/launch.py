@@ -17,18 +17,9 @@ from pathlib import Path
 
 def launch(script: Path, ranks: int, arguments: list[str], *, timeout: float = 280) -> None:
     """Raises RuntimeError with what the ranks said when one of them fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     process = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), *arguments],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        },
+        env={**os.environ, "OMP_NUM_THREADS": "1", **meeting_point(ranks)},
         stderr=subprocess.PIPE,
         text=True,
         timeout=timeout,
@@ -37,8 +28,19 @@ def launch(script: Path, ranks: int, arguments: list[str], *, timeout: float = 2
         raise RuntimeError(f"a rank failed:\n{process.stderr}")
 
 
+def meeting_point(ranks: int) -> dict[str, str]:
+    """What torchrun tells all ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def fork_ranks(function: Callable[[], None]) -> int:
-    """Calls `function` in a fork for each rank; 1 when one of them failed, and then the others are killed."""
+    """Calls `function` in a fork for each of WORLD_SIZE ranks.
+
+    Returns the first exit code that is not 0, negative for a signal; the others are killed then, as a launcher would.
+    """
     children = set()
     for rank in range(int(os.environ["WORLD_SIZE"])):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
@@ -54,11 +56,13 @@ def fork_ranks(function: Callable[[], None]) -> int:
                 sys.stderr.flush()
                 os._exit(code)
         children.add(child)
+    result = 0
     while children:
         child, status = os.wait()
-        children.remove(child)
-        if status != 0:
+        children.discard(child)
+        code = os.waitstatus_to_exitcode(status)
+        if code and not result:
+            result = code
             for other in children:
                 os.kill(other, signal.SIGKILL)
-            return 1
-    return 0
+    return result
