@@ -201,13 +201,16 @@ class TestShippedRecipes:
     def test_keeping_track_costs_next_to_nothing(self) -> None:
         """What a run pays is the bookkeeping inside load(); the origins are worked out only when asked for."""
         load("moving_shapes")
-        start = time.process_time()
-        loaded = load("moving_shapes", ["optimizer.lr=0.5"])
-        loading = time.process_time() - start
-        assert "provenance" not in vars(loaded)
-        start = time.process_time()
-        assert loaded.provenance
-        assert time.process_time() - start < max(0.05, 10 * loading)
+        loading, telling = [], []
+        for _ in range(3):
+            start = time.process_time()
+            loaded = load("moving_shapes", ["optimizer.lr=0.5"])
+            loading.append(time.process_time() - start)
+            assert "provenance" not in vars(loaded)
+            start = time.process_time()
+            assert loaded.provenance
+            telling.append(time.process_time() - start)
+        assert min(telling) < 10 * min(loading)
 
 
 def test_custom_data_is_shown_only_when_asked_for(loaded: Loaded) -> None:
