@@ -133,17 +133,17 @@ def test_without_guidance_and_with_a_negative_prompt(exported) -> None:
 
 
 def test_metadata_sentences_are_the_pipelines_templates() -> None:
-    """A plain prompt with both sentences has the token ids of the pipeline's own templates."""
+    """A plain prompt with both sentences has the token ids of the pipeline's own templates, also for one image."""
     defaults = replace(DEFAULTS, append_duration_fps=True, append_resolution=True)
     generator = make_generator(defaults=defaults)
     from worldsmith.checkpoint.export_diffusers import build_pipeline, exported_weights
 
     pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
-    ids, _ = pipeline.tokenize_prompt(REQUEST.prompt, num_frames=9, height=64, width=96, fps=8.0)
     tokenizer = generator.text_tokenizer
-    assert ids == [
-        *generator.tokenize(conditional_text(REQUEST, defaults)), tokenizer.eos_id, tokenizer.vision_start_id
-    ]  # fmt: skip
+    for num_frames in (9, 1):
+        ids, _ = pipeline.tokenize_prompt(REQUEST.prompt, num_frames=num_frames, height=64, width=96, fps=8.0)
+        text = conditional_text(replace(REQUEST, num_frames=num_frames), defaults)
+        assert ids == [*generator.tokenize(text), tokenizer.eos_id, tokenizer.vision_start_id]
 
 
 def test_bfloat16_export_loads_and_makes_a_video(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def render_caption(
 ) -> str:
     """The text of a training sample.
 
-    A plain caption ends in exactly one period, then come the suffix and the metadata sentences; `size` is (H, W).
-    Dropout (for classifier-free guidance) empties the whole text, or with `dropout_keeps_metadata` all but the
-    metadata sentences.
+    A plain caption ends in exactly one period, then come the suffix and the metadata sentences; `size` is (H, W). One
+    frame is an image, which has no duration. Dropout (for classifier-free guidance) empties the whole text, or with
+    `dropout_keeps_metadata` all but the metadata sentences.
     """
     dropped = rng.random() < dropout_rate
     if caption.structured or (dropped and not dropout_keeps_metadata):
@@ -75,8 +75,9 @@ def render_caption(
         parts.append(caption.text.rstrip(" \t\r\n.") + ".")
         if suffix:
             parts.append(suffix)
-    if append_duration_fps:
+    is_image = num_frames == 1
+    if append_duration_fps and not is_image:
         parts.append(f"The video is {num_frames / fps:.1f} seconds long and is of {fps:.0f} FPS.")
     if append_resolution:
-        parts.append(f"This video is of {size[0]}x{size[1]} resolution.")
+        parts.append(f"This {'image' if is_image else 'video'} is of {size[0]}x{size[1]} resolution.")
     return " ".join(parts)

@@ -94,7 +94,7 @@ class PackingDataLoader(Configurable):
         self.rank = rank
         self.world_size = world_size
         self.counts: Counter[str] = Counter()
-        """samples, captions_truncated, cache_hit, cache_miss, cache_corrupt."""
+        """samples, captions_truncated, variable_rate, cache_hit, cache_miss, cache_corrupt."""
         self.dataset: VideoDataset = config.dataset.build()
         for rejection in self.dataset.rejections:
             self.quarantine.add(rejection)
@@ -234,6 +234,10 @@ class PackingDataLoader(Configurable):
                     "caption of %s has %d tokens, cut to %d", sample.key, len(ids), self.config.max_caption_tokens
                 )
             self.counts["captions_truncated"] += 1
+        if made.variable_rate:
+            if not self.counts["variable_rate"]:
+                log.warning("%s: frames are unevenly spaced; %.2f FPS, their average, is used", sample.key, sample.fps)
+            self.counts["variable_rate"] += 1
         sample.text_ids = list(ids[: self.config.max_caption_tokens])
         sample.num_tokens = sample_tokens(len(sample.text_ids), sample.num_frames, *sample.size)
         sample.video = None if made.video is None else torch.from_numpy(made.video)

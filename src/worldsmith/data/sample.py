@@ -61,4 +61,4 @@ class Rejection:
         return self.reason in FILTER_REASONS
 
 
-FILTER_REASONS = frozenset({"too_short", "too_long", "too_small"})
+FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "over_token_cap"})

@@ -34,6 +34,8 @@ class Made:
     video: np.ndarray | None = None
     latents: np.ndarray | None = None
     cache: CacheOutcome = "off"
+    variable_rate: bool = False
+    """Whether the frames of the clip are unevenly spaced in time."""
 
 
 class SampleMaker(torch.utils.data.Dataset[Made]):
@@ -103,7 +105,7 @@ class SampleMaker(torch.utils.data.Dataset[Made]):
             cache_key=key,
             resolution=config.resolution,
         )
-        return Made(sample, video, None if latents is None else latents.numpy(), cache)
+        return Made(sample, video, None if latents is None else latents.numpy(), cache, info.variable_rate)
 
     def _caption(self, window: Window, position: int, num_frames: int, fps: float, size: tuple[int, int]) -> str:
         config = self.dataset.config

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import av
@@ -24,6 +25,8 @@ from worldsmith.data.resolution import Geometry
 SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
 
 MAX_PLAUSIBLE_FPS = 1000
+VARIABLE_RATE = 0.02
+"""Frames are not evenly spaced when base and average rate differ by more than this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class VideoInfo:
     num_frames: int
     rotation: int
     """Quarter turns counter-clockwise that bring a decoded frame upright, 0..3."""
+    variable_rate: bool = False
+    """Whether the frames are unevenly spaced; `fps` is then their average."""
 
     @property
     def duration(self) -> float:
@@ -54,7 +59,8 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
             raise SampleError("no_frames", "the file has a video stream without frames")
         turns = round(first.rotation / 90) % 4
         width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
-        return VideoInfo(width, height, frame_rate(stream), num_frames, turns)
+        fps, variable_rate = frame_rate(stream)
+        return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
 
 
 def read_frames(path: str, info: VideoInfo, indices: range, geometry: Geometry) -> np.ndarray:
@@ -150,9 +156,19 @@ def is_cut_mp4(path: str) -> bool:
     return position > size or b"moov" not in names
 
 
-def frame_rate(stream: VideoStream) -> float:
-    """Frames per second: the base rate (r_frame_rate), or the average where the base rate is only a clock."""
-    for rate in (stream.base_rate, stream.average_rate, stream.guessed_rate):
-        if rate and 0 < rate <= MAX_PLAUSIBLE_FPS:
-            return float(rate)
+def frame_rate(stream: VideoStream) -> tuple[float, bool]:
+    """(frames per second, whether they are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
+
+    The base rate of unevenly spaced frames is only a clock that all their times fit, often several times too fast.
+    Raises SampleError when neither rate is usable.
+    """
+    base, average = usable(stream.base_rate), usable(stream.average_rate or stream.guessed_rate)
+    if base and (average is None or abs(average - base) <= VARIABLE_RATE * base):
+        return base, False
+    if average:
+        return average, bool(stream.base_rate)
     raise SampleError("no_frame_rate", "the container states no usable frame rate")
+
+
+def usable(rate: Fraction | None) -> float | None:
+    return float(rate) if rate and 0 < rate <= MAX_PLAUSIBLE_FPS else None

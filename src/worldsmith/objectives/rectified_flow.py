@@ -68,7 +68,7 @@ class RectifiedFlow(Configurable):
         loss_scale: PositiveFloat = 1.0
         """Factor of the loss."""
         image_loss_scale: PositiveFloat | None = None
-        """Factor of the loss of images; videos and images are then averaged apart and added. None: one mean of all."""
+        """Factor of the loss of images (samples of one frame). None: `loss_scale`."""
         normalize_loss_by_active: bool = False
         """Whether clean condition frames are left out of a sample's mean. False: they count as zero error."""
         sample_level_loss_averaging: bool = True
@@ -155,23 +155,13 @@ class RectifiedFlow(Configurable):
         from worldsmith.objectives.loss_weighting import exact_mean_weights, pack_mean_weights
 
         weigh = exact_mean_weights if self.config.sample_level_loss_averaging else pack_mean_weights
-        weights = weigh(
-            [is_image(sample) for sample in samples],
-            counts,
-            loss_scale=self.config.loss_scale,
-            image_loss_scale=self.config.image_loss_scale,
-        )
+        video, image = self.config.loss_scale, self.config.image_loss_scale or self.config.loss_scale
+        weights = weigh([image if is_image(sample) else video for sample in samples], counts)
         return (losses * losses.new_tensor(weights)).sum()
 
 
 def is_image(sample: Sample) -> bool:
     return sample.num_frames == 1
-
-
-def count_kinds(samples: Sequence[Sample]) -> tuple[int, int]:
-    """(videos, images) among the samples: sum it over the step's packs and ranks to make its `StepCounts`."""
-    images = sum(is_image(sample) for sample in samples)
-    return len(samples) - images, images
 
 
 def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:

@@ -12,7 +12,6 @@ from worldsmith.distributed.context_parallel import divide_work, require_same_pa
 from worldsmith.distributed.fsdp import reduce_gradients
 from worldsmith.models.cosmos3.sequence import SampleLayout
 from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
-from worldsmith.objectives.rectified_flow import count_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,9 +68,8 @@ def forward_backward(
     world: World,
 ) -> None:
     """Adds the gradient of the step's mean loss to the parameters and fills in loss, samples and tokens."""
-    kinds = [count_kinds(samples) for samples in step.packs]
-    videos, images = world.data_sum(sum(kind[0] for kind in kinds), sum(kind[1] for kind in kinds))
-    counts = StepCounts(int(videos), int(images), micro_batches=len(step.packs), world_size=world.data_size)
+    (samples_of_step,) = world.data_sum(sum(len(samples) for samples in step.packs))
+    counts = StepCounts(int(samples_of_step), micro_batches=len(step.packs), world_size=world.data_size)
     require_same_packs(world, ([sample.position, layout_of(sample)] for sample in chain(*step.packs)))
     every_pack = generator.config.parallelism.reduce_every_pack
     total = tokens = number = 0.0

@@ -212,12 +212,15 @@ class Trainer(Configurable):
     def network(self) -> nn.Module:
         return self.generator.network
 
-    def rejected(self) -> dict[str, int]:
-        """Samples that are left out, per reason, over all ranks."""
-        found = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
-        for counts in self.world.gather(dict(self.loader.quarantine.counts - found))[:: self.world.context_parallel]:
-            found.update(counts)
-        return dict(sorted(found.items()))
+    def data_counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """(samples that are left out, per reason; what the loader counts otherwise), over all ranks of this process."""
+        rejected = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
+        loaded: Counter[str] = Counter()
+        own = (dict(self.loader.quarantine.counts - rejected), dict(self.loader.counts))
+        for left_out, counts in self.world.gather(own)[:: self.world.context_parallel]:
+            rejected.update(left_out)
+            loaded.update(counts)
+        return dict(sorted(rejected.items())), dict(sorted(loaded.items()))
 
     def _build(self) -> None:
         """Makes every component: network, then what holds on to its parameters, then data and callbacks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -13,7 +14,10 @@ import pytest
 
 @pytest.fixture
 def write_clip() -> Callable[..., Path]:
-    """write_clip(path, frames=17, width=96, ...) encodes a clip and returns its path."""
+    """write_clip(path, frames=17, width=96, ...) encodes a clip and returns its path.
+
+    With `times`, in 1/600 s, one for each frame, the frames are unevenly spaced.
+    """
 
     def write(
         path: Path,
@@ -25,12 +29,15 @@ def write_clip() -> Callable[..., Path]:
         rotation: int | None = None,
         noise: bool = False,
         options: dict[str, str] | None = None,
+        times: list[int] | None = None,
     ) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         random = np.random.RandomState(0)
         with av.open(str(path), "w", options=options or {}) as container:
             stream = container.add_stream(codec, rate=fps)
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            if times is not None:
+                stream.codec_context.time_base = Fraction(1, 600)
             if rotation is not None:
                 stream.set_display_rotation(rotation)
             for number in range(frames):
@@ -40,7 +47,10 @@ def write_clip() -> Callable[..., Path]:
                 picture[: height // 2, :, 1] = 200
                 if noise:
                     picture = random.randint(0, 256, picture.shape).astype(np.uint8)
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                if times is not None:
+                    frame.pts, frame.time_base = times[number], Fraction(1, 600)
+                container.mux(stream.encode(frame))
             container.mux(stream.encode())
         return path
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -270,6 +271,28 @@ def test_samples_above_the_cap_are_listed_not_fatal(clips: Callable, tmp_path: P
     (line,) = (json.loads(text) for text in (tmp_path / "quarantine.jsonl").read_text().splitlines())
     assert (line["key"], line["reason"]) == ("c2_w0", "over_token_cap")
     assert "max_sequence_length is 40" in line["detail"]
+
+
+def test_sound_samples_above_the_cap_do_not_count_as_bad(clips: Callable) -> None:
+    """However many there are: like clips that are too long, they are left out because the config says so."""
+    loader = make(clips(3), max_sequence_length=40, max_bad_fraction=0.0, bad_samples_allowed=0)
+    assert {s.key for pack in islice(loader, 9) for s in pack} == {"c0_w0", "c1_w0"}
+    assert loader.quarantine.counts == {"over_token_cap": 1}
+
+
+def test_an_uneven_frame_rate_is_said_once_and_counted(
+    clips: Callable, write_clip: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = clips(2)
+    times = [0, *np.cumsum(np.random.RandomState(0).randint(3, 8, 24) * 5).tolist()]
+    for clip in sorted((folder / "videos").iterdir()):
+        write_clip(clip, frames=25, fps=30, times=times)
+    with caplog.at_level("WARNING"):
+        loader = make(folder)
+        sample = next(iter(loader))[0]
+    assert sample.fps == pytest.approx(25 / (times[-1] / 600), rel=0.06)
+    assert loader.counts["variable_rate"] == loader.counts["samples"] > 1
+    assert caplog.text.count("frames are unevenly spaced") == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -65,6 +65,27 @@ def test_frames_are_counted_where_the_container_does_not_state_them(tmp_path: Pa
     assert look(path).num_frames == 19
 
 
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm", "a.avi"])
+@pytest.mark.parametrize(("frames", "fps"), [(5, 8), (17, 24), (61, 30)])
+def test_an_even_rate_is_the_containers_base_rate(
+    tmp_path: Path, write_clip: Callable, name: str, frames: int, fps: int
+) -> None:
+    codec = "libvpx" if name.endswith("webm") else "libx264"
+    info = look(write_clip(tmp_path / name, frames=frames, fps=fps, codec=codec))
+    assert (info.fps, info.variable_rate) == (fps, False)
+
+
+@pytest.mark.parametrize("clock", [10, 5, 1])
+def test_unevenly_spaced_frames_have_their_average_rate(tmp_path: Path, write_clip: Callable, clock: int) -> None:
+    """60, 120 and 600 ticks a second, between two frames a random number of them: the duration stays the real one."""
+    steps = np.random.RandomState(0).randint(15 // clock, 40 // clock, 89) * clock
+    times = [0, *np.cumsum(steps).tolist()]
+    info = look(write_clip(tmp_path / "a.mov", frames=90, fps=30, times=times))
+    assert info.variable_rate
+    assert info.duration == pytest.approx(times[-1] / 600, rel=0.03)
+    assert info.fps < 0.7 * 600 / clock
+
+
 def test_scaling_and_cropping_equal_a_filter_graph(tmp_path: Path, write_clip: Callable) -> None:
     """The same bits as libavfilter's scale + crop, on noise, where any offset would show."""
     path = write_clip(tmp_path / "a.mp4", frames=9, width=160, height=96, noise=True)

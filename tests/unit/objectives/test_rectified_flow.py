@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
-from worldsmith.objectives.rectified_flow import RectifiedFlow, count_kinds
+from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 @dataclass
@@ -110,13 +110,8 @@ def test_losses_of_a_pack_equal_an_unpacked_transcription(by_active):
 def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip]]], seed: int = 0):
     """Gradients, summed over micro-batches and averaged over ranks, and logged mean of `packs[rank][micro_batch]`."""
     world_size, micro_batches = len(packs), len(packs[0])
-    kinds = [count_kinds(pack) for rank in packs for pack in rank]
-    counts = StepCounts(
-        videos=sum(k[0] for k in kinds),
-        images=sum(k[1] for k in kinds),
-        micro_batches=micro_batches,
-        world_size=world_size,
-    )
+    samples = sum(len(pack) for rank in packs for pack in rank)
+    counts = StepCounts(samples, micro_batches=micro_batches, world_size=world_size)
     average, sums = None, torch.zeros(2, dtype=torch.float64)
     for rank in packs:
         network = ChannelMixer()
@@ -169,23 +164,27 @@ def test_without_sample_averaging_the_step_is_the_mean_of_pack_means():
     assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
 
 
-def test_with_an_image_scale_videos_and_images_are_averaged_apart():
+def test_the_image_scale_is_a_factor_of_the_images_in_the_one_mean():
+    """Equal scales change nothing: an image then weighs as much as a video."""
     packs = uneven_packs()
     component, network = flow(loss_scale=2.0, image_loss_scale=0.5), ChannelMixer()
-    losses = {True: [], False: []}
+    losses = []
     for clip in (clip for rank in packs for pack in rank for clip in pack):
         latents = [full_latents(clip)]
         draws = component.draw([clip], latents, seed=0)
-        losses[clip.num_frames == 1].append(component.losses(network, None, latents, draws, [clip])[0])
-    (2.0 * torch.stack(losses[False]).mean() + 0.5 * torch.stack(losses[True]).mean()).backward()
+        scale = 0.5 if clip.num_frames == 1 else 2.0
+        losses.append(scale * component.losses(network, None, latents, draws, [clip])[0])
+    torch.stack(losses).mean().backward()
     whole = torch.cat([p.grad.flatten() for p in network.parameters()])
     assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
+    neutral, default = flow(loss_scale=1.0, image_loss_scale=1.0), flow(loss_scale=1.0)
+    assert torch.equal(gradients_of_split_step(neutral, packs)[0], gradients_of_split_step(default, packs)[0])
 
 
 def test_counts_smaller_than_the_micro_batch_are_refused():
     clips = [Clip(0), Clip(1)]
     with pytest.raises(ValueError, match="said to hold 1 samples, but this micro-batch alone has 2"):
-        flow().backward_loss(torch.ones(2), clips, StepCounts(videos=1, images=0, micro_batches=1))
+        flow().backward_loss(torch.ones(2), clips, StepCounts(samples=1, micro_batches=1))
 
 
 @pytest.mark.parametrize(

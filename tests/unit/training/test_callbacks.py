@@ -36,6 +36,7 @@ def test_metrics_hold_every_figure_of_the_logged_steps(run: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 4, 5]
     last = lines[-1]
     assert last["rejected"] == {"not_a_video": 1}
+    assert last["loaded"]["samples"] >= last["samples"]
     assert last["skipped"] is False
     assert last["grad_norm"] > 0.01, "the norm before clipping"
     assert last["samples"] >= 2

@@ -50,7 +50,9 @@ def video_positions(
     index = count_within(sizes)
     t, h, w = index // (rows * columns), index // columns % rows, index % columns
 
-    # This order of float32 operations fixes the rounding near 15000, and with it the rotary angles.
+    # Rates are exact, as in diffusers; NVIDIA's own trainer rounds them to bfloat16 (23.976 is 24 there), which moves
+    # the last latent frame of 189 by 0.05 positions. This order of float32 operations fixes the rounding near 15000,
+    # and with it the rotary angles.
     base_rate = config.base_fps / config.temporal_compression_factor  # latent frames per second
     rates = [
         base_rate if value is None or not config.enable_fps_modulation else value / config.temporal_compression_factor

@@ -41,8 +41,8 @@ class Metrics(Callback):
         number, loop = step.index + 1, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
-        rejected = trainer.rejected()  # on every rank: it is a sum over them
-        metrics = step_metrics(step, trainer, rejected)
+        rejected, loaded = trainer.data_counts()  # on every rank: they are sums over them
+        metrics = {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded}
         if self.log is not None:
             self.log.write(number, metrics)
         if self.board is not None:
@@ -54,7 +54,7 @@ class Metrics(Callback):
                 log.close()
 
 
-def step_metrics(step: Step, trainer: Trainer, rejected: dict[str, int]) -> dict[str, Any]:
+def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
     """The figures of one step, over all ranks; seconds and memory are this rank's."""
     return {
         "loss": step.loss,
@@ -67,7 +67,6 @@ def step_metrics(step: Step, trainer: Trainer, rejected: dict[str, int]) -> dict
         "data_seconds": step.data_seconds,
         "skipped": step.skipped,
         "skipped_total": trainer.guard.skipped,
-        "rejected": rejected,
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
     }
