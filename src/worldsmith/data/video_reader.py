@@ -106,7 +106,7 @@ def decode(container: InputContainer, stream: VideoStream, info: VideoInfo) -> I
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
     try:
-        with av.open(path) as container:
+        with av.open(path, metadata_errors="ignore") as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:

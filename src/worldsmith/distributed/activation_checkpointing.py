@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FUSED_ATTENTION = re.compile("scaled_dot_product|flash_attention|efficient_attention|varlen_attn|natten|flex_attention")
+FUSED_ATTENTION = re.compile(
+    r"scaled_dot_product|flash_attention|efficient_attention|varlen_attn|flex_attention"
+    r"|natten\.\w*(na\dd|fmha)_forward"  # not its permutations of q, k and v, which are ops of their own
+)
 
 
 def recompute_methods(
@@ -93,6 +96,7 @@ class SavedOps:
     """The ops whose outputs are kept: any of the patterns is found in the name, such as `aten.mm.default`.
 
     `fmha` (fused multi-head attention) is one more name of every fused attention op, whatever the device calls it.
+    An op that writes into its arguments is never kept: compiled code reuses that memory (`aten.mm.out`).
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -106,7 +110,8 @@ class SavedOps:
         name = str(op)
         if name not in self.seen:
             label = f"{name} fmha" if FUSED_ATTENTION.search(name) else name
-            self.seen[name] = [pattern for pattern in self.patterns if pattern.search(label)]
+            fits = [] if writes(op) else [pattern for pattern in self.patterns if pattern.search(label)]
+            self.seen[name] = fits
         return CheckpointPolicy.MUST_SAVE if self.seen[name] else CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts(self) -> tuple[Any, Any]:
@@ -131,6 +136,12 @@ class SavedOps:
                 f'use ["fmha"], or mode = "full". These ran (those inside compiled parts cannot be chosen): {ops}'
             )
         logger.warning("activation_checkpointing.save_ops_regex: %s fits none of the ops that ran: %s", unused, ops)
+
+
+def writes(op: Any) -> bool:
+    """Whether an op changes its arguments; the higher-order ones, which have no schema, do not."""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def checksum(result: Any) -> Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -30,7 +33,7 @@ class TerminalView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
-        self.console = console or Console()
+        self.console = console or LastingConsole()
         self.plain_interval = plain_interval
         self.clock = clock
         self.shown_at: float | None = None
@@ -90,10 +93,30 @@ class TerminalView:
 
     def print(self, message: str, *, style: str = "") -> None:
         """Prints a message above the live line."""
-        self.console.print(Text(message, style=style), soft_wrap=True)
+        try:
+            self.console.print(Text(message, style=style), soft_wrap=True)
+        except OSError as error:  # a log file on a full disk
+            go_quiet(self.console, error)
 
     def warning(self, message: str) -> None:
         self.print(f"warning: {message}", style="yellow")
+
+
+class LastingConsole(Console):
+    """A console whose reader may go away (`| head`, a log viewer that died): rich would end the run without a word."""
+
+    def on_broken_pipe(self) -> None:
+        go_quiet(self, BrokenPipeError("nobody reads it any more"))
+
+
+def go_quiet(console: Console, error: OSError) -> None:
+    """Says once, where that is still possible, that nothing more will be shown."""
+    if not console.quiet:
+        console.quiet = True
+        with suppress(OSError):  # what is still buffered must not fail at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), console.file.fileno())
+        with suppress(OSError):
+            print(f"nothing more is shown on standard output: {error}; the run goes on", file=sys.stderr, flush=True)
 
 
 class ViewHandler(logging.Handler):

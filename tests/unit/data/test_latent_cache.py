@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -79,6 +80,54 @@ def test_a_write_that_fails_leaves_nothing_visible(cache: LatentCache, monkeypat
     os.utime(left, (time.time() - 7200,) * 2)
     LatentCache(cache.folder, "vae-1")
     assert not left.exists()
+
+
+@pytest.mark.parametrize("blocked", ["the whole cache", "later", "while reading"])
+def test_a_cache_that_cannot_be_written_is_said_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, blocked: str
+) -> None:
+    """Where folders should be there are files, which stops even a superuser: from the start (said at once), or from
+    some point on. What was stored is still read, and what was not written is counted."""
+    folder, latents = tmp_path / "cache", torch.zeros(48, 1, 2, 2)
+    if blocked == "the whole cache":
+        folder.write_text("no folder")
+    cache = LatentCache(folder, "vae-1")
+    assert len(caplog.records) == (blocked == "the whole cache")
+    if blocked == "later":
+        cache.put("1" * 64, latents)
+        (folder / "incoming").rmdir()
+        (folder / "incoming").write_text("no folder")
+    if blocked == "while reading":
+        (folder / "22").mkdir(parents=True)
+        cache.path_for("2" * 64).mkdir()  # neither a file of latents nor something that can be removed as one
+        (folder / "incoming").rmdir()
+        (folder / "incoming").write_text("no folder")
+    for key in ("2" * 64, "3" * 64, "2" * 64):
+        assert cache.get(key) is None
+        cache.put(key, latents)
+    (line,) = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
+    assert str(folder) in line
+    assert "Not a directory" in line or "File exists" in line
+    assert cache.unwritten == 3
+    assert (cache.get("1" * 64) is not None) == (blocked == "later")
+
+
+def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
+    cache: LatentCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        with open(self, "wb") as file:
+            file.write(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        cache.put("1" * 64, torch.zeros(48, 1, 2, 2))
+    assert "No space left on device" in caplog.text
+    assert not list((cache.folder / "incoming").iterdir())
+    cache.put("1" * 64, torch.zeros(48, 1, 2, 2))
+    assert cache.get("1" * 64) is not None
+    assert cache.unwritten == 1
 
 
 def test_a_rewritten_file_has_another_identity_a_moved_one_has_not(tmp_path: Path) -> None:

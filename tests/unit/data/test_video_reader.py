@@ -65,6 +65,16 @@ def test_frames_are_counted_where_the_container_does_not_state_them(tmp_path: Pa
     assert look(path).num_frames == 19
 
 
+def test_titles_that_are_not_utf8_do_not_matter(tmp_path: Path, write_clip: Callable) -> None:
+    path = write_clip(tmp_path / "a.mp4", frames=9)
+    data = path.read_bytes()
+    assert b"Lavf" in data, "the name of the muxer is a piece of metadata"
+    path.write_bytes(data.replace(b"Lavf", b"Caf\xe9"))
+    with pytest.raises(UnicodeDecodeError):
+        av.open(str(path))
+    assert look(path).num_frames == 9
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm", "a.avi"])
 @pytest.mark.parametrize(("frames", "fps"), [(5, 8), (17, 24), (61, 30)])
 def test_an_even_rate_is_the_containers_base_rate(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from worldsmith.config.sections import ActivationCheckpointingConfig
-from worldsmith.distributed.activation_checkpointing import recompute_methods
+from worldsmith.distributed.activation_checkpointing import SavedOps, recompute_methods
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.layers import HALVES
@@ -96,6 +97,31 @@ def test_a_pattern_that_fits_no_op_is_said_once_and_none_at_all_is_refused(caplo
         ValueError, match=r"save_ops_regex \['fhma'\] fits none .* so nothing is saved; use \[\"fmha\"\]"
     ):
         backward_ops(second, mode="selective", save_ops_regex=["fhma"])
+
+
+def test_an_op_that_writes_into_its_arguments_is_never_kept() -> None:
+    """Compiled code calls `aten.mm.out` on memory that it uses again; PyTorch refuses to keep such a result."""
+
+    class Writing(Block):
+        def run(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                torch.mm(x, x.T, out=torch.empty(5, 5)).add_(1)
+            return super().run(x)
+
+    ops, gradient = backward_ops(Writing(), mode="selective", save_ops_regex=["fmha", "mm"])
+    assert ops[ATTENTION] == 0
+    assert gradient is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("natten.hopper_na3d_forward.default", True), ("natten.na1d_forward.default", True),
+     ("natten.blackwell_fmha_forward.default", True), ("natten.token_permute_3d.default", False)],
+)  # fmt: skip
+def test_of_natten_only_the_attention_is_kept(name: str, kept: bool) -> None:
+    """Its permutations of q, k and v are ops of their own, four times the memory of the result."""
+    policy = SavedOps(["fmha"])(None, name)
+    assert (policy is CheckpointPolicy.MUST_SAVE) == kept
 
 
 class Noisy(Block):

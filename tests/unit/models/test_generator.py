@@ -6,9 +6,11 @@ import copy
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.assets import asset_path
 from worldsmith.models.cosmos3.architecture import NetworkConfig
@@ -52,6 +54,35 @@ def test_config_is_a_value(config: Cosmos3Generator.Config) -> None:
     other.network.hidden_size = 128
     assert other != config
     assert config.network.hidden_size == 64
+
+
+def test_flex_and_selective_recomputation_exclude_each_other(config: Cosmos3Generator.Config) -> None:
+    config.joint_attn_implementation, config.activation_checkpointing.mode = "flex", "selective"
+    with pytest.raises(ValueError, match=r"'selective' cannot keep; use mode = 'full' or 'none', or 'two_way'"):
+        config.check()
+
+
+def test_a_timesteps_gradient_is_summed_in_float32(config: Cosmos3Generator.Config) -> None:
+    """In bfloat16, too: all tokens of a clip share a row, and CUDA adds to it token by token in the tensor's type."""
+
+    class Sums(TorchDispatchMode):
+        types: ClassVar[set[torch.dtype]] = set()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "index_add" in str(func):
+                self.types.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    generator = Cosmos3Generator(config, seed=0)
+    network = generator.network.bfloat16()
+    pack = generator.pack([SampleLayout([5], (2, 2, 2), 8.0), SampleLayout([5], (1, 2, 2), 8.0)])
+    share = network.geometry(pack).gen_share
+    latents = [torch.randn(network.config.latent_channel, *layout.latent_shape) for layout in pack.layouts]
+    tokens = network.embed_latents(pack, latents, torch.tensor([500.0, 20.0]), share)
+    assert tokens.dtype == torch.bfloat16
+    with Sums() as sums:
+        tokens.sum().backward()
+    assert sums.types == {torch.float32}
 
 
 def test_guidance_cannot_be_shared_in_training(config: Cosmos3Generator.Config) -> None:

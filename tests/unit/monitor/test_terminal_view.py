@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -53,6 +56,27 @@ def test_log_records_and_messages_appear_while_the_view_is_open_and_only_then():
         "done",
     ]
     assert logging.getLogger("worldsmith").handlers == before
+
+
+@pytest.mark.parametrize("stdout", ["a closed pipe", "/dev/full"])
+def test_a_run_goes_on_when_nobody_can_read_it(stdout: str) -> None:
+    """The reader of the pipe has gone away, or the disk of the log file is full: said once on stderr, and no more."""
+    program = (
+        "from worldsmith.monitor.terminal_view import TerminalView\n"
+        "with TerminalView(total_steps=3) as view:\n"
+        "    for step in (1, 2, 3): view.print(f'step {step}')\n"
+        "print('done')"
+    )
+    if stdout == "/dev/full":
+        out: int = os.open(stdout, os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    assert done.returncode == 0
+    assert len(done.stderr.splitlines()) == 1
+    assert re.match("nothing more is shown on standard output: .*; the run goes on", done.stderr)
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn_and_warnings_above_it():

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
+VERSIONS = 32
+"""Compilations of the kernel: by what needs a gradient, with and without autograd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
 def kernel(fused: bool) -> Callable[..., Any]:
     """FlexAttention: compiled, or (the only form that a CPU has, forward only) with the whole score matrix."""
     if fused:
-        return torch.compile(flex_attention, dynamic=True)
+        # One graph and room for many sizes: past its limit, torch would quietly make the whole score matrix instead.
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": VERSIONS}
+        return torch.compile(flex_attention, **options)
     return flex_attention
 
 

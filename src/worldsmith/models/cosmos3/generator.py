@@ -107,6 +107,11 @@ class Cosmos3Generator(Configurable):
 
         def check(self) -> None:
             read_attention(self)
+            if self.joint_attn_implementation == "flex" and self.activation_checkpointing.mode == "selective":
+                raise ValueError(
+                    "joint_attn_implementation = 'flex' runs as one compiled kernel, whose result "
+                    "activation_checkpointing.mode = 'selective' cannot keep; use mode = 'full' or 'none', or 'two_way'"
+                )
             if self.lora_enabled:
                 match_targets(self.lora_target_modules, adaptable_layers(self.network))
             halves = self.parallelism.cfg_parallel_shard_degree

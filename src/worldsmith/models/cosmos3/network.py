@@ -116,10 +116,12 @@ class Cosmos3Network(nn.Module):
         """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
         patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
         tokens = self.vae2llm(patches.to(self.stream_dtype))
-        embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale).to(tokens.dtype)
+        embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale)
         # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
         embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
-        return tokens + embedded.index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
+        # One row gets its gradient from thousands of tokens; CUDA would round every one of those sums to bfloat16.
+        rows = embedded.float().index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
+        return tokens + rows.to(tokens.dtype)
 
     def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
         """Final latent states [N_gen, hidden] to velocities, float32."""

@@ -61,6 +61,8 @@ class WanVAE(Configurable):
 
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.precision)
+        if config.precision == "float32":  # on CUDA, convolutions would use TF32, and caches would hold other latents
+            torch.backends.cudnn.allow_tf32 = False
         self.model = load_model(self.source, self.settings, self.dtype, self.device)
         self.model.eval().requires_grad_(False)
         shape = (1, -1, 1, 1, 1)
