@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from worldsmith.data.captions import choose_caption, render_caption
 from worldsmith.data.conditioning import draw_condition_frames
 from worldsmith.data.errors import SampleError
-from worldsmith.data.frame_selection import select_frames
+from worldsmith.data.frame_selection import FrameSelection, select_frames
 from worldsmith.data.latent_cache import LatentCache, file_identity
 from worldsmith.data.order import sample_index, sample_rng
 from worldsmith.data.resolution import cover_and_crop, target_size
@@ -57,18 +58,7 @@ class SampleMaker(torch.utils.data.Dataset[Made]):
     def _make(self, window: Window, position: int) -> Made:
         config = self.dataset.config
         identity, info = identify(window)
-        check_clip(info, max_duration=config.max_duration, min_short_edge=config.min_short_edge)
-        selection = select_frames(
-            (window.start_frame, window.end_frame, window.temporal_interval),
-            total=info.num_frames,
-            fps=info.fps,
-            min_frames=config.min_frames,
-            num_video_frames=config.num_video_frames,
-            temporal_interval_mode=config.temporal_interval_mode,
-            frame_selection_mode=config.frame_selection_mode,
-            rng=sample_rng(self.seed, position, "frames"),
-        )
-        width, height = target_size(config.resolution, info.width, info.height)
+        selection, (width, height) = select_part(window, info, config, sample_rng(self.seed, position, "frames"))
         shape = latent_shape(selection.count, height, width)
         fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
 
@@ -138,9 +128,26 @@ def identify(window: Window) -> tuple[list[Any], VideoInfo]:
     return identity, probe(window.path, identity[1], identity[2])
 
 
-def check_clip(info: VideoInfo, *, max_duration: float, min_short_edge: int) -> None:
-    """The limits of the config, against the file itself: what the data set file states may be wrong or absent."""
-    if info.duration > max_duration:
-        raise SampleError("too_long", f"{info.duration:.2f} s; max_duration is {max_duration} s")
-    if min(info.width, info.height) < min_short_edge:
-        raise SampleError("too_small", f"{info.width}x{info.height} px; min_short_edge is {min_short_edge}")
+def select_part(
+    window: Window, info: VideoInfo, config: VideoDataset.Config, rng: random.Random
+) -> tuple[FrameSelection, tuple[int, int]]:
+    """The frames to read and their (width, height) in training.
+
+    The limits of the config are held against the file itself: what the data set file states may be wrong or absent.
+    Raises SampleError for a clip or a window outside of them.
+    """
+    if info.duration > config.max_duration:
+        raise SampleError("too_long", f"{info.duration:.2f} s; max_duration is {config.max_duration} s")
+    if min(info.width, info.height) < config.min_short_edge:
+        raise SampleError("too_small", f"{info.width}x{info.height} px; min_short_edge is {config.min_short_edge}")
+    selection = select_frames(
+        (window.start_frame, window.end_frame, window.temporal_interval),
+        total=info.num_frames,
+        fps=info.fps,
+        min_frames=config.min_frames,
+        num_video_frames=config.num_video_frames,
+        temporal_interval_mode=config.temporal_interval_mode,
+        frame_selection_mode=config.frame_selection_mode,
+        rng=rng,
+    )
+    return selection, target_size(config.resolution, info.width, info.height)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass
 
 from worldsmith.data.errors import SampleError
 from worldsmith.data.sample import Rejection
+from worldsmith.data.token_count import sample_tokens
 from worldsmith.data.video_dataset import VideoDataset, Window
 
 
@@ -29,16 +31,23 @@ class DatasetSummary:
         return f"{self.records} records, {self.windows} windows; left out: {drops} ({self.probed} clips opened)"
 
 
-def summarize(dataset: VideoDataset, *, probe: int = 16) -> DatasetSummary:
-    """Looks at every line, and opens `probe` clips spread evenly over the data set (their first frame is decoded)."""
-    from worldsmith.data.sample_maker import check_clip, identify
+def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None = None) -> DatasetSummary:
+    """Looks at every line, and opens `probe` clips spread evenly over the data set (their first frame is decoded).
+
+    With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
+    """
+    from worldsmith.data.sample_maker import identify, select_part
 
     windows = spread(dataset.windows, probe)
     rejections = list(dataset.rejections)
     for window in windows:
         try:
             _, info = identify(window)
-            check_clip(info, max_duration=dataset.config.max_duration, min_short_edge=dataset.config.min_short_edge)
+            selection, (width, height) = select_part(window, info, dataset.config, random.Random(0))
+            tokens = sample_tokens(0, selection.count, height, width)
+            if max_tokens is not None and tokens > max_tokens:
+                size = f"{width}x{height}, {selection.count} frames"
+                raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path))
     return DatasetSummary(dataset.num_records, len(dataset), len(windows), rejections)

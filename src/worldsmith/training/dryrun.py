@@ -134,7 +134,7 @@ def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]
     shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
-        f"data         {summarize(loader.dataset)}",
+        f"data         {summarize(loader.dataset, max_tokens=loader.config.max_sequence_length)}",
         f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {shape}",
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
         f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",

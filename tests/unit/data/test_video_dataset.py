@@ -145,3 +145,14 @@ def test_summary_counts_records_windows_and_reasons_without_decoding_all(
     assert summary.drops == {"bad_json": 1, "missing_file": 1}
     assert str(summary) == "3 records, 2 windows; left out: bad_json 1, missing_file 1 (2 clips opened)"
     assert summarize(load(file), probe=1).probed == 1
+
+
+def test_summary_foretells_clips_that_are_too_long_for_a_pack(
+    tmp_path: Path, write_clip: Callable, write_jsonl: Callable, record: Callable
+) -> None:
+    write_clip(tmp_path / "videos/good.mp4")
+    dataset = load(write_jsonl(tmp_path, [record("good")]))
+    assert summarize(dataset, max_tokens=1000).drops == {}
+    (found,) = summarize(dataset, max_tokens=20).rejections
+    assert (found.key, found.reason) == ("good_w0", "over_token_cap")
+    assert "a pack holds 20" in found.detail
