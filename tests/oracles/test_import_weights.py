@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from worldsmith.checkpoint.base_checkpoint import convert, network_of
 from worldsmith.checkpoint.warm_start import load_weights
 from worldsmith.checkpoint.weight_source import open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.architecture import NetworkConfig, edge
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
 
@@ -203,6 +205,72 @@ def test_a_reasoner_of_alternating_blocks(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "edge" / "config.json", tmp_path / "nemotron")
     ours, reference = loaded(tmp_path / "nemotron").state_dict(), loaded(tmp_path / "edge").state_dict()
     assert all(torch.equal(ours[name], reference[name]) for name in reference)
+
+
+def write_nemotron(folder: Path, **settings) -> Any:
+    """A random Nemotron-H of two layers, each a block of attention and one MLP block, as transformers saves it."""
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    sizes = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "head_dim": 128, "layers_block_type": ["full_attention", "mlp"] * 2}  # fmt: skip
+    model = NemotronHForCausalLM(NemotronHConfig(**{**sizes, **settings}))
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_nemotron_checkpoint_with_its_own_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Written by transformers: blocks count twice, the epsilon has its own name, rotary values are those of Edge."""
+    theirs = write_nemotron(tmp_path / "nemotron").state_dict()
+    convert(str(tmp_path / "nemotron"), tmp_path / "base")
+    network = loaded(tmp_path / "base")
+    assert network.config == replace(
+        edge(), vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    assert "states no rope_theta and mrope_section; taken from the Edge network: rope_theta = 1" in caplog.text
+    state = network.state_dict()
+    ours = {name for name in state if "moe_gen" not in name and "und_for_gen" not in name and name.startswith("lang")}
+    assert len(ours) == len(theirs) == 3 + 2 * 8
+    for layer, (block, part, name) in itertools.product(
+        range(2), [(0, "mixer.k_proj", "self_attn.k_proj"), (1, "mixer.up_proj", "mlp.up_proj"),
+                   (1, "norm", "post_attention_layernorm")]
+    ):  # fmt: skip
+        key = next(key for key in theirs if key.endswith(f"layers.{2 * layer + block}.{part}.weight"))
+        assert torch.equal(state[f"language_model.model.layers.{layer}.{name}.weight"], theirs[key])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"layers_block_type": ["mlp", "full_attention"] * 2}, r"layers_block_type: expected attention and mlp in tu"),
+        ({"layers_block_type": ["full_attention", "mlp", "linear_attention", "moe"]}, r"found attention, mlp, linear_"),
+        ({"layers_block_type": ["full_attention", "mlp"] * 3}, r"\(6 blocks\)"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M-*-"}, r"found mamba, mlp, attention, mlp"),
+        ({"layers_block_type": None, "num_hidden_layers": 2}, r"num_hidden_layers: expected 4 blocks"),
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'; expected relu2"),
+        ({"use_bias": True}, "use_bias is true"),
+    ],
+)  # fmt: skip
+def test_another_nemotron_is_refused(tmp_path: Path, change: dict, complaint: str) -> None:
+    write_nemotron(tmp_path / "nemotron")
+    file = tmp_path / "nemotron" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UserError, match=rf"config\.json: .*{complaint}"):
+        open_weights(tmp_path / "nemotron")
+
+
+def test_older_nemotron_configs_and_other_head_sizes(tmp_path: Path) -> None:
+    """The pattern as letters; a rotary base of its own counts; without one, heads of another size are not Edge's."""
+    write_nemotron(tmp_path / "nemotron")
+    file = tmp_path / "nemotron" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "layers_block_type": None, "hybrid_override_pattern": "*-*-",
+                                "rope_theta": 10000, "norm_eps": 1e-4, "layer_norm_epsilon": None}))  # fmt: skip
+    network = network_of(open_weights(tmp_path / "nemotron"))
+    assert (network.num_hidden_layers, network.rope_theta, network.rms_norm_eps) == (2, 1e4, 1e-4)
+    file.write_text(json.dumps({**config, "head_dim": 64}))
+    with pytest.raises(UserError, match="nothing says what rope_theta of this network are"):
+        network_of(open_weights(tmp_path / "nemotron"))
 
 
 def test_transformers_reads_our_understanding_tower(theirs, tmp_path: Path) -> None:

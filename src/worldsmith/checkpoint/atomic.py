@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 SAVING = ".saving_"
 REMOVING = ".removing_"
@@ -50,12 +53,31 @@ def publish_folder(aside: Path, target: Path) -> None:
     os.replace(aside, target)
     sync_folder(target.parent)
     if old is not None:
-        shutil.rmtree(old)
+        discard(old)
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes `folder`. It loses its name first: half a folder is never seen under it."""
-    shutil.rmtree(hide(folder))
+    """Removes `folder`. It loses its name first: half a folder is never seen under it.
+
+    What cannot be removed is said and left: the space is lost, and nothing else.
+    """
+    try:
+        discard(hide(folder))
+    except OSError as error:
+        logger.warning("%s cannot be removed and stays: %s", folder, error)
+
+
+def discard(path: Path) -> bool:
+    """Removes a file, a link or a folder; False when that cannot be, which is said."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        logger.warning("%s cannot be removed, delete it yourself: %s", path, error)
+        return False
+    return True
 
 
 def hide(folder: Path) -> Path:
@@ -69,10 +91,5 @@ def hide(folder: Path) -> Path:
 def remove_leftovers(parent: Path) -> list[str]:
     """Removes what an interrupted save or removal left in `parent`; returns the names."""
     names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith((SAVING, REMOVING)))
-    for name in names:
-        path = parent / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    return names
+    # A folder that is not wholly removed must not keep its name: the next save of that step needs it.
+    return [name for name in names if discard(hide(parent / name) if name.startswith(SAVING) else parent / name)]

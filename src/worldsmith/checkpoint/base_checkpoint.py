@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from worldsmith import __version__
 from worldsmith.checkpoint.checkpoint_weights import LIVE
 from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.export_folder import DType, publish, read_manifest, written_aside
+from worldsmith.checkpoint.export_folder import DType, publish, read_manifest, require_place, written_aside
 from worldsmith.checkpoint.native_export import CONFIG, STEM, native_config, stored_dtype
 from worldsmith.checkpoint.start_weights import StartWeights
 from worldsmith.checkpoint.tensor_names import NATIVE_PREFIX
@@ -68,6 +68,9 @@ def convert(
     not those of such a network, FileExistsError when `out` may not be replaced.
     """
     out = Path(out)
+    require_place(out, INDEX[to])
+    if read_manifest(out, INDEX[to]) is not None and not force:
+        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
     source = open_weights(path, field="SOURCE")
     network = network_of(source, action_gen=action_gen, sound_gen=sound_gen)
     weights = StartWeights(network, seed, source)
@@ -75,8 +78,6 @@ def convert(
         source, {LIVE + name: shape for name, shape in weights.shapes.items()}, network=network,
         allow_initialised=[LIVE + head for head in heads_to_make(source, action_gen, sound_gen)],
     )  # fmt: skip
-    if read_manifest(out, INDEX[to]) is not None and not force:
-        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
     dtype_of = weights.dtype if dtype == "stored" else stored_dtype(dtype)
     manifest = {
         "worldsmith": __version__,

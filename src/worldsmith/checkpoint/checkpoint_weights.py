@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp import load_part
-from worldsmith.checkpoint.folders import POINTER
+from worldsmith.checkpoint.folders import find_latest
 from worldsmith.checkpoint.frozen_weights import is_partial, require_same
+from worldsmith.checkpoint.network_difference import stated
+from worldsmith.checkpoint.verify import has_checksums, require_whole
 from worldsmith.checkpoint.weight_source import WeightSource
+from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object, section
 from worldsmith.config.yaml_text import read_yaml
+from worldsmith.distributed.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 LIVE, AVERAGE = "net.", "net_ema."
 RUN_CONFIG = "config.yaml"
 MANIFEST = "worldsmith.json"
+METADATA = ".metadata"
 
 
 class CheckpointWeights(WeightSource):
@@ -29,14 +34,12 @@ class CheckpointWeights(WeightSource):
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], below: WeightSource | None = None) -> None:
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+        from worldsmith.checkpoint.dcp_reader import read_entries
 
-        entries = FileSystemReader(folder).read_metadata().state_dict_metadata
         self.path: Path = folder
         self.settings, self.below = settings, below
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
-        self.entries = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+        self.entries = read_entries(folder)
         stored = {name: list(entry.size) for name, entry in self.entries.items()}
         self.average_shapes = without_prefix(stored, AVERAGE)
         self.own = without_prefix(stored, LIVE)
@@ -97,30 +100,50 @@ class ReadOnAccess(Mapping[str, "Tensor"]):
         return len(self.names)
 
 
-def find_model_folder(root: Path) -> Path | None:
-    """The model folder of a run folder, of a checkpoint's iter folder, or `root` itself when it is one; None if not."""
-    candidates = [root, root / "model"]
+def find_model_folder(root: Path, world: World) -> Path | None:
+    """The model folder to read from: `root`, that of an iter folder or base checkpoint, or of a run's newest whole one.
+
+    None when there is none of these. Checksums are verified, by all ranks together: a damaged checkpoint of a run is
+    passed over with a warning, any other is a UserError.
+    """
+    for model in (root, root / "model"):
+        if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
+            require_whole(model.parent, world)
+            return model
     for checkpoints in (root, root / "checkpoints"):
-        if (checkpoints / POINTER).exists():
-            candidates.append(checkpoints / (checkpoints / POINTER).read_text(encoding="utf-8").strip() / "model")
-    return next((folder for folder in candidates if (folder / ".metadata").exists()), None)
+        latest = find_latest(checkpoints, world)
+        if latest is not None:
+            return latest / "model"
+    return None
 
 
-def open_checkpoint(model_folder: Path, tree: Mapping[str, Any] | None = None) -> CheckpointWeights:
+def open_checkpoint(
+    model_folder: Path,
+    tree: Mapping[str, Any] | None = None,
+    *,
+    base: str | None = None,
+    world: World | None = None,
+) -> CheckpointWeights:
     """The weights in a model folder; the run's config says what network they belong to and where the rest of them is.
 
-    `tree` is that config as plain data; None: the one that is kept with the checkpoint.
+    `tree` is that config as plain data; None: the one that is kept with the checkpoint. `base` is where the rest is
+    now; None: where the config says. Raises UserError when a checkpoint of trained weights only cannot find the others.
     """
     tree = tree or run_tree(model_folder)
     if tree is None:
         return CheckpointWeights(model_folder, manifest_settings(model_folder.parent / MANIFEST))
-    model = tree["model"]["config"]
     below = None
     if is_partial(model_folder.parent):
         from worldsmith.checkpoint.start_weights import start_of_run
 
-        below = start_of_run(tree)
-    return CheckpointWeights(model_folder, dict(model["network"]), below)
+        try:
+            below = start_of_run(tree, base=base, world=world)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{model_folder.parent} holds trained weights only, and the others are not there: {error}. `worldsmith "
+                "export` and `worldsmith generate` take their place with --base DIR"
+            ) from error
+    return CheckpointWeights(model_folder, stated(tree["model"]["config"]["network"], model_folder.parent), below)
 
 
 def run_tree(model_folder: Path) -> dict[str, Any] | None:
@@ -137,8 +160,11 @@ def manifest_settings(file: Path) -> dict[str, Any]:
     """What the manifest of a converted model says about its network; empty without one."""
     if not file.is_file():
         return {}
-    manifest = json.loads(file.read_text(encoding="utf-8"))
-    return dict(manifest.get("model", {}).get("config", {}).get("network", {}))
+    try:
+        model = section(read_json_object(file), "model")
+        return stated(section(section(model, "config"), "network"), file)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
 
 
 def without_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:

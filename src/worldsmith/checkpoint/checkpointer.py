@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.folders import POINTER, folder_name, tidy_up
-from worldsmith.checkpoint.manifest import find_damage
+from worldsmith.checkpoint.folders import find_latest, folder_name, tidy_up
 from worldsmith.checkpoint.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.staging import Layout, Stager, private_memory
 from worldsmith.checkpoint.write_checkpoint import Save, write_checkpoint
 from worldsmith.config import Configurable
-from worldsmith.config.errors import UserError
 from worldsmith.config.ranges import Count
 from worldsmith.distributed.peers import PeerError, SideGroup
 from worldsmith.distributed.world import World
@@ -102,6 +100,8 @@ class Checkpointer(Configurable):
         self.folder = folder
         self.world = world or World()
         self._saving: Future[Path] | None = None
+        # Made now: later, the ranks of a launcher that has died would find each other no more, and have a save to do.
+        self._peers = SideGroup(self.world.rank, self.world.size)
         self._process = process or start_writer(config)
         if self.world.is_main:
             folder.mkdir(parents=True, exist_ok=True)
@@ -116,17 +116,20 @@ class Checkpointer(Configurable):
         dataloader: Mapping[str, Any] | None = None,
         texts: Mapping[str, str] | None = None,
         background: bool = False,
+        retire: bool = True,
     ) -> Path:
         """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
 
         `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
         `texts` are small files to keep beside them, such as config.yaml. With `background` the tensors are copied and
-        the folder appears later. Raises SaveError (for a save in the background: `settle` does).
+        the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. Raises
+        SaveError (for a save in the background: `settle` does).
         """
         self.settle()
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
-        save = Save(target, texts or {}, position, self.world.data_rank, settings.keep_latest_k, settings.keep_every)
+        keep = settings.keep_latest_k if retire else None
+        save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every)
         staged: list[tuple[Layout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))
@@ -156,47 +159,12 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """The checkpoint to resume from: the one that the pointer names, or else the newest complete one.
-
-        All ranks read a share of the files. None when the folder has no checkpoint. A damaged one is passed over with a
-        message. Raises UserError when there are checkpoints and none is complete.
-        """
-        candidates, problems = self.world.broadcast(self._candidates() if self.world.is_main else None)
-        for candidate in candidates:
-            found = self.world.gather(find_damage(candidate, rank=self.world.rank, ranks=self.world.size))
-            problem = next((problem for problem in found if problem is not None), None)
-            if problem is None:
-                for line in problems:
-                    logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
-                if problems:
-                    logger.warning("the run goes on from %s instead", candidate.name)
-                return candidate
-            problems.append(f"{candidate.name}: {problem}")
-        if candidates:
-            raise UserError(
-                f"no checkpoint in {self.folder} is complete: {'; '.join(problems)}. "
-                "Move this folder away to start the run anew."
-            )
-        if problems:
-            raise UserError(
-                f"{self.folder / POINTER} names a checkpoint, but none is there; "
-                "move this folder away to start the run anew"
-            )
-        return None
+        """The checkpoint to resume from, None without any; see `find_latest`."""
+        return find_latest(self.folder, self.world)
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""
         dcp.load_part(checkpoint / part, state, no_dist=self.world.size == 1)
-
-    def load_dataloader(self, checkpoint: Path) -> list[dict[str, Any]]:
-        """The saved data positions, one for each data-parallel group of the run that saved."""
-        files = (checkpoint / "dataloader").glob("rank_*.json")
-        ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
-        return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
-
-    @cached_property
-    def _peers(self) -> SideGroup:
-        return SideGroup(self.world.rank, self.world.size)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -251,15 +219,12 @@ class Checkpointer(Configurable):
             text += f" It needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free. Make room{fewer}."
         return f"{text} Checkpoints that were complete before are untouched."
 
-    def _candidates(self) -> tuple[list[Path], list[str]]:
-        """The checkpoints in the order in which they are tried, and what is wrong with the pointer."""
-        found = sorted((path for path in self.folder.glob("iter_*") if path.is_dir()), reverse=True)
-        pointer = self.folder / POINTER
-        if not pointer.exists():
-            return found, []
-        named = self.folder / pointer.read_text(encoding="utf-8").strip()
-        problems = [] if named in found else [f"{named.name}: named by {POINTER}, but there is no such folder"]
-        return sorted(found, key=lambda path: path != named), problems
+
+def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
+    """The saved data positions, one for each data-parallel group of the run that saved."""
+    files = (checkpoint / "dataloader").glob("rank_*.json")
+    ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
 
 
 def start_writer(config: Checkpointer.Config) -> WriterProcess | None:

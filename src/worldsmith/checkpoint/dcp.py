@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.errors import UserError
 from worldsmith.distributed.peers import Peers, SideGroup
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def save_part(
 
     The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
     where there is none. `peers` None: this process is alone. `staged`: the tensors are in main memory, and CUDA is not
-    to be used, as in a process that was forked.
+    to be used, as in a process that was forked. Raises FileNotFoundError when rank 0 does not see what another wrote.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -59,6 +60,9 @@ def save_part(
 
     def finish() -> None:
         assert metadata is not None
+        for name in sorted({result.storage_data.relative_path for written in results for result in written}):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder / name} is not there for process 0: do all nodes share this folder?")
         writer.finish(metadata, results)
 
     writer.set_up_storage_writer(peers.is_main)
@@ -69,17 +73,24 @@ def save_part(
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
-    """Reads a DCP folder into the tensors of `state`, in place."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    """Reads a DCP folder into the tensors of `state`, in place. Raises UserError for a folder that cannot be read."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    from worldsmith.checkpoint.dcp_reader import TensorReader
+
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
-    load(state, storage_reader=FileSystemReader(folder), no_dist=no_dist)
+    try:
+        load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
+    except CheckpointException as error:
+        reason = next(failure for failure, _ in error.failures.values())
+        if isinstance(reason, UserError):
+            raise reason from error
+        raise UserError(f"{folder} cannot be read: {str(reason) or type(reason).__name__}") from error
 
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every tensor in a DCP folder."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    """Name and shape of every tensor in a DCP folder. Raises UserError for a folder that cannot be read."""
+    from worldsmith.checkpoint.dcp_reader import read_entries
 
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
+    return {name: list(entry.size) for name, entry in read_entries(folder).items()}

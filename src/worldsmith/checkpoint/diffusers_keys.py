@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from worldsmith.config.json_file import section
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 
 STACK = "language_model.model."
@@ -136,9 +137,9 @@ def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
     types = {field.name: field.type for field in fields(NetworkConfig)}
     values: dict[str, Any] = {name: config[name] for name in SAME_FIELDS if config.get(name) is not None}
     values = {name: float(value) if types[name] == "float" else value for name, value in values.items()}
-    section = config.get("rope_axes_dim") or (config.get("rope_scaling") or {}).get("mrope_section")
+    slots = config.get("rope_axes_dim") or section(config, "rope_scaling").get("mrope_section")
     renamed_values = {
-        "mrope_section": None if section is None else list(section),
+        "mrope_section": None if slots is None else list(slots),
         "max_action_dim": config.get("action_dim"),
         "sound_dim": config.get("sound_dim"),
         "temporal_compression_factor": config.get("temporal_compression_factor"),

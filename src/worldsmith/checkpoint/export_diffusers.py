@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +72,8 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
             "the schedule of an exported pipeline needs a shift, and the training run does not fix one number for it; "
             "give the shift to export with"
         )
+    if not (defaults.shift > 0 and math.isfinite(defaults.shift)):
+        raise ValueError(f"the schedule of an exported pipeline needs a positive shift, found {defaults.shift}")
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.checkpoint_weights import MANIFEST
+from worldsmith.checkpoint.manifest import list_files, summarize, write_manifest
+from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DType = Literal["float32", "bfloat16"]
-LOOSE = ("files", "versions", "worldsmith")
+WEIGHT_FILES = (".safetensors", ".distcp", ".metadata")
+"""Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
+LOOSE = ("files", "versions", "worldsmith", "base_model")
 """Parts of a manifest that do not make another export."""
 
 
@@ -31,6 +37,29 @@ class ExportSource:
     iteration: int = 0
     """Optimizer steps behind the weights."""
     weights: Literal["ema", "live", "untrained"] = "live"
+    merged: bool = False
+    """Whether the run's adapters are merged into them."""
+
+
+def require_place(out: Path, index: str) -> None:
+    """Tries, before any weight is read, whether the folder `out` can be made; nothing is left behind.
+
+    Raises UserError where nothing can be written, FileExistsError for what no export may replace (see `read_manifest`).
+    """
+    require_writable(out.absolute().parent)
+    read_manifest(out, index)
+
+
+def require_writable(folder: Path) -> None:
+    """Tries whether files can be made in `folder`, which need not be there yet. Raises UserError if not."""
+    folder = folder.absolute()
+    home = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        where = "" if home == folder else f": {home}"
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}{where}") from None
 
 
 def may_write(out: Path, manifest: Mapping[str, Any], force: bool, *, index: str) -> bool:
@@ -59,8 +88,13 @@ def read_manifest(out: Path, index: str) -> dict[str, Any] | None:
         return None
     if not (out / MANIFEST).is_file() or not (out / index).exists():
         raise FileExistsError(f"{out} exists and is not an export; remove it yourself or choose another folder")
-    manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    return manifest
+    return read_json_object(out / MANIFEST)
+
+
+def read_source(folder: Path) -> ExportSource:
+    """Where the weights in `folder` come from, if it is an export of ours; else nothing is known of them."""
+    file = folder / MANIFEST
+    return ExportSource(**(read_json_object(file).get("source") or {} if file.is_file() else {}))
 
 
 def is_whole(out: Path, manifest: Mapping[str, Any]) -> bool:
@@ -87,10 +121,12 @@ def written_aside(out: Path) -> Iterator[Path]:
 
 
 def publish(aside: Path, out: Path, manifest: dict[str, Any]) -> None:
-    """Adds the list of files to the manifest, writes it, and makes the folder visible as `out`.
+    """Writes checksums of the weight files and `manifest` with a list of all, and makes the folder visible as `out`.
 
     Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
     """
+    weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
+    write_manifest(aside, summarize(aside, weights))
     manifest["files"] = {str(p.relative_to(aside)): p.stat().st_size for p in sorted(aside.rglob("*")) if p.is_file()}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     ordinary = (aside / MANIFEST).stat().st_mode

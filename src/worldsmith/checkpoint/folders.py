@@ -1,16 +1,24 @@
-"""The folders in which a run keeps its checkpoints: their names, which of them stay, and what a broken save leaves."""
+"""The folders in which a run keeps its checkpoints: names, which one is the latest, which stay, and leftovers."""
 
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.manifest import find_damage
+from worldsmith.checkpoint.verify import damage
+from worldsmith.config.errors import UserError
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.world import World
 
 logger = logging.getLogger(__name__)
 
 POINTER = "latest_checkpoint.txt"
+NAME = re.compile(r"iter_(\d{9,})")
 
 
 def folder_name(iteration: int) -> str:
@@ -26,16 +34,91 @@ def hidden(target: Path) -> Path:
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """The checkpoints in `parent`, the newest first. Folders of other names, such as a user's copies, are none."""
+    found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=folder_iteration, reverse=True)
+
+
+def read_pointer(parent: Path) -> tuple[Path | None, str | None]:
+    """The checkpoint that the pointer in `parent` names, and what is wrong with the pointer; (None, None) without one.
+
+    A checkpoint that is named and gone is returned, too.
+    """
+    try:
+        name = (parent / POINTER).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"{POINTER} cannot be read: {error}"
+    if not NAME.fullmatch(name):
+        return None, f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint"
+    missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but there is no such folder"
+    return parent / name, missing
+
+
+def named_by_pointer(parent: Path) -> Path | None:
+    """The checkpoint that the pointer in `parent` names, whether it is there or not; None when it names none."""
+    return read_pointer(parent)[0]
+
+
+def candidates(parent: Path) -> tuple[list[Path], list[str]]:
+    """The checkpoints in the order in which a resume tries them, and what is wrong with the pointer.
+
+    First the one that the pointer names, then those before it. Later ones come last: the run has gone back from them.
+    """
+    found = checkpoint_folders(parent)
+    named, problem = read_pointer(parent)
+    if named is not None:
+        found.sort(key=lambda path: is_later(path, named))
+    return found, [] if problem is None else [problem]
+
+
+def find_latest(parent: Path, world: World) -> Path | None:
+    """The checkpoint to resume from: the first whole one of `candidates`. All ranks read a share of the files.
+
+    Only reads, so that it may look at a run that is still training. None when there is no checkpoint. A damaged one is
+    passed over with a message. Raises UserError when there are checkpoints and none is complete.
+    """
+    found, problems = world.broadcast(candidates(parent) if world.is_main else None)
+    for candidate in found:
+        problem = damage(candidate, world)
+        if problem is None:
+            for line in problems:
+                logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
+            if problems:
+                logger.warning("%s is taken instead", candidate.name)
+            named = named_by_pointer(parent)
+            if named is not None and is_later(candidate, named):
+                logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
+            return candidate
+        problems.append(f"{candidate.name}: {problem}")
+    if found:
+        raise UserError(
+            f"no checkpoint in {parent} is complete: {'; '.join(problems)}. "
+            "To start the run anew, move this folder away."
+        )
+    if problems:
+        raise UserError(
+            f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"
+        )
+    return None
+
+
+def is_later(path: Path, named: Path) -> bool:
+    return folder_iteration(path) > folder_iteration(named)
+
+
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
     """Removes the checkpoints beside `newest` that neither setting keeps; None keeps all."""
     if keep_latest_k is None:
         return
-    found = [path for path in newest.parent.glob("iter_*") if path.is_dir()]
+    found = checkpoint_folders(newest.parent)
     # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
-    before = sorted((path for path in found if path < newest), reverse=True)[: keep_latest_k - 1]
+    before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
     for path in found:
         milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
-        if path != newest and path not in before and not (milestone and path < newest):
+        if path != newest and path not in before and not (milestone and is_later(newest, path)):
             atomic.remove_folder(path)
 
 

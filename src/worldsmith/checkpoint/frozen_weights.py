@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ def record(frozen: Mapping[str, Tensor], *, source: str) -> str:
 
 def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str) -> None:
     """Raises UserError when the frozen weights that were read are not those that the checkpoint was trained with."""
-    saved = json.loads((checkpoint / FILE).read_text(encoding="utf-8"))
+    saved = read_json_object(checkpoint / FILE)
     if saved["tensors"] != len(frozen):
         raise UserError(
             f"{checkpoint} was trained with {saved['tensors']} frozen tensors, and this run freezes {len(frozen)}; "

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint.checkpoint_weights import LIVE, MANIFEST, RUN_CONFIG, open_checkpoint
+from worldsmith.checkpoint.checkpoint_weights import LIVE, MANIFEST, RUN_CONFIG, CheckpointWeights, open_checkpoint
 from worldsmith.checkpoint.diffusers_keys import network_config_from_diffusers
-from worldsmith.checkpoint.folders import POINTER, folder_iteration
-from worldsmith.checkpoint.manifest import find_damage
+from worldsmith.checkpoint.folders import NAME, find_latest, folder_iteration
+from worldsmith.checkpoint.frozen_weights import is_partial
 from worldsmith.checkpoint.merged_weights import MergedWeights
 from worldsmith.checkpoint.start_weights import start_of_run
 from worldsmith.checkpoint.tensor_names import NATIVE_TYPE
+from worldsmith.checkpoint.verify import require_whole
 from worldsmith.checkpoint.warm_start import compare
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object, section
 from worldsmith.config.tree import from_dict
 from worldsmith.config.yaml_text import read_yaml
+from worldsmith.distributed.world import World
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.model_files import local_folder
@@ -30,15 +32,13 @@ from worldsmith.models.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger(__name__)
-
 Weights = Literal["auto", "ema", "live", "untrained"]
 PIPELINE_INDEX = "model_index.json"
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
 """What a hub repository's model consists of."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredModel:
     """A model on disk whose config has been read and whose weights have been chosen, but not read yet."""
 
@@ -53,6 +53,8 @@ class StoredModel:
     weights: Literal["ema", "live", "untrained"]
     tree: Mapping[str, Any] | None
     """The run's whole config as plain data; None for an exported folder."""
+    base: str | None = None
+    """Where the weights that the run started from are now; None: where its config says."""
 
     @property
     def average(self) -> bool:
@@ -64,17 +66,25 @@ class StoredModel:
 
         Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
         """
-        source: WeightSource
-        if self.tree is None:
-            source = open_weights(self.folder, field="model")
-        elif self.weights == "untrained":
-            source = start_of_run(self.tree)
-        else:
-            source = checkpoint = open_checkpoint(self.folder / "model", self.tree)
-            checkpoint.check_frozen()
+        source = self._source
         if not merge or not any(is_adapter(name) for name in source.shapes):
             return source
         return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)
+
+    def open_adapters(self) -> WeightSource:
+        """What the checkpoint of a LoRA run holds itself; the weights that it was trained on need not be there."""
+        return CheckpointWeights(self.folder / "model", {})
+
+    @cached_property
+    def _source(self) -> WeightSource:
+        """The weights, verified: that is done once, however often they are opened."""
+        if self.tree is None:
+            return open_weights(self.folder, field="model")
+        if self.weights == "untrained":
+            return start_of_run(self.tree, base=self.base)
+        checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)
+        checkpoint.check_frozen()
+        return checkpoint
 
     def require_effect(self) -> None:
         """Raises ValueError when the adapters of a LoRA run would change nothing in what is exported."""
@@ -87,7 +97,7 @@ class StoredModel:
     def load(
         self, device: str | torch.device = "cpu", *, full_precision: bool = False, keep_adapters: bool = False
     ) -> Cosmos3Generator:
-        """Reads the weights, and casts them to the model's precision unless `full_precision` keeps them float32.
+        """Reads the weights in the model's precision, or float32 with `full_precision`; more memory is never taken.
 
         A LoRA run's adapters are merged into the weights unless `keep_adapters`. Raises UserError when the weights do
         not fit the config.
@@ -95,8 +105,11 @@ class StoredModel:
         import torch
 
         keep = keep_adapters and self.config.lora_enabled
-        config = replace(self.config, lora_enabled=keep)
-        generator: Cosmos3Generator = config.build(device=device, defaults=self.defaults)
+        config = self.config if keep else self.config.without_adapters()
+        generator: Cosmos3Generator = config.build(device="meta", defaults=self.defaults)
+        if not full_precision:
+            generator.network.cast(getattr(torch, config.precision))
+        generator.materialize(device)
         parameters = {name: p.detach() for name, p in native_parameters(generator.network).items()}
         source = self.open(merge=not keep)
         shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
@@ -109,19 +122,17 @@ class StoredModel:
             )
         source.read_into(parameters, average=self.average)
         generator.network.eval().requires_grad_(False)
-        if not full_precision:
-            generator.network.cast(getattr(torch, config.precision))
         return generator
 
 
 def load_generator(
-    path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu"
+    path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu", base: str | None = None
 ) -> Cosmos3Generator:
     """The generator that is stored at `path`, ready for sampling; see `find_model`."""
-    return find_model(path, weights=weights).load(device)
+    return find_model(path, weights=weights, base=base).load(device)
 
 
-def find_model(path: str | Path, *, weights: Weights = "auto") -> StoredModel:
+def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None = None) -> StoredModel:
     """Finds a model without reading its weights.
 
     Args:
@@ -129,26 +140,28 @@ def find_model(path: str | Path, *, weights: Weights = "auto") -> StoredModel:
             export, or the hub name of one of the last two.
         weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
             "auto" averaged if there are any, else live.
+        base: where the weights are now on which a checkpoint of trained weights only was trained (what
+            `open_weights` takes); None: at the load_path in the run's config.
 
-    Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the weights asked for,
-    ConfigError when its config cannot be read.
+    A checkpoint is verified. Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the
+    weights asked for, ConfigError when its config cannot be read, UserError when it is damaged or needs no base.
     """
     path = local_folder(str(path), file_patterns=FILES, field="model")
     if (path / PIPELINE_INDEX).is_file():
-        return find_export(path, weights)
-    if (path / MANIFEST).is_file() and "converted_from" in (path / MANIFEST).read_text(encoding="utf-8"):
+        return find_export(path, weights, base)
+    if (path / MANIFEST).is_file() and "converted_from" in read_json_object(path / MANIFEST):
         raise FileNotFoundError(
             f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
             "videos with; give it to a run as checkpoint.load_path"
         )
-    if (path / "model" / ".metadata").is_file():
+    if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / ".metadata").is_file()):
         run_folder = path.resolve().parent.parent
         config_file = path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG
-        return find_checkpoint(config_file, path, weights)
+        return find_checkpoint(config_file, path, weights, base)
     if (path / RUN_CONFIG).is_file():
-        return find_checkpoint(path / RUN_CONFIG, None, weights)
+        return find_checkpoint(path / RUN_CONFIG, None, weights, base)
     if (path / MANIFEST).is_file() and is_native_export(path):
-        return find_export(path, weights)
+        return find_export(path, weights, base)
     raise FileNotFoundError(
         f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
         f"folders, or what `worldsmith export` wrote: a pipeline (with {PIPELINE_INDEX}) or a native export"
@@ -158,17 +171,17 @@ def find_model(path: str | Path, *, weights: Weights = "auto") -> StoredModel:
 def is_native_export(folder: Path) -> bool:
     """Whether the folder's config.json is that of our native export."""
     file = folder / "config.json"
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("model_type") == NATIVE_TYPE
+    return file.is_file() and read_json_object(file).get("model_type") == NATIVE_TYPE
 
 
-def find_checkpoint(config_file: Path, checkpoint: Path | None, weights: Weights) -> StoredModel:
+def find_checkpoint(config_file: Path, checkpoint: Path | None, weights: Weights, base: str | None) -> StoredModel:
     """A model of a run; `checkpoint` None means its newest complete one."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{checkpoint}: {config_file} is missing, which says what model this is")
     tree = read_yaml(config_file.read_text(encoding="utf-8"), str(config_file)).data
-    for section in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
-        if section not in tree:
-            raise ValueError(f"{config_file} has no section '{section}'; expected the config.yaml of a training run")
+    for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
+        if part not in tree:
+            raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
     spec = from_dict(tree["model"], ModelSpec)
     stored = StoredModel(
         folder=config_file.parent,
@@ -178,61 +191,56 @@ def find_checkpoint(config_file: Path, checkpoint: Path | None, weights: Weights
         iteration=0,
         weights="untrained",
         tree=tree,
+        base=base,
     )
     if weights == "untrained":
+        if base is not None and not tree["checkpoint"].get("load_path"):
+            raise needs_no_base(config_file.parent, "it began with random weights")
         return stored
     if checkpoint is None:
-        checkpoint, problems = latest_checkpoint(config_file.parent / "checkpoints")
-        for problem in problems:
-            logger.warning("damaged checkpoint passed over: %s", problem)
-    averaged = bool(open_checkpoint(checkpoint / "model", tree).average_shapes)
+        checkpoint = find_latest(config_file.parent / "checkpoints", World())
+        if checkpoint is None:
+            raise FileNotFoundError(f"no checkpoint in {config_file.parent / 'checkpoints'}")
+    else:
+        require_whole(checkpoint, World())
+    if base is not None and not is_partial(checkpoint):
+        raise needs_no_base(checkpoint, "it holds all its weights")
+    averaged = bool(CheckpointWeights(checkpoint / "model", {}).average_shapes)
     if weights == "ema" and not averaged:
         raise ValueError(f"{checkpoint} has no averaged weights (model.config.ema was off); ask for the live ones")
     kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
     return replace(stored, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
 
-def latest_checkpoint(checkpoints: Path) -> tuple[Path, list[str]]:
-    """The newest complete checkpoint of a run's `checkpoints` folder, and why newer ones were passed over.
-
-    Only reads, so that it may look at a run that is still training. Raises FileNotFoundError when none is complete.
-    """
-    found = sorted((path for path in checkpoints.glob("iter_*") if path.is_dir()), key=folder_iteration, reverse=True)
-    pointer = checkpoints / POINTER
-    if pointer.exists():
-        named = checkpoints / pointer.read_text(encoding="utf-8").strip()
-        found.sort(key=lambda path: path != named)
-    problems: list[str] = []
-    for candidate in found:
-        problem = find_damage(candidate)
-        if problem is None:
-            return candidate, problems
-        problems.append(f"{candidate.name}: {problem}")
-    detail = f"; none of these is complete: {'; '.join(problems)}" if problems else ""
-    raise FileNotFoundError(f"no checkpoint in {checkpoints}{detail}")
+def needs_no_base(folder: Path, reason: str) -> UserError:
+    return UserError(f"{folder} needs no base: {reason}; leave the base out")
 
 
-def find_export(folder: Path, weights: Weights) -> StoredModel:
+def find_export(folder: Path, weights: Weights, base: str | None) -> StoredModel:
     """A model in one of our exports, or in a diffusers pipeline folder of somebody else."""
+    if base is not None:
+        raise needs_no_base(folder, "an exported folder holds all weights")
     manifest: dict[str, Any] = {}
     if (folder / MANIFEST).is_file():
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_object(folder / MANIFEST)
+        if "model" not in manifest:
+            raise UserError(f"{folder / MANIFEST} has no section 'model', which says what network this is")
         config = from_dict(manifest["model"], ModelSpec).config
     else:
-        transformer = json.loads((folder / "transformer" / "config.json").read_text(encoding="utf-8"))
+        transformer = read_json_object(folder / "transformer" / "config.json")
         config = Cosmos3Generator.Config(network=network_config_from_diffusers(transformer))
     # A pipeline holds all its components; a native export has its tokenizer and names the VAE.
     if (folder / PIPELINE_INDEX).is_file():
         config.tokenizer.vae_path = str(folder / "vae")
     config.text_tokenizer.path = str(folder / "text_tokenizer")
-    source = manifest.get("source", {})
+    source = section(manifest, "source")
     kind = source.get("weights", "live")
     if weights not in ("auto", kind):
         raise ValueError(f"{folder} holds the {kind} weights only; for the {weights} ones give the run folder")
     return StoredModel(
         folder=folder,
         config=config,
-        defaults=GenerationDefaults(**manifest.get("generation", {})),
+        defaults=GenerationDefaults(**section(manifest, "generation")),
         run=source.get("run", ""),
         iteration=source.get("iteration", 0),
         weights=kind,

@@ -45,19 +45,31 @@ def find_damage(checkpoint: Path, *, rank: int = 0, ranks: int = 1) -> str | Non
     """
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        share = [(str(name), [int(size), int(crc)]) for name, (size, crc) in files.items()][rank::ranks]
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
-    except (ValueError, KeyError, TypeError):
-        return f"its {MANIFEST} cannot be read"
-    share = list(files.items())[rank::ranks]
-    for name, expected in share:  # quick checks first: they spare the reading of the others
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its {MANIFEST} cannot be read: {error}"
+    for name, (size, _) in share:  # quick checks first: they spare the reading of the others
         path = checkpoint / name
-        if not path.is_file():
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
             return f"{name} is missing"
-        if path.stat().st_size != expected[0]:
-            return f"{name} has {path.stat().st_size} bytes, not {expected[0]}"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
+        if not path.is_file():
+            return f"{name} is no file"
+        if found != size:
+            return f"{name} has {found} bytes, not {size}"
     with ThreadPoolExecutor(THREADS) as pool:
-        for (name, expected), found in zip(share, pool.map(lambda item: summary(checkpoint / item[0]), share)):
-            if found != expected:
-                return f"the content of {name} has changed (CRC-32)"
-    return None
+        damages = pool.map(lambda entry: find_change(checkpoint, *entry), share)
+        return next((damage for damage in damages if damage is not None), None)
+
+
+def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
+    """Whether a file is still what the manifest says, in words; None when it is."""
+    try:
+        return None if summary(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
+    except OSError as error:
+        return f"{name} cannot be read: {error}"

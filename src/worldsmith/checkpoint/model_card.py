@@ -97,8 +97,8 @@ The weights of a Cosmos3-style video generator under their native names (`model.
 {manifest["worldsmith"]}. `config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
 
 - To train from it: `checkpoint.load_path` = this folder.
-- To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `config.json` names
-  is found.
+- To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `worldsmith.json`
+  names is found: `{manifest["model"]["config"]["tokenizer"]["vae_path"]}`.
 - As a diffusers pipeline: `worldsmith export {name} -o DIR`.
 
 {metadata_advice(manifest["generation"])}"""

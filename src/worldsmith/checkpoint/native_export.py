@@ -26,6 +26,7 @@ from worldsmith.checkpoint.weight_source import WeightSource
 from worldsmith.checkpoint.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.config.tree import to_dict
 from worldsmith.models.cosmos3.text_tokenizer import FILES
+from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def export_native(
 ) -> bool:
     """Writes the folder `out` from the weights of `source`; False when the same export is there already.
 
-    The tokenizer is copied, the VAE is named in `config.json` as in the run's config. The folder appears when it is
+    The tokenizer is copied, the VAE is named by its hub name or its absolute path. The folder appears when it is
     complete. Raises FileExistsError when `out` is something else (`force` replaces an older export, never other files).
     """
     out = Path(out)
@@ -60,6 +61,7 @@ def export_native(
     present = read_manifest(out, CONFIG)
     model = to_dict(ModelSpec(name="cosmos3", config=config))
     model["config"]["text_tokenizer"]["path"] = TOKENIZER
+    model["config"]["tokenizer"]["vae_path"] = lasting_name(config.tokenizer.vae_path)
     manifest = {
         "worldsmith": __version__,
         "versions": {name: version(name) for name in ("torch", "safetensors")},

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree import TAG, from_dict
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
@@ -26,3 +29,16 @@ def differences(stored: Mapping[str, Any], network: NetworkConfig, names: tuple[
         for name in names
         if stored.get(name) is not None and stored[name] != getattr(network, name)
     ]
+
+
+def stated(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The network fields that a file states, in their own types.
+
+    Raises UserError, naming the file, for an unknown field and for a value of another type.
+    """
+    given = {name: value for name, value in settings.items() if name != TAG}
+    try:
+        network = from_dict(given, NetworkConfig)
+    except ConfigError as error:
+        raise UserError(f"{file}: {'; '.join(problem.render() for problem in error.problems)}") from error
+    return {name: getattr(network, name) for name in given}

@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
+from worldsmith.checkpoint.checkpoint_weights import MANIFEST
 from worldsmith.checkpoint.diffusers_keys import diffusers_to_native, native_to_diffusers
 from worldsmith.checkpoint.export_folder import DType, ExportSource, may_write, publish, weights_digest, written_aside
 from worldsmith.checkpoint.model_card import adapter_card
+from worldsmith.checkpoint.safetensors_weights import open_file
+from worldsmith.checkpoint.verify import require_whole
+from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object
+from worldsmith.distributed.world import World
 from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
+from worldsmith.models.model_files import hub_name, is_local, lasting_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +51,7 @@ def export_stored_adapter(
         raise ValueError(
             f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
         )
-    weights = model.open(merge=False)
+    weights = model.open_adapters()
     return export_adapter(
         {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)},
         out,
@@ -70,9 +77,9 @@ def export_adapter(
 ) -> bool:
     """Writes adapters, by native name, as the folder `out`; False when the same export is there already.
 
-    `base_model` names the weights that they belong to. The folder appears when it is complete. Raises ValueError when
-    there are no adapters or when they change nothing, FileExistsError when `out` is something else (`force` replaces
-    an older export, never other files).
+    `base_model` names the weights that they belong to; `adapter_config.json` repeats it when it is a name of the hub.
+    The folder appears when it is complete. Raises ValueError when there are no adapters or when they change nothing,
+    FileExistsError when `out` is something else (`force` replaces an older export, never other files).
     """
     from safetensors.torch import save_file
 
@@ -84,7 +91,7 @@ def export_adapter(
         "versions": {name: version(name) for name in ("torch", "diffusers", "peft")},
         "format": "adapter",
         "source": asdict(source or ExportSource()),
-        "base_model": base_model,
+        "base_model": lasting_name(base_model) if base_model else "",
         "dtype": dtype,
         "rank": config["r"],
         "alpha": alpha,
@@ -122,7 +129,7 @@ def adapter_config(adapters: Mapping[str, Tensor], alpha: int, base_model: str) 
         raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
     return {
         "peft_type": "LORA",
-        "base_model_name_or_path": base_model or None,
+        **base_on_the_hub(base_model),
         "r": ranks[0],
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
@@ -130,6 +137,14 @@ def adapter_config(adapters: Mapping[str, Tensor], alpha: int, base_model: str) 
         "target_modules": [native_to_diffusers(f"{path}.weight").removesuffix(".weight") for path in low],
         "inference_mode": True,
     }
+
+
+def base_on_the_hub(base_model: str) -> dict[str, Any]:
+    """The base in PEFT's words: repository and revision. A local folder means nothing to PEFT elsewhere: None."""
+    hub = None if is_local(base_model) else hub_name(base_model)
+    if hub is None:
+        return {"base_model_name_or_path": None}
+    return {"base_model_name_or_path": hub.repo, **({"revision": hub.revision} if hub.revision else {})}
 
 
 def peft_name(name: str) -> str:
@@ -164,28 +179,31 @@ class StoredAdapter:
 def read_adapter(folder: str | Path) -> StoredAdapter:
     """Reads a LoRA folder in PEFT's format, whoever wrote it.
 
-    Raises FileNotFoundError when a file is missing, ValueError for an adapter that is not plain LoRA (another method, a
-    rank or scale per layer, biases) or that belongs to another network.
+    Raises FileNotFoundError when a file is missing, UserError when one is damaged or not understood, ValueError for an
+    adapter that is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to another network.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT's format")
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if (folder / MANIFEST).is_file():
+        require_whole(folder, World())
+    config = read_json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA can be read")
     for key in ("r", "lora_alpha"):
         if key not in config:
             raise ValueError(f"{folder / CONFIG} has no {key}")
+        if type(config[key]) is not int or config[key] < 1:
+            raise UserError(f"{folder / CONFIG}: {key}: expected a whole number above 0, found {config[key]!r}")
     for key in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
         if config.get(key):
             raise ValueError(
                 f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
             )
     try:
-        weights = {native_adapter_name(name): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+        with open_file(folder / WEIGHTS) as file:
+            weights = {native_adapter_name(name): file.get_tensor(name) for name in sorted(file.keys())}
     except ValueError as error:
         raise ValueError(f"{folder / WEIGHTS}: {error}") from error
     return StoredAdapter(folder, config["r"], config["lora_alpha"], weights)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.tensor_names import Layout, find_layout
+from worldsmith.checkpoint.network_difference import stated
+from worldsmith.checkpoint.tensor_names import Layout, find_layout, wrappers_in
 from worldsmith.checkpoint.weight_source import WeightSource, copies_of_understanding
 from worldsmith.config.errors import UserError
+from worldsmith.config.json_file import read_json_object, section
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 STEMS = ("diffusion_pytorch_model", "model")
 """What diffusers and transformers call a folder's weight files."""
@@ -71,20 +75,23 @@ class SafetensorsWeights(WeightSource):
         return copies if head in self.shapes or table not in self.shapes else {**copies, head: table}
 
     def _slice(self, key: str) -> Any:
-        return self._handle(self.files[key]).get_slice(key)
+        from safetensors import SafetensorError
+
+        file = self.files[key]
+        try:
+            return self._handle(file).get_slice(key)
+        except SafetensorError as error:
+            index = next(self.path.glob(f"*{INDEX}"), self.path)
+            raise UserError(f"{file} has no tensor {key}, which {index} says it has") from error
 
     def _handle(self, file: Path) -> Any:
-        from safetensors import SafetensorError, safe_open
-
         if file not in self._handles:
             try:
-                self._handles[file] = safe_open(file, framework="pt")
+                self._handles[file] = open_file(file)
             except FileNotFoundError:
                 raise FileNotFoundError(
                     f"{self.path} lacks the weight file {file.name}, which its index lists"
                 ) from None
-            except SafetensorError as error:
-                raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
         return self._handles[file]
 
     @cached_property
@@ -115,13 +122,19 @@ def open_safetensors(root: Path) -> SafetensorsWeights:
     if folder is None:
         raise FileNotFoundError(f"{root} has no safetensors files")
     files = tensor_files(folder)
-    layout = find_layout(files)
+    try:
+        layout = find_layout(files)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from error
     if layout is None:
         examples = ", ".join(sorted(files)[:3])
         raise UserError(
             f"{folder}: the tensors ({len(files)}, such as {examples}) are neither those of a Cosmos3-style network "
             "(native or diffusers names) nor of a Qwen3-VL or Edge reasoner"
         )
+    wrappers = wrappers_in(layout.keys.values())
+    if wrappers:
+        logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
     return SafetensorsWeights(folder, files, layout, read_settings(folder, layout))
 
 
@@ -138,12 +151,10 @@ INDEX = ".safetensors.index.json"
 
 def tensor_files(folder: Path) -> dict[str, Path]:
     """The file of every tensor, from the index or from the one file."""
-    from safetensors import SafetensorError, safe_open
-
     for stem in STEMS:
         index = folder / f"{stem}{INDEX}"
         if index.is_file():
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = read_weight_map(index)
             absent = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
             # A whole repository's index also lists other components, which may have been left out of the download.
             absent = [name for name in absent if Path(name).parent.name in ("", TRANSFORMER)]
@@ -152,23 +163,45 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             return {key: folder / name for key, name in weight_map.items()}
         file = folder / f"{stem}.safetensors"
         if file.is_file():
-            try:
-                with safe_open(file, framework="pt") as handle:
-                    return dict.fromkeys(handle.keys(), file)
-            except SafetensorError as error:
-                raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
+            with open_file(file) as handle:
+                return dict.fromkeys(handle.keys(), file)
     raise FileNotFoundError(f"{folder} has no safetensors files")
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file name. Raises UserError for an index that does not say that."""
+    data = read_json_object(index)
+    try:
+        weight_map = section(data, "weight_map")
+    except ValueError as error:
+        raise UserError(f"{index}: {error}") from error
+    wrong = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
+    if wrong is not None or not weight_map:
+        what = "nothing" if wrong is None else f"{weight_map[wrong]!r} for {wrong}"
+        raise UserError(f"{index}: weight_map: expected an object that names the file of every tensor, found {what}")
+    return weight_map
+
+
+def open_file(file: Path) -> Any:
+    """An opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    file.open("rb").close()  # safetensors says of every file that it cannot open that it is not there
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
 
 
 def read_settings(folder: Path, layout: Layout) -> dict[str, Any]:
     """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():
-            config = json.loads(file.read_text(encoding="utf-8"))
+            config = read_json_object(file)
             try:
                 settings = layout.read_config(config)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise UserError(f"{file}: {error}") from error
             if settings:
-                return settings
+                return stated(settings, file)
     return {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.config.tree import from_dict
+from worldsmith.distributed.world import World
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 
 if TYPE_CHECKING:
@@ -74,11 +75,14 @@ class StartWeights(WeightSource):
         owner.to_empty(device="meta", recurse=False)
 
 
-def start_of_run(tree: Mapping[str, Any]) -> StartWeights:
-    """The start of the run with this config, as plain data."""
+def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
+    """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
     section = tree["checkpoint"]
     network = from_dict(tree["model"]["config"]["network"], NetworkConfig)
-    source = open_weights(section["load_path"]) if section.get("load_path") else None
+    load_path, source = section.get("load_path"), None
+    if load_path:
+        field = "checkpoint.load_path" if base is None else "base"
+        source = open_weights(base or load_path, field=field, world=world)
     return StartWeights(
         network,
         tree["trainer"]["seed"],

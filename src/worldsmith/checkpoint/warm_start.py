@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE, CheckpointWe
 from worldsmith.checkpoint.network_difference import CHOICES, MEANINGS, SIZES, differences
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class LoadReport:
 
     source: str
     """What the weights were read from."""
+    folder: str
+    """Where their tensors are."""
     loaded: list[str] = field(default_factory=list)
     """Read from the source, copies included."""
     copied: dict[str, str] = field(default_factory=dict)
@@ -47,7 +50,7 @@ class LoadReport:
 
     @property
     def left(self) -> list[str]:
-        """Live tensors that are not loaded: whoever loads must give them initial values."""
+        """Live tensors that are not loaded: they need initial values."""
         return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
 
     def lines(self) -> list[str]:
@@ -82,7 +85,8 @@ def load_weights(
     network: NetworkConfig | None = None,
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
-    no_dist: bool = True,
+    prepare: Callable[[LoadReport], None] | None = None,
+    world: World | None = None,
 ) -> LoadReport:
     """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
 
@@ -93,12 +97,15 @@ def load_weights(
         network: the config of the network that gets the weights, to be compared with the source's.
         allow_initialised: tensors whose name contains one of these may be absent from the source.
         average_as_live: take the averaged weights where the source has them; the average starts from them, too.
-        no_dist: False when all ranks call this together with shards of one model.
+        prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
+        world: the ranks that call this together with shards of one model; they share the verification of the files.
 
-    Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when one that is not
-    skipped is missing or has another shape, or when the source's network computes something else.
+    Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
+    when a tensor that is not skipped is missing or has another shape, or when the source's network computes something
+    else.
     """
-    source = open_weights(path)
+    world = world or World()
+    source = open_weights(path, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
     report = compare(
         source,
@@ -108,10 +115,12 @@ def load_weights(
         allow_initialised=allow_initialised,
         average_as_live=average_as_live,
     )
+    if prepare is not None:
+        prepare(report)
     for prefix in (LIVE, AVERAGE):
         tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
         if tensors:
-            source.read_into(tensors, average=prefix == AVERAGE or average_as_live, no_dist=no_dist)
+            source.read_into(tensors, average=prefix == AVERAGE or average_as_live, no_dist=world.size == 1)
     if isinstance(source, CheckpointWeights):
         live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
         source.check_frozen(None if average_as_live else live)
@@ -150,7 +159,7 @@ def compare(
     average_as_live: bool = False,
 ) -> LoadReport:
     """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
-    report = LoadReport(source=source.describe)
+    report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
         raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no averaged weights; set it to false")
     for name, shape in wanted.items():
@@ -216,6 +225,9 @@ def _complaint(report: LoadReport, unlike: list[str], sizes: list[str]) -> str:
     parts = [f"the weights in {report.source} do not fit this network."]
     if unlike or sizes:
         parts.append(f"Its config differs: {'; '.join((*unlike, *sizes))}.")
+    if report.missing and report.unexpected and not report.loaded:
+        text = f"None of its names is wanted here: it holds {shorten(report.unexpected)}, and wanted are"
+        return " ".join([*parts, f"{text} {shorten(report.missing)}."])
     if report.missing:
         parts.append(f"Not in the checkpoint: {shorten(report.missing)}.")
     if report.mismatched:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
 
 if TYPE_CHECKING:
@@ -85,23 +86,28 @@ class WeightSource(ABC):
         """The dtype in which a weight is stored."""
 
 
-def open_weights(path: str | Path, *, field: str = "checkpoint.load_path") -> WeightSource:
+def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world: World | None = None) -> WeightSource:
     """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
 
-    Raises FileNotFoundError when there are none, UserError for a file or a folder that is not understood.
+    Files with checksums are read once and verified; the ranks of `world`, which call this together, share that.
+    Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
     """
-    from worldsmith.checkpoint.checkpoint_weights import find_model_folder, open_checkpoint
+    from worldsmith.checkpoint.checkpoint_weights import MANIFEST, find_model_folder, open_checkpoint
     from worldsmith.checkpoint.safetensors_weights import has_safetensors, open_safetensors
+    from worldsmith.checkpoint.verify import require_whole
     from worldsmith.config.errors import UserError
     from worldsmith.models.model_files import local_folder
 
     root = local_folder(str(path), file_patterns=("*.safetensors", "*.json"), field=field)
     if root.is_file():
         raise UserError(f"{field} {path} is a file; {ADVICE}")
-    model_folder = find_model_folder(root)
+    world = world or World()
+    model_folder = find_model_folder(root, world)
     if model_folder is not None:
-        return open_checkpoint(model_folder)
+        return open_checkpoint(model_folder, world=world)
     if has_safetensors(root):
+        if (root / MANIFEST).is_file():  # else a file manifest.json would be somebody else's
+            require_whole(root, world)
         return open_safetensors(root)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {ADVICE}")
 

@@ -42,8 +42,15 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
         dcp.save_part(aside / part, planner, peers, staged=staged)
     positions = peers.run(lambda: (save.data_rank, save.position))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
-    shares = peers.run(lambda: manifest.summarize(aside, manifest.list_files(aside)[peers.rank :: peers.size]))
+    share = peers.scatter(lambda: deal(aside, peers.size))
+    shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
     peers.run_on_main(lambda: publish(save, shares))
+
+
+def deal(aside: Path, shares: int) -> list[list[str]]:
+    """The files of a checkpoint for so many processes to read: their paths below its folder."""
+    names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
+    return [names[number::shares] for number in range(shares)]
 
 
 def publish(save: Save, shares: list[dict[str, list[int]]]) -> None:

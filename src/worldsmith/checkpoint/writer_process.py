@@ -7,7 +7,6 @@ with the process that made it. It has no process group: what it needs from other
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import mmap
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldsmith.checkpoint.write_checkpoint import Save, write_checkpoint
 from worldsmith.distributed.peers import Kind, Peers, portable
+from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.staging import Layout
 
 logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that a process gets when its parent ends (to be exact, the thread that forked it)."""
 
 
 class WriterProcess:
@@ -152,12 +149,10 @@ def serve(connection: Connection, parent: int) -> None:
 
     try:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and whoever needs them waits for ever
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
         # No save goes on after its run: the next run would meet it in the same folder.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
+        signal_at_parents_end(signal.SIGKILL, parent)
         layout: Any = None
         memory: Any = None
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from worldsmith.config.json_file import read_json_object
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
     """
     name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
     hub = hub_name(name)
-    path = Path(name.removeprefix("file://")).expanduser()
-    if not name.startswith(SCHEME) and path.exists():
+    path = local_path(name)
+    if is_local(name):
         if hub is not None and cached(hub, file_patterns) is not None:
             logger.warning(
                 "%s: '%s' is a local folder and also a repository in the Hugging Face cache; the folder is used. "
@@ -61,6 +62,20 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
         raise FileNotFoundError(f"{field} {name}: no such folder{_why_not_on_the_hub(name)}")
     found = cached(hub, file_patterns)
     return found if found is not None else download(hub, file_patterns, field)
+
+
+def lasting_name(name: str) -> str:
+    """A name that means the same from every directory: a local path made absolute, a name of the hub as it is."""
+    return os.path.abspath(local_path(name)) if is_local(name) else name
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is that of an existing file or folder, which comes before the hub."""
+    return not name.startswith(SCHEME) and local_path(name).exists()
+
+
+def local_path(name: str) -> Path:
+    return Path(name.removeprefix("file://")).expanduser()
 
 
 def hub_name(name: str) -> HubName | None:
@@ -92,7 +107,7 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
     if not any(fnmatchcase(file, file_patterns[0]) for file in files):
         return False
     for index in (file for file in files if file.endswith(".index.json")):
-        shards = set(json.loads((folder / index).read_text(encoding="utf-8")).get("weight_map", {}).values())
+        shards = set(read_json_object(folder / index).get("weight_map", {}).values())
         home = Path(index).parent
         needed = {str(home / shard) for shard in shards}
         if any(_matches(shard, file_patterns) for shard in needed - set(files)):

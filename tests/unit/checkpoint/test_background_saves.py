@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.folders import POINTER
 from worldsmith.checkpoint.save_error import SaveError
 from worldsmith.checkpoint.staging import Stager, private_memory
@@ -32,7 +32,7 @@ class Gate:
 
     def __call__(self, *args, **kwargs) -> None:
         self.reached.set()
-        assert self.open.wait(20)
+        assert self.open.wait(240)
         if self.broken.is_set():
             raise OSError(5, "Input/output error")
         self.save_part(*args, **kwargs)
@@ -64,14 +64,14 @@ def test_what_is_written_is_what_was_there_when_save_was_called(tmp_path: Path, 
     folder = one.save(1, {"model": {"net.a": weights}}, dataloader=position, background=True)
     weights.mul_(-1)
     position["next_position"] = 9
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(240)
     assert one.is_saving
     assert not one.has_saved
     assert one.latest() is None
     gate.open.set()
     assert one.settle() == folder == one.latest()
     assert torch.equal(read(one, folder), torch.arange(4.0))
-    assert one.load_dataloader(folder) == [{"next_position": 3}]
+    assert load_positions(folder) == [{"next_position": 3}]
     assert one.settle() is None
 
 

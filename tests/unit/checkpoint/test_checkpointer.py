@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from mortal import Mortal
 from torch import nn
 
 from worldsmith.checkpoint import atomic
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.dcp import stored_shapes
 from worldsmith.checkpoint.folders import POINTER
 from worldsmith.checkpoint.manifest import find_damage
@@ -48,7 +50,7 @@ def test_layout_pointer_and_round_trip(tmp_path: Path) -> None:
     read = {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
     one.load_part(folder, "model", read)
     assert all(torch.equal(read[name], tensor) for name, tensor in weights(1).items())
-    assert one.load_dataloader(folder) == [{"position": 7}]
+    assert load_positions(folder) == [{"position": 7}]
     assert stored_shapes(folder / "model") == {"net.a": [4, 6], "net.b": [3]}
 
 
@@ -314,3 +316,110 @@ def test_manifest_lists_every_file(tmp_path: Path) -> None:
     present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"manifest.json"}
     assert set(listed) == present
     assert "config.yaml" in listed
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+def test_what_cannot_be_removed_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS, while somebody reads an old checkpoint: said, and left; the save and the next start succeed."""
+    one = checkpointer(tmp_path, keep_latest_k=1)
+    save(one, 1)
+
+    def rmtree(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        assert find_damage(save(one, 2)) is None
+        assert "iter_000000001" in messages(caplog)
+        assert "Directory not empty" in messages(caplog)
+        (tmp_path / f"{atomic.SAVING}iter_000000003").mkdir()
+        one = checkpointer(tmp_path, keep_latest_k=1)
+        assert one.latest() == tmp_path / "iter_000000002"
+        save(one, 3)  # although the broken save of this step is still on the disk, under another name
+    checkpointer(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_000000003", POINTER]
+
+
+def test_checkpoints_that_were_moved_or_copied_by_hand_are_left_alone(tmp_path: Path) -> None:
+    """A link goes, and what it names stays; a copy under another name is no checkpoint."""
+    run, archive = tmp_path / "run", tmp_path / "archive"
+    one = checkpointer(run, keep_latest_k=1, keep_every=5)
+    save(one, 1)
+    os.replace(run / "iter_000000001", archive)
+    (run / "iter_000000001").symlink_to(archive)
+    save(one, 2)
+    assert not (run / "iter_000000001").is_symlink()
+    assert find_damage(archive) is None
+    for name in ("iter_000000002_best", "iter_backup", "iter_2"):
+        shutil.copytree(run / "iter_000000002", run / name)
+    save(one, 3)
+    kept = {"iter_000000003", "iter_000000002_best", "iter_backup", "iter_2", POINTER}
+    assert {path.name for path in run.iterdir()} == kept
+    (run / POINTER).unlink()
+    assert checkpointer(run).latest() == run / "iter_000000003"
+
+
+@pytest.mark.parametrize("text", [b"", b"iter_", b"\xff\xfe", b"../elsewhere\n"])
+def test_a_spoiled_pointer_is_passed_over(tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 10)
+    newest = save(one, 20)
+    (tmp_path / POINTER).write_bytes(text)
+    assert one.latest() == newest
+    assert f"passed over: {POINTER}" in messages(caplog)
+
+
+@pytest.mark.parametrize("name", ["model/__0_0.distcp", "manifest.json"])
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = checkpointer(tmp_path)
+    previous, newest = save(one, 10), save(one, 20)
+    real_open, real_read = open, Path.read_text
+
+    def failing_open(file: object, *arguments: object, **settings: object) -> object:
+        if Path(str(file)) == newest / name:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_open(file, *arguments, **settings)
+
+    def failing_read(path: Path, *arguments: object, **settings: object) -> str:
+        if path == newest / name:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_read(path, *arguments, **settings)
+
+    monkeypatch.setattr("builtins.open", failing_open)
+    monkeypatch.setattr(Path, "read_text", failing_read)
+    assert one.latest() == previous
+    assert "iter_000000020" in messages(caplog)
+    assert "Input/output error" in messages(caplog)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"a": ["x", "y"]}}', "{"])
+def test_a_manifest_of_anything_else_is_damage(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    assert "manifest.json cannot be read" in str(find_damage(tmp_path))
+
+
+def test_a_run_that_went_back_does_not_fall_into_what_it_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """To 40, back to 20 by the pointer, on to 30, which is damaged: 20 is next, then 10, and 40 only as the last."""
+    one = checkpointer(tmp_path)
+    for iteration in (10, 20, 40, 30):
+        save(one, iteration)
+    for damaged, taken in (("iter_000000030", "20"), ("iter_000000020", "10"), ("iter_000000010", "40")):
+        (tmp_path / damaged / "model" / "__0_0.distcp").unlink()
+        assert one.latest().name == f"iter_0000000{taken}"
+    assert "iter_000000040 is later than iter_000000030: the run had gone back from it" in messages(caplog)
+
+
+def test_a_save_that_is_not_to_retire_removes_nothing(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path, keep_latest_k=1)
+    save(one, 1)
+    one.save(2, {"model": weights(2)}, retire=False)
+    assert len(list(tmp_path.glob("iter_*"))) == 2
+    save(one, 3)
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_000000003"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsmith.checkpoint.frozen_weights import FILE, fingerprint, is_partial, record, require_same
@@ -20,7 +20,6 @@ def weights() -> dict[str, torch.Tensor]:
     return {name: torch.randn(6, 5, generator=generator) for name in ("a", "b")}
 
 
-@settings(deadline=None)
 @given(entry=st.integers(0, 29), bit=st.integers(0, 31), name=st.sampled_from(["a", "b"]))
 def test_any_flipped_bit_shows(entry: int, bit: int, name: str) -> None:
     changed = weights()

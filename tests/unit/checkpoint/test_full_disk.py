@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from small_disk import run_beside_disk
 
 SCRIPT = """
 import os, sys
@@ -53,29 +50,7 @@ assert state()[1] == "iter_000000004"
 """
 
 
-@functools.cache
-def mount_command() -> list[str] | None:
-    """What gives a command a mount namespace in which it may mount a tmpfs; None when nothing does."""
-    for command in (["unshare", "-m"], ["unshare", "-rm"]):
-        probe = [*command, "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
-        try:
-            if subprocess.run(probe, capture_output=True).returncode == 0:
-                return command
-        except FileNotFoundError:
-            return None
-    return None
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_full_disk(tmp_path: Path, background: bool) -> None:
     """Predicted before a byte is written, and met in the middle of the writing."""
-    namespace = mount_command()
-    if namespace is None:
-        pytest.skip("a tmpfs can be mounted here neither as root nor in a user namespace")
-    script, disk = tmp_path / "script.py", tmp_path / "disk"
-    script.write_text(SCRIPT)
-    disk.mkdir()
-    shell = 'mount -t tmpfs -o size=4m none "$0" && exec "$@"'
-    command = [*namespace, "sh", "-c", shell, disk, sys.executable, "-W", "ignore", script, disk, str(background)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_beside_disk(tmp_path, SCRIPT, str(background), mebibytes=4)

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
+from worldsmith.checkpoint import frozen_weights
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.load_model import find_model, load_generator
+from worldsmith.checkpoint.native_export import export_native
+from worldsmith.checkpoint.peft_adapter import export_stored_adapter
+from worldsmith.checkpoint.start_weights import StartWeights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree import to_dict
 from worldsmith.config.yaml_text import dump_yaml
@@ -21,6 +25,8 @@ from worldsmith.data.video_dataset import VideoDataset
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -106,7 +112,7 @@ def test_the_pointer_decides_and_damage_is_passed_over(run_folder: Path, caplog:
     assert find_model(run_folder).iteration == 1
     assert "iter_000000002" in caplog.text
     shutil.rmtree(run_folder / "checkpoints" / "iter_000000001")
-    with pytest.raises(FileNotFoundError, match=r"none of these is complete: iter_000000002: .* bytes"):
+    with pytest.raises(UserError, match=r"is complete: iter_000000002: .* bytes"):
         find_model(run_folder)
 
 
@@ -181,6 +187,89 @@ def test_a_run_without_checkpoint_has_untrained_weights_only(config: Cosmos3Gene
     assert find_model(tmp_path / "run", weights="untrained").iteration == 0
     with pytest.raises(FileNotFoundError, match="no checkpoint in"):
         find_model(tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_refused_when_it_was_named(run_folder: Path) -> None:
+    """A flipped bit in an iter folder that was asked for, where another one would be whole."""
+    newest = run_folder / "checkpoints" / "iter_000000002"
+    data = next(newest.glob("model/*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(UserError, match=r"iter_000000002 is damaged: the content of model/"):
+        load_generator(newest)
+
+
+def test_memory_is_taken_in_the_precision_of_the_weights(
+    config: Cosmos3Generator.Config, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two bytes for each bfloat16 weight and never four; the values are those of the float32 weights, rounded."""
+    config.precision = "bfloat16"
+    write_tree(run_folder, config)
+    taken: list[torch.dtype] = []
+    to_empty = torch.nn.Module.to_empty
+
+    def watched(module: torch.nn.Module, *, device: Any, recurse: bool = True) -> torch.nn.Module:
+        if torch.device(device).type != "meta":
+            taken.extend(p.dtype for name, p in module.named_parameters() if not name.startswith("time_embedder"))
+        return to_empty(module, device=device, recurse=recurse)
+
+    monkeypatch.setattr(torch.nn.Module, "to_empty", watched)
+    values = Cosmos3Generator(config, seed=SEED).network.state_dict()
+    model = {f"net.{name}": value for name, value in values.items()}
+    Checkpointer.Config(init="scratch").build(folder=run_folder / "checkpoints").save(3, {"model": model})
+    taken.clear()
+    loaded = load_generator(run_folder).network.state_dict()
+    assert set(taken) == {torch.bfloat16}
+    assert all(torch.equal(values[name].to(loaded[name].dtype), loaded[name]) for name in values)
+
+
+class TestMovedBase:
+    """A run of trained weights only, whose base has another place than its config says."""
+
+    @pytest.fixture
+    def lora(self, config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path) -> Path:
+        """Adapters on the live weights of `run_folder`, which has moved to `moved` since."""
+        config.lora_enabled, config.lora_rank, config.lora_alpha = True, 2, 4
+        folder = tmp_path / "lora"
+        write_tree(folder, config, load_path=str(run_folder), save_weights="trained")
+        network = Cosmos3Generator(config, seed=SEED).network
+        state = native_parameters(network)
+        adapters = {f"net.{name}": torch.full_like(p, 0.5) for name, p in state.items() if is_adapter(name)}
+        frozen = {name: torch.full_like(p, 2.0) for name, p in state.items() if not is_adapter(name)}
+        texts = {frozen_weights.FILE: frozen_weights.record(frozen, source="the base")}
+        checkpointer = Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints")
+        checkpointer.save(1, {"model": adapters}, texts=texts)
+        run_folder.rename(tmp_path / "moved")
+        return folder
+
+    def test_its_place_can_be_given(self, lora: Path, tmp_path: Path) -> None:
+        """Without it the error says how; with it the weights are the merged ones."""
+        with pytest.raises(UserError, match=r"holds trained weights only.*load_path .*run: no such folder.*--base DIR"):
+            load_generator(lora)
+        weight = load_generator(lora, base=str(tmp_path / "moved")).network.state_dict()
+        assert bool((weight["vae2llm.weight"] == 2).all())
+        assert bool((weight["language_model.model.layers.0.self_attn.q_proj_moe_gen.weight"] == 2 + 2 * 0.5).all())
+        first = load_generator(lora, weights="untrained", base=str(tmp_path / "moved")).network.state_dict()
+        assert all(bool((value == 2).all()) for value in first.values())
+
+    def test_another_base_is_refused(self, lora: Path, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="the frozen ones have changed"):
+            load_generator(lora, base=str(tmp_path / "moved" / "checkpoints" / "iter_000000001"))
+
+    def test_its_adapters_need_no_base(self, lora: Path, tmp_path: Path) -> None:
+        """They are exported from the checkpoint alone."""
+        assert export_stored_adapter(find_model(lora), tmp_path / "adapter")
+        assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+    def test_a_base_for_what_has_all_its_weights_is_refused(
+        self, config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path
+    ) -> None:
+        """A whole checkpoint, the first weights of a run from scratch, an exported folder."""
+        export_native(StartWeights(config.network, 1), config, tmp_path / "out", defaults=GenerationDefaults())
+        for path, weights in ((run_folder, "auto"), (run_folder, "untrained"), (tmp_path / "out", "auto")):
+            with pytest.raises(UserError, match="needs no base"):
+                find_model(path, weights=weights, base="anything")  # type: ignore[arg-type]
 
 
 def test_choosing_does_not_read_weights(run_folder: Path) -> None:

@@ -69,6 +69,33 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     assert json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 7
 
 
+@pytest.mark.parametrize(
+    ("base", "name", "revision"),
+    [
+        ("", None, None),
+        ("base", None, None),  # a folder that is here
+        ("org/here", None, None),  # the same, although a repository could be named so
+        ("outputs/train/gone", None, None),
+        ("org/model", "org/model", None),
+        ("hf://org/here@v1/transformer", "org/here", "v1"),
+    ],
+)
+def test_the_base_is_named_where_peft_can_find_it(tmp_path, monkeypatch, base, name, revision):
+    """PEFT's own reader sees a repository of the hub or nothing; the manifest names a folder by its absolute path."""
+    from peft import PeftConfig
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("base", "org/here"):
+        (tmp_path / folder).mkdir(parents=True)
+    export_adapter(adapters(), tmp_path / "out", alpha=6, base_model=base)
+    config = PeftConfig.from_pretrained(str(tmp_path / "out"))
+    assert (config.base_model_name_or_path, config.revision) == (name, revision)
+    expected = str(tmp_path / base) if base in ("base", "org/here") else base
+    assert json.loads((tmp_path / "out" / "worldsmith.json").read_text())["base_model"] == expected
+    monkeypatch.chdir("/")  # the same export again, although the folder is not seen from here
+    assert not export_adapter(adapters(), tmp_path / "out", alpha=6, base_model=base)
+
+
 def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
@@ -109,6 +136,7 @@ def test_adapters_of_another_kind_are_refused(folder, values, message):
 
 def test_damaged_folders_are_refused(folder, tmp_path):
     tensors = load_file(folder / "adapter_model.safetensors")
+    (folder / "manifest.json").unlink()  # with checksums every change is found before it is looked at
     (first, second) = sorted(tensors)
     save_file({first: tensors[first]}, folder / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=f"lacks {second}"):

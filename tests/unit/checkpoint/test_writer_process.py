@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from worldsmith.checkpoint.staging import Stager
 from worldsmith.checkpoint.write_checkpoint import Save
 from worldsmith.checkpoint.writer_process import WriterProcess
 from worldsmith.distributed.peers import SideGroup
+from worldsmith.distributed.process_signals import STOP_SIGNALS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread writes")
 ALONE = SideGroup(0, 1)
@@ -112,7 +112,8 @@ for iteration in (1, 2):
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.stdout.split() == ["iter_000000001", "iter_000000002"], done.stderr
 
@@ -170,27 +171,27 @@ def with_writer(folder: Path) -> tuple[Checkpointer, psutil.Process]:
 
 def die(process: psutil.Process) -> None:
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=100)
 
 
 def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     """Also when the owner is killed; and it is not disturbed by the signals that stop a run."""
     code = (
         "import time; from worldsmith.checkpoint.writer_process import WriterProcess; "
-        "process = WriterProcess(); print('ready', flush=True); time.sleep(60)"
+        "process = WriterProcess(); print('ready', flush=True); time.sleep(240)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     assert owner.stdout.readline() == "ready\n"
     (writer,) = writers_of(owner.pid)
     time.sleep(0.2)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         writer.send_signal(number)
     time.sleep(0.2)
     assert writer.is_running()
     owner.kill()
     owner.wait()
-    writer.wait(timeout=10)
+    writer.wait(timeout=100)
 
 
 def test_it_does_not_finish_a_save_of_an_owner_that_is_killed(tmp_path: Path) -> None:
@@ -205,21 +206,21 @@ folder, write = Path({str(tmp_path)!r}), dcp.save_part
 def slow(*arguments, **settings):
     write(*arguments, **settings)
     (folder / "written").touch()
-    time.sleep(60)
+    time.sleep(240)
 dcp.save_part = slow
 one = Checkpointer.Config(init="scratch").build(folder=folder)
 one.save(1, {{"model": {{"net.a": torch.ones(3)}}}}, background=True)
-time.sleep(60)
+time.sleep(240)
 """
     owner = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code])
-    for _ in range(600):
+    for _ in range(2400):
         if (tmp_path / "written").exists():
             break
         time.sleep(0.1)
     (writer,) = writers_of(owner.pid)
     owner.kill()
     owner.wait()
-    writer.wait(timeout=10)
+    writer.wait(timeout=100)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".saving_iter_000000001", "written"]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, cached, hub_name, local_folder
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
@@ -49,7 +49,7 @@ def inside(path: Path) -> Path:
 def holds_vae(folder: Path) -> bool:
     """Whether the folder's config.json is that of the VAE's class."""
     config = folder / "config.json"
-    return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("_class_name") == CLASS_NAME
+    return config.is_file() and read_json_object(config).get("_class_name") == CLASS_NAME
 
 
 def read_settings(source: Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def read_settings(source: Path) -> dict[str, Any]:
         )
     if is_file and not config.is_file():
         return RELEASED
-    settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+    settings = read_json_object(config)
     found = settings.get("_class_name")
     if found != CLASS_NAME:
         raise ValueError(f"vae_path: '{source}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")

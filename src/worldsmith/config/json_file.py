@@ -1,0 +1,39 @@
+"""JSON files that lie beside weights: configs, indexes, manifests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.config.errors import UserError
+
+KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object that a file holds. Raises UserError, with the file and the place in it, for anything else."""
+    try:
+        data = json.loads(file.read_bytes())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{file}: expected an object, found {kind_of(data)}")
+    return data
+
+
+def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object under a key; empty where there is none. Raises ValueError for a value of another kind."""
+    value = data.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: expected an object, found {kind_of(value)}")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    return KINDS.get(type(value), "nothing")

@@ -1,0 +1,109 @@
+"""Folders of torch.distributed.checkpoint from anywhere: tensors are read, nothing that is stored with them runs."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldsmith.checkpoint.dcp import load_part, planner_of, save_part, stored_shapes
+from worldsmith.checkpoint.weight_source import open_weights
+from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
+
+TENSORS = {"net.a": torch.arange(6.0).view(2, 3), "net.b": torch.ones(2).bfloat16(), "net.c": torch.tensor(3)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_part(tmp_path / "base" / "model", planner_of(TENSORS))
+    return tmp_path / "base"
+
+
+class Payload:
+    """Unpickling it makes the file `mark`."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    state = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    load_part(folder, state, no_dist=True)
+    return state
+
+
+def test_what_pytorch_writes_is_read(folder: Path, tmp_path: Path) -> None:
+    """Our own folders, and one of `torch.distributed.checkpoint.save`, nested and with plain objects in it."""
+    assert all(torch.equal(value, TENSORS[name]) for name, value in read(folder / "model").items())
+    nested = {"net": {"a": TENSORS["net.a"], "steps": [1, TENSORS["net.b"]], "lr": 0.1}}
+    dcp.save(nested, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    assert stored_shapes(tmp_path / "theirs") == {"net.a": [2, 3], "net.steps.1": [2]}
+    state = {"net.a": torch.zeros(2, 3)}
+    load_part(tmp_path / "theirs", state, no_dist=True)
+    assert torch.equal(state["net.a"], TENSORS["net.a"])
+
+
+def test_code_beside_the_tensors_never_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through every way in: listing, reading, opening as weights, `worldsmith convert`."""
+    mark = tmp_path / "ran"
+    (folder / "model" / ".metadata").write_bytes(pickle.dumps(Payload(mark)))
+    for way in (
+        lambda: stored_shapes(folder / "model"),
+        lambda: read(folder / "model"),
+        lambda: open_weights(folder),
+    ):
+        with pytest.raises(UserError, match=r"model/\.metadata .*(Path\.touch|getattr).*refused"):
+            way()
+    assert main(["convert", str(folder), "-o", str(tmp_path / "out")]) == 2
+    assert ".metadata" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_an_object_in_the_place_of_a_tensor_never_runs(folder: Path, tmp_path: Path) -> None:
+    """PyTorch unpickles entries that are marked as plain objects; such an entry is not taken for a tensor's."""
+    mark = tmp_path / "ran"
+    metadata = dcp.FileSystemReader(folder / "model").read_metadata()
+    metadata.state_dict_metadata["net.a"] = dcp.metadata.BytesStorageMetadata()
+    place = next(index for index in metadata.storage_data if index.fqn == "net.a")
+    torch.save(Payload(mark), folder / "model" / "payload")
+    info = replace(metadata.storage_data.pop(place), relative_path="payload", offset=0)
+    info = replace(info, length=(folder / "model" / "payload").stat().st_size)
+    metadata.storage_data[dcp.metadata.MetadataIndex("net.a")] = info
+    (folder / "model" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match=r"net\.a"):
+        read(folder / "model")
+    assert not mark.exists()
+
+
+@given(st.data())
+def test_garbage_is_a_mistake_of_the_user(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Any bytes, and any damage to real ones, end as UserError or as metadata."""
+    folder = tmp_path_factory.mktemp("garbage")
+    save_part(folder, planner_of({"net.a": torch.ones(2)}))
+    good = bytearray((folder / ".metadata").read_bytes())
+    if data.draw(st.booleans()):
+        content = data.draw(st.binary(max_size=60))
+    else:
+        good[data.draw(st.integers(0, 100_000)) % len(good)] = data.draw(st.integers(0, 255))
+        content = bytes(good)
+    (folder / ".metadata").write_bytes(content)
+    with suppress(UserError):
+        stored_shapes(folder)
+
+
+def test_a_missing_file_of_tensors_is_named(folder: Path) -> None:
+    next((folder / "model").glob("*.distcp")).unlink()
+    with pytest.raises(UserError, match=r"model cannot be read.*__0_0\.distcp"):
+        read(folder / "model")
