@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thr
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saves")
-    launch(Path(saves_on_ranks.__file__), 4, [str(folder)], timeout=120)
+    launch(Path(saves_on_ranks.__file__), 4, [str(folder)])
     return folder
 
 

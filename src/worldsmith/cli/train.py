@@ -9,11 +9,14 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.training.run_folder import Launch
+from worldsmith.training.stop_signals import PREEMPTED, exit_when_asked
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -44,12 +47,15 @@ def run(args: argparse.Namespace) -> int:
     for warning in loaded.warnings if is_main else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
-        return dryrun(loaded.tree)
-    return train(loaded.tree, Launch(config_path=loaded.source, overrides=words), resume_changed=args.resume_changed)
+        return dryrun(loaded.tree, resume_changed=args.resume_changed)
+    with exit_when_asked():
+        follow_launcher()
+        launch = Launch(config_path=loaded.source, overrides=words)
+        return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
-def dryrun(tree: Trainer.Config) -> int:
-    """Prints the resolved tree and the plan."""
+def dryrun(tree: Trainer.Config, *, resume_changed: bool) -> int:
+    """Prints the resolved tree and the plan, or why the run would not start."""
     from worldsmith.config.tree import to_yaml
     from worldsmith.data.errors import DataError
     from worldsmith.training.dryrun import plan_run
@@ -57,8 +63,11 @@ def dryrun(tree: Trainer.Config) -> int:
 
     print(to_yaml(tree), end="")
     print("---")
+    folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        for line in plan_run(tree, run_path(tree.job), world_size=int(os.environ.get("WORLD_SIZE", "1"))):
+        if is_complete(tree, folder):
+            return 0
+        for line in plan_run(tree, folder, world_size=processes, resume_changed=resume_changed):
             print(line, flush=True)
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
@@ -71,20 +80,24 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     from worldsmith.data.errors import DataError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.run_folder import run_path
-    from worldsmith.training.stop_signals import PREEMPTED
-    from worldsmith.training.trainer import Outcome, Trainer, completed_steps
+    from worldsmith.training.trainer import Outcome, Trainer
 
     folder = run_path(tree.job)
-    done = completed_steps(tree, folder)
-    if done is not None:
-        print(f"the run in {folder} is complete: {done} of {tree.trainer.max_iter} steps are done")
-        return 0
     try:
         try:
+            if is_complete(tree, folder):
+                return 0
             trainer = Trainer(tree, resume_changed=resume_changed, launch=launch)
         except (ValueError, DataError) as error:
             raise UserError(str(error)) from error
-        outcome = trainer.train()
+        try:
+            outcome = trainer.train()
+        except BrokenPipeError:
+            raise
+        except OSError:  # before training it is a mistake of the user, as in every command
+            logging.getLogger("worldsmith").exception("error: a file could not be read or written")
+            return 1
+        trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
         logging.getLogger("worldsmith").error("error: %s", error)
         return 1
@@ -95,3 +108,14 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     if trainer.world.is_main:
         print(f"done: {trainer.iteration} steps; the run is in {folder}")
     return 0
+
+
+def is_complete(tree: Trainer.Config, folder: Path) -> bool:
+    """Whether the run has done all its steps, which is said. Raises UserError when it did them with other settings."""
+    from worldsmith.config.references import resolve
+    from worldsmith.training.run_folder import completed_steps
+
+    done = completed_steps(folder, resolve(tree))
+    if done is not None and os.environ.get("RANK", "0") == "0":
+        print(f"the run in {folder} is complete: {done} of {tree.trainer.max_iter} steps are done")
+    return done is not None

@@ -26,6 +26,8 @@ class Quarantine:
         name = "quarantine.jsonl" if rank == 0 else f"quarantine_rank{rank}.jsonl"
         self.file = Path(folder) / name if folder is not None else None
         self.counts: Counter[str] = Counter()
+        self.unwritten = 0
+        """Samples that could not be listed."""
         self.keys: set[str] = set()
         self.bad_keys: set[str] = set()
         """Keys of samples that are broken; those that only lie outside the configured limits are not among them."""
@@ -56,8 +58,17 @@ class Quarantine:
             }
             if rejection.line is not None:
                 line["line"] = rejection.line
-            append_line(self.file, json.dumps(line, ensure_ascii=False))
+            self._list(self.file, json.dumps(line, ensure_ascii=False))
         return True
+
+    def _list(self, file: Path, line: str) -> None:
+        """A list that cannot be written, as on a full disk, costs a warning and never the run."""
+        try:
+            append_line(file, line)
+        except OSError as error:
+            self.unwritten += 1
+            if self.unwritten == 1:
+                log.warning("%s cannot be written, the run goes on: %s", file, error)
 
     def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
         """Raises DataError when too many of `total` samples are bad.
@@ -75,7 +86,8 @@ class Quarantine:
     def describe(self) -> str:
         """Counts per reason and where the list is."""
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
-        return f"left out: {counts}" + (f"; listed in {self.file}" if self.file else "")
+        listed = f"; listed in {self.file}" if self.file else ""
+        return f"left out: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
 
 
 def read_keys(file: Path) -> set[str]:

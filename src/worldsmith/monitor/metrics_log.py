@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from worldsmith.config.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -18,30 +23,56 @@ class MetricsLog:
 
     Opening it for a run that goes on from `resumed_step` (0 for a new run) removes what an interrupted run wrote beyond
     that step, and a last line that was cut off. Numbers that are NaN or infinite are written as null, since JSON has no
-    word for them.
+    word for them. A line that cannot be written, as on a full disk, is left out, said once and counted.
+
+    Raises UserError when the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, resumed_step: int = 0) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            truncate_after(path, resumed_step)
-        self.file = path.open("a", encoding="utf-8")
+        self.unwritten = 0
+        """Lines that are missing since this object is there."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                truncate_after(path, resumed_step)
+            self.file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line. Raises TypeError for a value that is no number, text, list or mapping."""
         record = {"step": step, **{key: plain(key, value) for key, value in metrics.items() if key != "step"}}
-        self.file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        self.file.flush()
+        line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        try:
+            append(self.file, line)
+        except OSError as error:
+            self.unwritten += 1
+            if self.unwritten == 1:
+                logger.warning("%s cannot be written, the run goes on without it: %s", self.path, error)
 
     def close(self) -> None:
         self.file.close()
+        if self.unwritten:
+            logger.warning("%s: %d lines of it are missing, since they could not be written", self.path, self.unwritten)
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def append(file: FileIO, line: bytes) -> None:
+    """Writes the whole line, or raises OSError and leaves the file as it was."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(line) != len(line):  # the disk was full after a part of it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

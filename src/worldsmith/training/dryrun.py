@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.checkpointer import load_positions
+from worldsmith.checkpoint.folders import find_latest
+from worldsmith.checkpoint.frozen_weights import is_partial
+from worldsmith.checkpoint.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.warm_start import plan_loading
 from worldsmith.config.errors import UserError
+from worldsmith.data import dataset_record
+from worldsmith.distributed.world import World, device_remarks
 from worldsmith.models.cosmos3.attention_modes import describe_modes
-from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
@@ -21,57 +26,91 @@ from worldsmith.training.preflight import (
     count_weights,
     generator_config,
     kept_checkpoints,
+    nearest_folder,
     require_writable,
     schedule_remarks,
     size,
 )
+from worldsmith.training.run_folder import require_same_run
+from worldsmith.training.run_lock import in_use
+from worldsmith.training.start_checks import (
+    require_fit,
+    require_same_data,
+    require_training_state,
+    state_shapes,
+    wanted_moments,
+)
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from worldsmith.config.degrees import Degrees
+    from worldsmith.data.loader import PackingDataLoader
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
 
 
-def plan_run(config: Trainer.Config, run_folder: Path, *, world_size: int) -> Iterator[str]:
+def plan_run(
+    config: Trainer.Config, run_folder: Path, *, world_size: int, resume_changed: bool = False
+) -> Iterator[str]:
     """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
-    A disk that is too small is told at the end: the machine that plans a run is often not the one that trains it.
+    Only reads: also a run that is training at this moment may be planned. A disk that is too small is told at the end:
+    the machine that plans a run is often not the one that trains it.
     """
     model = generator_config(config)
     degrees = plan_degrees(model, world_size)
+    require_writable(run_folder, make=False)
+    place = nearest_folder(run_folder)
+    checkpoint = find_latest(run_folder / "checkpoints", World())
+    changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     generator: Cosmos3Generator = model.build(device="meta")
-    yield f"run folder   {run_folder}{describe_start(config, run_folder)}"
+    yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
+    yield from (f"changed      {line}" for line in changes)
+    user = in_use(run_folder)
+    if user is not None:
+        yield f"note         the run folder is in use now, and a start would be refused: {user}"
     yield f"processes    {world_size} ({degrees})"
+    yield from (f"note         {remark}" for remark in device_remarks(world_size))
     yield f"attention    {describe_modes(generator.network.attention)}"
-    yield from network_lines(config, generator.network, run_folder)
+    optimizer = build_optimizer(config, generator.network)
+    yield from network_lines(config, generator.network, place)
     yield memory_line(config, generator.network, degrees)
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, generator.network, run_folder))
+        yield from (f"note         {remark}" for remark in check_space(config, generator.network, place))
     except UserError as error:
         too_small = error
-    yield from weight_lines(config, generator.network)
-    yield from data_lines(config, generator)
+    if checkpoint is None or is_partial(checkpoint):
+        yield from weight_lines(config, generator.network, optimizer, is_new=checkpoint is None)
+    if checkpoint is not None:
+        require_fit(checkpoint, generator.network, model.ema, changes=changes)
+        empty_optimizer_state(generator.network, optimizer, wanted_moments(checkpoint))
+    yield from data_lines(config, generator, checkpoint, resume_changed=resume_changed)
     yield from (f"note         {remark}" for remark in schedule_remarks(config))
     if too_small is not None:
         raise too_small
 
 
-def describe_start(config: Trainer.Config, run_folder: Path) -> str:
-    require_writable(run_folder)
-    pointer = run_folder / "checkpoints" / "latest_checkpoint.txt"
-    if pointer.exists():
-        return f" (goes on from {pointer.read_text(encoding='utf-8').strip()})"
+def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
+    if checkpoint is not None:
+        return f" (goes on from {checkpoint.name})"
     return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
 
 
-def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) -> list[str]:
-    """Parameters, and the size of a checkpoint against the free space. Freezes what the run does not train."""
+def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
+    """Freezes what the run does not train."""
     settings = copy.deepcopy(config.optimizer)
     settings.fused = False  # there is no fused kernel for a network without memory
-    settings.build(network=network)
+    adamw: AdamW = settings.build(network=network)
+    optimizer: Optimizer = adamw.optimizer
+    return optimizer
+
+
+def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> list[str]:
+    """Parameters, and the size of a checkpoint against the free space; what is trained must have been chosen."""
     total, moving = count_weights(network)
     average = generator_config(config).ema.enabled
     checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
@@ -79,7 +118,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, run_folder: Path) 
         f"network      {short_number(total)} parameters, {short_number(moving)} trained"
         f"{', with a running average' if average else ''}",
         f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
-        f"free: {size(shutil.disk_usage(run_folder).free)}",
+        f"free: {size(shutil.disk_usage(place).free)}",
     ]
 
 
@@ -101,40 +140,52 @@ def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) ->
     return f"memory       {size(sum(parts.values()))} on each process ({sizes}), before activations"
 
 
-def weight_lines(config: Trainer.Config, network: nn.Module) -> list[str]:
-    """What would be loaded: names and shapes are compared, no tensor is read."""
-    if config.checkpoint.load_path is None:
+def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:
+    """What would be loaded from load_path: names and shapes are compared, no tensor is read."""
+    settings, model = config.checkpoint, generator_config(config)
+    if settings.load_path is None:
         return []
-    shapes = {name: list(parameter.shape) for name, parameter in native_parameters(network).items()}
-    wanted = {f"net.{name}": shape for name, shape in shapes.items()}
-    if generator_config(config).ema.enabled:
-        wanted |= {f"net_ema.{name}": shape for name, shape in shapes.items()}
     report = plan_loading(
-        config.checkpoint.load_path,
-        wanted,
-        config.checkpoint.keys_to_skip_loading,
-        network=generator_config(config).network,
-        average_as_live=config.checkpoint.load_ema_to_reg,
+        settings.load_path,
+        state_shapes(network, model.ema),
+        settings.keys_to_skip_loading,
+        network=model.network,
+        average_as_live=settings.load_ema_to_reg,
     )
-    return [f"weights      {line}" for line in report.lines()]
+    lines = [f"weights      {line}" for line in report.lines()]
+    if is_new and settings.load_training_state:
+        source = require_training_state(report, config)
+        empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
+        lines.append(f"state        optimizer, schedule, step count and data position of {source}")
+    return lines
 
 
-def data_lines(config: Trainer.Config, generator: Cosmos3Generator) -> list[str]:
+def data_lines(
+    config: Trainer.Config, generator: Cosmos3Generator, checkpoint: Path | None, *, resume_changed: bool
+) -> list[str]:
     """What the data set holds, and one pack that was really read and tokenised; the VAE encodes the first frames."""
     from worldsmith.data.summary import summarize
 
     settings = copy.deepcopy(config.dataloader_train)
     settings.num_workers, settings.latent_cache = 0, ""
-    loader = settings.build(tokenizer=generator.tokenize)
+    loader: PackingDataLoader = settings.build(tokenizer=generator.tokenize)
+    lines = [f"data         {summarize(loader.dataset, max_tokens=loader.config.max_sequence_length)}"]
+    if checkpoint is not None:
+        record = checkpoint.parent.parent / dataset_record.FILE
+        positions = load_positions(checkpoint)
+        changes = require_same_data(loader, checkpoint, positions, record, may=resume_changed)
+        lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
     pack = next(iter(loader))
+    video = pack[0].video
+    assert video is not None  # there is no cache whose latents would stand for it
     tokens = sum(sample.num_tokens for sample in pack)
     tokenizer = copy.deepcopy(generator_config(config).tokenizer)
     tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
-    latents = tokenizer.build(device="cpu").encode(pack[0].video[:, :5])
+    latents = tokenizer.build(device="cpu").encode(video[:, :5])
     shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
-        f"data         {summarize(loader.dataset, max_tokens=loader.config.max_sequence_length)}",
+        *lines,
         f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {shape}",
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
         f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from worldsmith.config.tree import from_yaml, to_dict, to_yaml
 
 if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
+    from worldsmith.distributed.world import World
     from worldsmith.training.trainer import Trainer
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
@@ -32,6 +33,7 @@ FREE_TO_CHANGE = (
     "dataloader_train.prefetch_factor",
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
+ABSENT = "(absent)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +80,84 @@ def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world
     )
 
 
+def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:
+    """Calls `write` on process 0, when all are there. Raises UserError, on all, when the folder cannot be written."""
+    problem = None
+    world.barrier()
+    if world.is_main:
+        try:
+            write()
+        except OSError as error:
+            problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
+    problem = world.broadcast(problem)
+    if problem is not None:
+        raise UserError(problem)
+
+
 def require_same_run(folder: Path, config: Trainer.Config, *, resume_changed: bool) -> list[str]:
     """Compares the config of a run that goes on with the one that it was started with; returns the differences.
 
     Raises UserError, with the differences, when one matters and `resume_changed` is not set.
     """
-    path = folder / "config.yaml"
-    if not path.exists():
-        raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
-    before = flatten(to_dict(from_yaml(path.read_text(encoding="utf-8"), type(config), file=str(path))))
-    changes = differences(before, flatten(to_dict(config)))
+    changes = changed_settings(folder, config)
     if changes and not resume_changed:
-        lines = "\n".join(f"  {line}" for line in changes)
         raise UserError(
-            f"the run in {folder} was started with other settings:\n{lines}\n"
+            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
             "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
         )
     return changes
 
 
+def completed_steps(folder: Path, config: Trainer.Config) -> int | None:
+    """The step count of a run that has done all its steps, without building anything; None when there is more to do.
+
+    Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
+    change.
+    """
+    from worldsmith.checkpoint.folders import folder_iteration, read_pointer
+    from worldsmith.checkpoint.manifest import find_damage
+
+    newest, problem = read_pointer(folder / "checkpoints")
+    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
+        return None
+    done = folder_iteration(newest)
+    changes = changed_settings(folder, config) or changed_data(folder, config)
+    if changes:
+        raise UserError(
+            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
+            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
+            "--resume-changed to go on with the new ones."
+        )
+    return done
+
+
+def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
+    """What in the config differs from the run's, and matters. Raises UserError when the run's cannot be read."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
+    before = flatten(to_dict(from_yaml(path.read_text(encoding="utf-8"), type(config), file=str(path))))
+    return differences(before, flatten(to_dict(config)))
+
+
+def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
+    """Which windows of the data set are not those that the run was trained on."""
+    from worldsmith.data.dataset_record import FILE, changed_windows
+
+    return changed_windows(folder / FILE, config.dataloader_train.dataset.build())
+
+
+def indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """`path: old -> new` for every value that differs and matters."""
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
-    absent = "(absent)"
     return [
-        f"{path}: {before.get(path, absent)!r} -> {after.get(path, absent)!r}"
+        f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
         for path in paths
-        if before.get(path, absent) != after.get(path, absent)
+        if before.get(path, ABSENT) != after.get(path, ABSENT)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,17 @@ import torch
 from worldsmith.checkpoint import frozen_weights
 from worldsmith.checkpoint.atomic import write_text
 from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.checkpointer import load_positions
 from worldsmith.checkpoint.dcp import stored_shapes
 from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.warm_start import LoadReport, load_weights, plan_loading
-from worldsmith.checkpoint.weight_source import open_weights
-from worldsmith.config.errors import UserError
+from worldsmith.checkpoint.warm_start import LoadReport, load_weights
 from worldsmith.config.tree import to_yaml
 from worldsmith.data import dataset_record
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.training.run_folder import write_on_main
+from worldsmith.training.start_checks import bare, require_same_data, require_training_state, wanted_moments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +48,12 @@ def save_run(trainer: Trainer, *, background: bool = False) -> Path:
         "trainer": {**counters(trainer), **prefixed_rng_state(trainer)},
     }
     return trainer.checkpointer.save(
-        trainer.iteration, parts, dataloader=trainer.loader.state_dict(), texts=texts, background=background
+        trainer.iteration,
+        parts,
+        dataloader=trainer.loader.state_dict(),
+        texts=texts,
+        background=background,
+        retire=trainer.guard.consecutive == 0,  # while steps are skipped, the weights may be spoiled
     )
 
 
@@ -75,51 +82,47 @@ def restore_run(trainer: Trainer, checkpoint: Path, *, resume_changed: bool = Fa
 
 def start_run(trainer: Trainer) -> None:
     """Weights of a new run and, with `load_training_state`, everything else of the checkpoint that they come from."""
-    report = start_weights(trainer)
-    if report is not None and trainer.world.is_main:
-        write_text(trainer.run_folder / LOAD_REPORT, json.dumps(report.to_json(), indent=1) + "\n")
+    report = start_weights(trainer, with_state=trainer.config.checkpoint.load_training_state)
+    if report is None:
+        return
+    text = json.dumps(report.to_json(), indent=1) + "\n"
+    write_on_main(trainer.world, trainer.run_folder, lambda: write_text(trainer.run_folder / LOAD_REPORT, text))
     if not trainer.config.checkpoint.load_training_state:
         return
-    checkpoint = open_weights(str(trainer.config.checkpoint.load_path)).path.parent
-    if not (checkpoint / "optim" / ".metadata").exists():
-        raise UserError(
-            f"checkpoint.load_training_state: {checkpoint} holds weights only; give a checkpoint of a training run"
-        )
-    restore_optimizer(trainer, checkpoint, skipped=report.skipped if report else ())
+    checkpoint = require_training_state(report, trainer.config)
+    restore_optimizer(trainer, checkpoint, skipped=report.skipped)
     restore_counters(trainer, checkpoint)
-    max_iter = trainer.config.trainer.max_iter
-    if trainer.iteration >= max_iter:
-        raise UserError(
-            f"checkpoint.load_training_state: {checkpoint} has done {trainer.iteration} steps, and trainer.max_iter is "
-            f"{max_iter}, which counts them; raise it, or take the weights only"
-        )
     restore_position(trainer, checkpoint, record=checkpoint.parent.parent / dataset_record.FILE, may_change=True)
     logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, trainer.iteration)
 
 
-def start_weights(trainer: Trainer) -> LoadReport | None:
+def start_weights(trainer: Trainer, *, with_state: bool = False) -> LoadReport | None:
     """The weights that a new run starts from: those of `load_path`, and drawn from the seed what it does not give.
 
-    Says what was loaded and what was not. An average that is not loaded starts as a copy.
+    `with_state`: the training state is to come from there, too; before anything is read it must be there. Says what was
+    loaded and what was not. An average that is not loaded starts as a copy.
     """
     settings, seed = trainer.config.checkpoint, trainer.config.trainer.seed
     report = None
     if settings.load_path is None:
         init_weights(trainer.generator.network, seed)
     else:
-        model, network, skip = model_state(trainer), trainer.generator.config.network, settings.keys_to_skip_loading
-        shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-        as_live = settings.load_ema_to_reg
-        left = plan_loading(settings.load_path, shapes, skip, network=network, average_as_live=as_live).left
-        if left:
-            init_weights(trainer.generator.network, seed, {bare(name) for name in left})
+        generator = trainer.generator
+
+        def prepare(report: LoadReport) -> None:
+            if with_state:
+                require_training_state(report, trainer.config)
+            if report.left:
+                init_weights(generator.network, seed, {bare(name) for name in report.left})
+
         report = load_weights(
             settings.load_path,
-            model,
-            keys_to_skip=skip,
-            network=network,
-            average_as_live=as_live,
-            no_dist=trainer.world.size == 1,
+            model_state(trainer),
+            keys_to_skip=settings.keys_to_skip_loading,
+            network=generator.config.network,
+            average_as_live=settings.load_ema_to_reg,
+            prepare=prepare,
+            world=trainer.world,
         )
         for line in report.lines():
             logger.info("%s", line)
@@ -131,10 +134,9 @@ def start_weights(trainer: Trainer) -> LoadReport | None:
     return report
 
 
-def restore_optimizer(trainer: Trainer, checkpoint: Path, *, skipped: Any = ()) -> None:
+def restore_optimizer(trainer: Trainer, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
     """Moments and step counts, and the place in the schedule. `skipped` weights (`net.<name>`) begin without any."""
-    fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
-    keys = [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
+    keys = wanted_moments(checkpoint, skipped)
     optim = empty_optimizer_state(trainer.network, trainer.optimizer, keys)
     trainer.checkpointer.load_part(checkpoint, "optim", optim)
     restore_optimizer_state(trainer.network, trainer.optimizer, optim)
@@ -165,19 +167,11 @@ def restore_counters(trainer: Trainer, checkpoint: Path) -> dict[str, Tensor]:
 
 def restore_position(trainer: Trainer, checkpoint: Path, *, record: Path, may_change: bool) -> None:
     """Where the data goes on. Another number of ranks is said; other data is an error unless it may change."""
-    loader, positions = trainer.loader, trainer.checkpointer.load_dataloader(checkpoint)
-    if not positions:
-        raise UserError(f"{checkpoint} has no data position")
-    changes = loader.changes_since(positions[0])
+    loader, positions = trainer.loader, load_positions(checkpoint)
+    changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
     if changes:
-        lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_windows(record, loader.dataset)])
-        if not may_change:
-            raise UserError(
-                f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
-                "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
-            )
         number = loader.start_next_pass(positions)
-        logger.warning("the data has changed since %s was saved; pass %d begins:\n%s", checkpoint, number, lines)
+        logger.warning("the data has changed since %s was saved; pass %d begins:\n%s", checkpoint, number, changes)
         return
     loader.load_states(positions)
     if len(positions) != loader.world_size:
@@ -208,10 +202,6 @@ def frozen(trainer: Trainer) -> dict[str, Tensor]:
     """The live weights that training does not change, by native name."""
     parameters = native_parameters(trainer.network)
     return {name: parameter.detach() for name, parameter in parameters.items() if not parameter.requires_grad}
-
-
-def bare(name: str) -> str:
-    return name.removeprefix(LIVE).removeprefix(AVERAGE)
 
 
 def frozen_record(trainer: Trainer) -> str:

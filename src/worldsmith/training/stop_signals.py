@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+
+from worldsmith.distributed.process_signals import STOP_SIGNALS
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
@@ -18,30 +22,23 @@ SAME_PRESS = 1.0
 class StopSignals:
     """While active, remembers the first signal. A second SIGINT interrupts at once; others are not needed and ignored.
 
-    Worker processes that are forked meanwhile ignore SIGINT (a terminal sends it to them too) and die by SIGTERM.
+    Worker processes that are forked meanwhile ignore SIGINT (a terminal sends it to them too) and die by the others.
     Only the main thread can catch signals; elsewhere this does nothing. `file`, if there is one, counts like a signal.
     """
-
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.received: str | None = None
         self._since = 0.0
         self._owner = os.getpid()
-        self._previous: dict[int, Any] = {}
+        self._handling = handling(self._receive)
 
     def __enter__(self) -> StopSignals:
-        for number in self.SIGNALS:
-            try:
-                self._previous[number] = signal.signal(number, self._receive)
-            except ValueError:  # not the main thread
-                break
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
 
     @property
     def asked(self) -> str | None:
@@ -61,7 +58,54 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
+        if number == signal.SIGHUP:
+            leave_terminal()
         if self.received is None:
             self.received, self._since = signal.Signals(number).name, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since > SAME_PRESS:
             raise KeyboardInterrupt("a second SIGINT")
+
+
+@contextmanager
+def exit_when_asked() -> Iterator[None]:
+    """Around the part of a run that has nothing to save: a signal ends the process at once, with PREEMPTED.
+
+    Without any clean-up, since that waits for ranks that may have left. SIGINT stays Python's KeyboardInterrupt.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        with suppress(OSError):
+            os.write(2, f"stopped by {signal.Signals(number).name} with nothing to save\n".encode())
+        os._exit(PREEMPTED)
+
+    with handling(leave):
+        yield
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Calls `handler` for each signal that asks for a stop; a SIGHUP that is ignored (nohup) stays ignored."""
+    previous = {}
+    for number in STOP_SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        try:
+            previous[number] = signal.signal(number, handler)
+        except ValueError:  # not the main thread
+            break
+    try:
+        yield
+    finally:
+        for number, former in previous.items():
+            signal.signal(number, former)
+
+
+def leave_terminal() -> None:
+    """Lets standard output and errors go nowhere if they are a terminal, which is gone after SIGHUP: writing fails."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

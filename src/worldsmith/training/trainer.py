@@ -25,9 +25,11 @@ from worldsmith.training.grad_clip import StepGuard, clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import join_world
-from worldsmith.training.preflight import check_space, check_tree, generator_config, require_writable, schedule_remarks
-from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_records
+from worldsmith.training.preflight import check_space, check_tree, generator_config, schedule_remarks
+from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_on_main, write_records
+from worldsmith.training.run_lock import RunLock
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
+from worldsmith.training.start_checks import require_fit, require_same_config, require_same_dataset
 from worldsmith.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class Trainer(Configurable):
     """Builds everything that the tree describes and runs the loop.
 
     - A run folder that holds a checkpoint is continued, bit for bit, and never started anew.
-    - SIGTERM, SIGINT, SIGUSR1 and a file named STOP in the run folder stop the run at the next step boundary, after a
-      save.
+    - SIGTERM, SIGINT, SIGHUP, SIGUSR1 and a file named STOP in the run folder stop the run at the next step boundary,
+      after a save.
     - Periodic saves are written in the background. One that fails is counted and the training goes on; the last one,
       and the one before a stop, must succeed.
     - A step whose loss or gradient is not finite changes nothing but the step count.
@@ -103,36 +105,31 @@ class Trainer(Configurable):
         self.run_folder = Path(run_folder or run_path(config.job))
         process = start_writer(config.checkpoint)
         self.world: World = join_world(generator_config(config))
-        require_writable(self.run_folder)
-        self.checkpointer: Checkpointer = config.checkpoint.build(
-            folder=self.run_folder / "checkpoints", world=self.world, process=process
-        )
-        checkpoint = self.checkpointer.latest()
-        if checkpoint is not None:
-            for line in require_same_run(self.run_folder, config, resume_changed=resume_changed):
-                logger.warning("changed since the run was started: %s", line)
-        self.world.barrier()
-        self.iteration = folder_iteration(checkpoint) if checkpoint else 0
-        """Steps that are done, skipped ones included."""
-        prepare_process(config.trainer, self.world)
-        if self.world.is_main:
-            write_records(self.run_folder, config, launch or Launch(), world_size=self.world.size)
+        require_same_config(self.world, config)
+        self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
         self.frozen_record: str | None = None
         """What checkpoints of trained weights only say about the others, once it is known."""
-        self._build()
-        for remark in check_space(config, self.network, self.checkpointer.folder):
-            logger.log(logging.WARNING if self.world.is_main else logging.DEBUG, "%s", remark)
-        self._restore(checkpoint, resume_changed=resume_changed)
+        try:
+            self.checkpointer: Checkpointer = config.checkpoint.build(
+                folder=self.run_folder / "checkpoints", world=self.world, process=process
+            )
+            self._start(resume_changed=resume_changed, launch=launch or Launch())
+            self.world.barrier()  # which waits longer than the groups of a mesh would in the first step
+        except BaseException:
+            self.lock.release()
+            raise
 
     def train(self) -> Outcome:
         """Runs to `max_iter`, or to the step boundary after a signal."""
         loop = self.config.trainer
         if self.iteration >= loop.max_iter:
             logger.info("the run is complete: %d of %d steps are done", self.iteration, loop.max_iter)
+            self.lock.release()
             return Outcome.FINISHED
         stop_file = self.config.checkpoint.stop_file
+        save_is_due = False
         with StopSignals(self.run_folder / stop_file if stop_file and self.world.is_main else None) as stop:
             try:
                 self._call("on_train_start")
@@ -142,19 +139,25 @@ class Trainer(Configurable):
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
                     if saved == self.world.size:
                         self._settle_save()
+                    save_is_due |= self.iteration % self.config.checkpoint.save_iter == 0
                     if asked or self.iteration == loop.max_iter:
                         self.save()
-                    elif self.iteration % self.config.checkpoint.save_iter == 0:
+                    elif save_is_due and self.guard.consecutive == 0:  # the weights of skipped steps may be spoiled
                         self.save(required=False)
+                        save_is_due = False
+                    elif save_is_due:
+                        logger.warning("step %d: the save waits for a step that is not skipped", self.iteration)
                     if asked:
                         reason = stop.asked or "another process was asked"
                         stop.honour()
                         if self.iteration < loop.max_iter:
-                            logger.warning("stopped and saved after step %d (%s)", self.iteration, reason)
+                            level = logging.WARNING if self.world.is_main else logging.DEBUG
+                            logger.log(level, "stopped and saved after step %d (%s)", self.iteration, reason)
                             return Outcome.STOPPED
             finally:
                 self._drain_save()
                 self._call("on_train_end")
+                self.lock.release()
         return Outcome.FINISHED
 
     def training_step(self, batches: Iterator[list[VideoSample]]) -> Step:
@@ -216,11 +219,35 @@ class Trainer(Configurable):
         """(samples that are left out, per reason; what the loader counts otherwise), over all ranks of this process."""
         rejected = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
         loaded: Counter[str] = Counter()
-        own = (dict(self.loader.quarantine.counts - rejected), dict(self.loader.counts))
-        for left_out, counts in self.world.gather(own)[:: self.world.context_parallel]:
-            rejected.update(left_out)
-            loaded.update(counts)
+        lost = Counter(
+            cache_unwritten=self.latent_cache.unwritten if self.latent_cache else 0,
+            quarantine_unwritten=self.loader.quarantine.unwritten,
+        )
+        everyone = self.world.gather((dict(self.loader.quarantine.counts - rejected), dict(self.loader.counts), +lost))
+        for rank, (left_out, counts, unwritten) in enumerate(everyone):
+            loaded.update(unwritten)
+            if rank % self.world.context_parallel == 0:
+                rejected.update(left_out)
+                loaded.update(counts)
         return dict(sorted(rejected.items())), dict(sorted(loaded.items()))
+
+    def _start(self, *, resume_changed: bool, launch: Launch) -> None:
+        """Builds the run and puts it where it begins. The records of the run folder change when that has succeeded."""
+        config = self.config
+        checkpoint = self.checkpointer.latest()
+        changes = [] if checkpoint is None else require_same_run(self.run_folder, config, resume_changed=resume_changed)
+        for line in changes:
+            logger.warning("changed since the run was started: %s", line)
+        self.iteration = folder_iteration(checkpoint) if checkpoint else 0
+        """Steps that are done, skipped ones included."""
+        prepare_process(config.trainer, self.world)
+        self._build()
+        for remark in check_space(config, self.network, self.checkpointer.folder):
+            logger.log(logging.WARNING if self.world.is_main else logging.DEBUG, "%s", remark)
+        if checkpoint is not None:
+            require_fit(checkpoint, self.network, generator_config(config).ema, changes=changes)
+        self._restore(checkpoint, resume_changed=resume_changed)
+        write_on_main(self.world, self.run_folder, lambda: self._write_records(launch))
 
     def _build(self) -> None:
         """Makes every component: network, then what holds on to its parameters, then data and callbacks.
@@ -252,22 +279,27 @@ class Trainer(Configurable):
             rank=world.data_rank,
             world_size=world.data_size,
         )
+        require_same_dataset(world, self.loader.dataset)
         self.callbacks = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
         }
-        for callback in self.callbacks.values() if world.is_main else ():
-            callback.folder.mkdir(exist_ok=True)
 
     def _restore(self, checkpoint: Path | None, *, resume_changed: bool) -> None:
-        from worldsmith.data import dataset_record
         from worldsmith.training.run_state import restore_run, start_run
 
         if checkpoint is not None:
             restore_run(self, checkpoint, resume_changed=resume_changed)
         else:
             start_run(self)
-        if self.world.is_main:
-            write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.loader.dataset))
+
+    def _write_records(self, launch: Launch) -> None:
+        """What the run folder says about the run, and the callbacks' folders."""
+        from worldsmith.data import dataset_record
+
+        write_records(self.run_folder, self.config, launch, world_size=self.world.size)
+        write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.loader.dataset))
+        for callback in self.callbacks.values():
+            callback.folder.mkdir(exist_ok=True)
 
     def _settle_save(self) -> None:
         """Reports the save in the background, if there is one, after waiting for its end."""
@@ -298,20 +330,6 @@ class Trainer(Configurable):
     def _call(self, point: str, *arguments: Any) -> None:
         for callback in self.callbacks.values():
             getattr(callback, point)(self, *arguments)
-
-
-def completed_steps(config: Trainer.Config, run_folder: Path) -> int | None:
-    """The step count of a run that has done all its steps, without building anything; None when there is more to do."""
-    from worldsmith.checkpoint.folders import POINTER
-    from worldsmith.checkpoint.manifest import find_damage
-
-    pointer = run_folder / "checkpoints" / POINTER
-    if not pointer.exists():
-        return None
-    newest = pointer.parent / pointer.read_text(encoding="utf-8").strip()
-    if folder_iteration(newest) < config.trainer.max_iter or find_damage(newest) is not None:
-        return None
-    return folder_iteration(newest)
 
 
 def prepare_process(loop: LoopConfig, world: World) -> None:

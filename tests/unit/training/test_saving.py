@@ -269,3 +269,56 @@ def test_space_is_checked_before_the_first_step(world: Path, tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=predicted - 1))
     with pytest.raises(UserError, match=r"a checkpoint of this run takes .* Make room"):
         Trainer(config, run_folder=tmp_path / "other")
+
+
+class Poison(Callback):
+    """Makes the loss of some steps NaN."""
+
+    def __init__(self, trainer: Trainer, steps: set[int]) -> None:
+        super().__init__(Callback.Config(), folder=trainer.run_folder)
+        self.steps, self.losses = steps, trainer.objective.losses
+        self.step = 0
+        trainer.objective.losses = self.poisoned  # type: ignore[method-assign]
+        trainer.callbacks["poison"] = self
+
+    def on_training_step_start(self, trainer: Trainer, step: object) -> None:
+        self.step = trainer.iteration + 1
+
+    def poisoned(self, *arguments: object) -> torch.Tensor:
+        losses = self.losses(*arguments)
+        return losses * float("nan") if self.step in self.steps else losses
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[-9:]) for path in (folder / "checkpoints").glob("iter_*"))
+
+
+def test_while_steps_are_skipped_nothing_good_is_removed(world: Path, tmp_path: Path) -> None:
+    """From step 5 on all are skipped; asked to stop, the run saves, and the two good checkpoints stay."""
+    config = with_checkpoint(tiny_config(world, steps=20, save_iter=2), keep_latest_k=2)
+    trainer = Trainer(config, run_folder=tmp_path)
+    Poison(trainer, set(range(5, 21)))
+
+    class Stop(Callback):
+        def on_training_step_end(self, trainer: Trainer, step: object) -> None:
+            if trainer.iteration == 11:
+                (tmp_path / "STOP").touch()
+
+    trainer.callbacks["stop"] = Stop(Stop.Config(), folder=tmp_path)
+    assert trainer.train() is Outcome.STOPPED
+    assert saved_steps(tmp_path) == [2, 4, 11]
+    trainer = Trainer(config, run_folder=tmp_path)  # what was wrong is mended: retention goes on
+    assert trainer.guard.consecutive == 7
+    trainer.config.trainer.max_iter = 12
+    trainer.train()
+    assert saved_steps(tmp_path) == [11, 12]
+
+
+def test_a_save_that_falls_on_a_skipped_step_comes_after_the_next_good_one(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(with_checkpoint(tiny_config(world, save_iter=3), async_save=False), run_folder=tmp_path)
+    Poison(trainer, {3, 4})
+    trainer.train()
+    assert saved_steps(tmp_path) == [5, 6, 8]
+    assert "step 3: the save waits for a step that is not skipped" in caplog.text

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from worldsmith.training import stop_signals
-from worldsmith.training.stop_signals import StopSignals
+from worldsmith.training.stop_signals import PREEMPTED, StopSignals
 
 
 def send(number: int) -> None:
@@ -46,3 +49,59 @@ def test_a_file_counts_and_is_removed_when_honoured(tmp_path: Path) -> None:
         stop.honour()
         assert stop.asked is None
         stop.honour()
+
+
+def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_path: Path) -> None:
+    """What is printed between the signal and the save must not fail, and the exit code stays the run's own."""
+    program = f"""
+import sys, time
+from worldsmith.training.stop_signals import StopSignals
+with StopSignals() as stop:
+    print("ready", flush=True)
+    while stop.asked is None:
+        time.sleep(0.01)
+    print("a last step", flush=True)
+    print("a last step", file=sys.stderr, flush=True)
+    open({str(tmp_path / "saved")!r}, "w").write(stop.asked)
+"""
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, preexec_fn=lambda: handle(signal.SIG_DFL)
+    )
+    os.close(terminal)
+    assert os.read(screen, 5) == b"ready"
+    os.close(screen)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(240) == 0
+    assert (tmp_path / "saved").read_text() == "SIGHUP"
+
+
+def handle(how: signal.Handlers) -> None:
+    signal.signal(signal.SIGHUP, how)
+
+
+def test_what_nohup_has_started_goes_on() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            send(signal.SIGHUP)
+            assert stop.asked is None
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_before_there_is_something_to_save_a_signal_ends_the_process(number: int) -> None:
+    program = f"""
+import os, signal
+from worldsmith.training.stop_signals import StopSignals, exit_when_asked
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+with exit_when_asked():
+    with StopSignals() as stop:
+        os.kill(os.getpid(), {int(number)})
+        assert stop.asked
+    os.kill(os.getpid(), {int(number)})
+"""
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == PREEMPTED
+    assert done.stderr == f"stopped by {signal.Signals(number).name} with nothing to save\n"

@@ -274,13 +274,13 @@ def test_degrees_that_do_not_fit_are_refused_with_the_sum(world: Path, tmp_path:
 
 
 def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
-    """Parameters, checkpoint size and a really read pack are named; nothing but the folder is made."""
+    """Parameters, checkpoint size and a really read pack are named; nothing is made."""
     config = resolve(tiny_config(world, steps=20))
     config.optimizer.keys_to_select = ["moe_gen"]
     text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
     trainer_text = ("parameters", "MiB each", "6 windows", "first pack", "(new, random weights)")
     assert [part for part in trainer_text if part not in text] == []
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
     config.optimizer.keys_to_select = ["moe_gem"]
     with pytest.raises(ValueError, match="moe_gem"):
         list(plan_run(config, tmp_path / "run", world_size=1))

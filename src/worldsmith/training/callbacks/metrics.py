@@ -44,6 +44,7 @@ class Metrics(Callback):
         rejected, loaded = trainer.data_counts()  # on every rank: they are sums over them
         metrics = {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded}
         if self.log is not None:
+            metrics["unwritten"] = self.log.unwritten
             self.log.write(number, metrics)
         if self.board is not None:
             self.board.write(number, metrics)

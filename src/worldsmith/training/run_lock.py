@@ -1,0 +1,136 @@
+"""A run folder belongs to one run at a time, and all processes of the run see the same one."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
+from worldsmith.training.preflight import require_writable
+
+logger = logging.getLogger(__name__)
+
+FILE = ".lock"
+"""Says who holds the folder; the lock on it is what counts, and is gone with its holder."""
+TRIES = 5
+"""How often a process looks for what process 0 has written: network file systems may show it a moment later."""
+PAUSE = 1.0
+"""Seconds between two of them."""
+
+
+class RunLock:
+    """Holds a run folder, which it makes, until `release` or the end of process 0.
+
+    The lock is a POSIX record lock: it works over NFS, is not inherited by forked processes, and ends with its process,
+    however that ends. All ranks make it together. Raises UserError, on all of them, when another run holds the folder,
+    when it cannot be written, or when a rank does not see the folder of process 0.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self._handle: int | None = None
+        problem, token = None, secrets.token_hex(8)
+        if world.is_main:
+            try:
+                require_writable(folder)
+                self._handle = take(folder, token)
+            except UserError as error:
+                problem = str(error)
+        problem, token, host = world.broadcast((problem, token, socket.gethostname()))
+        if problem is None and not world.is_main:
+            problem = find_difference(folder, token, rank=world.rank, host=host)
+        problems = [found for found in world.gather(problem) if found is not None]
+        if problems:
+            self.release()
+            raise UserError(problems[0])
+
+    def release(self) -> None:
+        """Gives the folder up."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def take(folder: Path, token: str) -> int:
+    """Locks the folder and returns the handle that keeps it so. Raises UserError when another process has it."""
+    path = folder / FILE
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    if not try_lock(handle, fcntl.LOCK_EX, path):
+        os.close(handle)
+        raise UserError(
+            f"the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
+            f"(`touch {folder}/STOP`), or give this run another job.name"
+        )
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": now, "token": token}
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, (json.dumps(about) + "\n").encode(), 0)
+    os.fsync(handle)
+    return handle
+
+
+def in_use(folder: Path) -> str | None:
+    """Who trains in the folder at this moment, in words; None when nobody does. Changes nothing."""
+    path = folder / FILE
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return None if try_lock(handle, fcntl.LOCK_SH, path) else holder(path)
+    finally:
+        os.close(handle)
+
+
+def try_lock(handle: int, kind: int, path: Path) -> bool:
+    """False when another process has the lock. A file system without locks is pointed out, and counts as free."""
+    try:
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        logger.warning("%s cannot be locked (%s): nothing keeps a second run out of this folder", path, error.strerror)
+    return True
+
+
+def holder(path: Path) -> str:
+    """Who has written the lock file, in words."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {about['pid']} on {about['host']} has been training in it since {about['started_at']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process trains in it"
+
+
+def find_difference(folder: Path, token: str, *, rank: int, host: str) -> str | None:
+    """Why this process cannot work in the folder in which process 0, on `host`, has written `token`."""
+    for attempt in range(TRIES):
+        time.sleep(PAUSE if attempt else 0.0)
+        try:
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))["token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if found == token:
+            break
+    else:
+        return (
+            f"process {rank} on {socket.gethostname()} does not see what process 0 on {host} writes to the run folder "
+            f"{folder.absolute()}: it must be on storage that all nodes share. Set WORLDSMITH_OUTPUT_ROOT to such a "
+            "place, the same on all nodes"
+        )
+    try:
+        require_writable(folder)
+    except UserError as error:
+        return f"process {rank} on {socket.gethostname()}: {error}"
+    return None

@@ -1,0 +1,156 @@
+"""What the start of a run compares before it reads a tensor: with its other processes, and with what was saved.
+
+A dry run compares the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.dcp import load_part, stored_shapes
+from worldsmith.checkpoint.frozen_weights import is_partial
+from worldsmith.checkpoint.warm_start import LoadReport, shorten
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree import to_dict
+from worldsmith.data import dataset_record
+from worldsmith.distributed.world import World
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.training.run_folder import ABSENT, flatten
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.data.loader import PackingDataLoader
+    from worldsmith.data.video_dataset import VideoDataset
+    from worldsmith.models.ema import PowerEMA
+    from worldsmith.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Of many differences, so many are listed."""
+
+
+def require_same_config(world: World, config: Trainer.Config) -> None:
+    """Raises UserError on all ranks when they were started with different settings."""
+    first, *others = world.gather(flatten(to_dict(config)))
+    lines = [
+        f"  {path}: {first.get(path, ABSENT)!r} for process 0, {other.get(path, ABSENT)!r} for process {rank}"
+        for rank, other in enumerate(others, start=1)
+        for path in [*first, *(path for path in other if path not in first)]
+        if first.get(path, ABSENT) != other.get(path, ABSENT)
+    ]
+    if lines:
+        raise UserError("\n".join(["the processes of this run have different settings:", *listed(lines)]))
+
+
+def require_same_dataset(world: World, dataset: VideoDataset) -> None:
+    """Raises UserError on all ranks when they have read different data."""
+    found = world.gather((dataset.fingerprint, f"{len(dataset)} windows in {Path(dataset.file).absolute()}"))
+    lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
+    if lines:
+        lines = [f"  process 0: {found[0][1]}", *lines]
+        raise UserError("\n".join(["the processes of this run see different data:", *listed(lines)]))
+
+
+def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()) -> None:
+    """Compares names and shapes of a checkpoint with those of the network that is to go on from it.
+
+    Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
+    have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
+    """
+    wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
+    if is_partial(checkpoint):
+        trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
+        wanted = {name: shape for name, shape in wanted.items() if bare(name) in trained}
+    missing = [name for name in wanted if name not in stored]
+    other = [f"{n}: {stored[n]} there, {wanted[n]} here" for n in wanted if n in stored and stored[n] != wanted[n]]
+    unused = [name for name in stored if name not in wanted]
+    if missing or other or any(name.startswith(LIVE) for name in unused):
+        lines = [*listed([f"  of another shape: {line}" for line in other])]
+        lines += [f"  not in the checkpoint: {shorten(missing)}"] if missing else []
+        lines += [f"  in the checkpoint only: {shorten(unused)}"] if unused else []
+        lines += [f"  changed since the run was started: {line}" for line in changes]
+        raise UserError(
+            "\n".join([f"the network does not fit {checkpoint}:", *lines])
+            + "\nPut the settings back, or give the run another job.name; as checkpoint.load_path of a new run, the "
+            "checkpoint can give the weights that fit."
+        )
+    if unused:
+        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten(unused))
+
+
+def require_same_data(
+    loader: PackingDataLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
+) -> str:
+    """How the data differ from those of a checkpoint's data positions, line by line; empty when they are the same.
+
+    `record` is the dataset_windows.txt of the run that saved. Raises UserError for other data unless they `may` be.
+    """
+    if not positions:
+        raise UserError(f"{checkpoint} has no data position")
+    changes = loader.changes_since(positions[0])
+    if not changes:
+        return ""
+    lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_windows(record, loader.dataset)])
+    if not may:
+        raise UserError(
+            f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
+            "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
+        )
+    return lines
+
+
+def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
+    """The checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
+
+    `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left
+    to do after it.
+    """
+    import torch
+
+    checkpoint = Path(report.folder).parent
+    if not (checkpoint / "optim" / ".metadata").exists():
+        raise UserError(
+            f"checkpoint.load_training_state: {report.source} holds weights only; give a checkpoint of a training run"
+        )
+    state = {"iteration": torch.tensor(0)}
+    load_part(checkpoint / "trainer", state, no_dist=True)
+    done, max_iter = int(state["iteration"]), config.trainer.max_iter
+    if done >= max_iter:
+        raise UserError(
+            f"checkpoint.load_training_state: {checkpoint} has done {done} steps, and trainer.max_iter is {max_iter}, "
+            "which counts them; raise it, or take the weights only"
+        )
+    return checkpoint
+
+
+def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
+    """The optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
+    fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
+    return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
+
+
+def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
+    """Names and shapes of a whole checkpoint's weights: `net.*` and, where there is an average, `net_ema.*`."""
+    parameters = native_parameters(network)
+    shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
+    if average.enabled:
+        shapes |= {
+            AVERAGE + name: list(parameter.shape)
+            for name, parameter in parameters.items()
+            if parameter.requires_grad or not average.trainable_only
+        }
+    return shapes
+
+
+def bare(name: str) -> str:
+    return name.removeprefix(LIVE).removeprefix(AVERAGE)
+
+
+def listed(lines: Sequence[str]) -> list[str]:
+    return [*lines[:SHOWN], *([f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]

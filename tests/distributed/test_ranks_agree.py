@@ -1,0 +1,52 @@
+"""Ranks that differ in settings, data or storage, and a folder that is in use: all of them end, and say why."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import ranks_agree
+import tiny_runs
+from launch import launch
+
+from worldsmith.distributed.world import World
+from worldsmith.training.run_lock import RunLock
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    lock = RunLock(folder / "held", World())
+    launch(Path(ranks_agree.__file__), 2, [str(tiny_runs.make_world(folder / "world", clips=3)), str(folder)])
+    lock.release()
+    return folder
+
+
+TOLD = {
+    "other_settings": r"UserError: the processes of this run have different settings:\n"
+    r"  optimizer.lr: 0.003 for process 0, 0.5 for process 1\n  trainer.max_iter: 1 for process 0, 6 for process 1",
+    "other_folders": r"UserError: process 1 on \S+ does not see what process 0 on \S+ writes to the run folder \S+: "
+    r"it must be on storage that all nodes share",
+    "held_folder": rf"UserError: the run folder \S+ is in use: process {os.getpid()} on ",
+    "other_data": r"UserError: the processes of this run see different data:\n  process 0: 3 windows in \S+\n"
+    r"  process 1: 2 windows in ",
+    "unseen_files": r"SaveError: the checkpoint iter_000000002 could not be written .* is not there for process 0: do "
+    "all nodes share this folder",
+}
+
+
+@pytest.mark.parametrize("case", list(TOLD))
+def test_every_rank_is_told_and_none_hangs(folder: Path, case: str) -> None:
+    for rank in (0, 1):
+        told = (folder / f"{case}_{rank}.txt").read_text()
+        assert re.match(TOLD[case], told), told
+
+
+def test_nothing_is_left_or_lost(folder: Path) -> None:
+    """No record of a run that did not start, no checkpoint that is not whole, and the older one is still there."""
+    for name in ("held", "node_0", "other_data"):
+        assert not (folder / name / "config.yaml").exists()
+    assert not (folder / "other_settings").exists()
+    assert sorted(path.name for path in (folder / "unseen_0").iterdir()) == ["iter_000000001"]
