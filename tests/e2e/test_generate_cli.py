@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.cli.main import main
-from worldsmith.config.tree import to_dict
-from worldsmith.config.yaml_text import dump_yaml
+from worldsmith.config.tree import from_dict, to_dict
+from worldsmith.config.yaml_text import dump_yaml, read_yaml
 from worldsmith.data.loader import PackingDataLoader
 from worldsmith.data.video_dataset import VideoDataset
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -128,7 +130,16 @@ def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> 
         (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
         (["--prompt", "x", "--condition-frames", "1"], "needs an image or a video"),
         (["--prompts", "missing.txt"], "missing.txt"),
-        (["--prompt", "x", "--steps", "0"], "at least 1 step"),
+        (["--prompt", "x", "--steps", "0"], "argument --steps: must be at least 1, found 0"),
+        (["--prompt", "x", "--shift", "nan"], "argument --shift: must be finite and above 0, found nan"),
+        (["--prompt", "x", "--guidance", "nan"], "argument --guidance: must be finite and at least 0, found nan"),
+        (["--prompt", "x", "--guidance", "inf"], "argument --guidance: must be finite and at least 0, found inf"),
+        (["--prompt", "x", "--fps", "inf"], "argument --fps: must be finite and above 0, found inf"),
+        (["--prompt", "x", "--seed", "-1"], "argument --seed: must be at least 0, found -1"),
+        (["--prompt", "x", "--num-frames", "0"], "argument --num-frames: must be at least 1, found 0"),
+        (["--prompt", "x", "--width", "wide"], "argument --width: expected a whole number, found 'wide'"),
+        (["--prompt", "x", "--device", "foo"], "--device foo: no such device; give cpu or cuda"),
+        (["--prompt", "x", "--device", "cuda:99"], "--device cuda:99: "),
     ],
 )
 def test_mistakes_are_exit_code_2(
@@ -138,3 +149,128 @@ def test_mistakes_are_exit_code_2(
     assert main(["generate", str(run_folder), *words, "-o", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("shift", ["0", "-1", "nan", "inf", "much"])
+def test_an_export_takes_no_shift_that_makes_no_schedule(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shift: str
+) -> None:
+    """The rule of `generate`, in every format that states a shift."""
+    for form in ("diffusers", "native"):
+        words = ["export", str(run_folder), f"--shift={shift}", "--format", form, "-o", str(tmp_path / "out")]
+        assert main(words) == 2
+        assert "argument --shift: " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prompt_file_with_a_rate_that_is_no_number_is_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "fps": Infinity}\n')
+    words = ["--prompts", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
+    assert main(["generate", str(run_folder), *words]) == 2
+    assert "fps must be positive, found 9 and inf" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_works_from_another_directory_and_moved(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run names its VAE relative to where it was started; what is exported names it absolutely or holds it."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(run_folder, home / "run")
+    shutil.copytree(asset_path("tiny_vae"), home / "models" / "vae")
+    for file in home.rglob("config.yaml"):
+        file.write_text(file.read_text().replace(str(asset_path("tiny_vae")), "models/vae"))
+    monkeypatch.chdir(home)
+    assert main(["export", "run", "-o", "pipeline", "--dtype", "float32"]) == 0
+    assert main(["export", "run", "-o", "native", "--format", "native", "--dtype", "float32"]) == 0
+    assert main(["export", "pipeline", "-o", "again", "--format", "native", "--dtype", "float32"]) == 0
+    assert f"the VAE is not copied: {home / 'models' / 'vae'}" in capsys.readouterr().out
+    monkeypatch.chdir(elsewhere)
+    words = ["--prompt", "A red square.", "--steps", "1", "-o"]
+    for name in ("pipeline", "native", "again"):
+        if name != "pipeline":  # the VAE of `again` is the one in `pipeline`
+            shutil.move(home / name, elsewhere / name)
+        folder = (elsewhere if name != "pipeline" else home) / name
+        assert main(["generate", str(folder), *words, str(tmp_path / f"of_{name}")]) == 0
+    shutil.move(home / "pipeline", elsewhere / "pipeline")
+    assert main(["generate", "pipeline", *words, str(tmp_path / "of_moved")]) == 0
+    videos = {next((tmp_path / f"of_{n}").glob("*.mp4")).read_bytes() for n in ("pipeline", "native", "again", "moved")}
+    assert len(videos) == 1
+
+
+@pytest.mark.parametrize("form", ["diffusers", "native"])
+def test_the_place_of_an_export_is_tried_before_anything_is_read(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Below a file, or where another folder is: one line, and nothing of the model was looked at."""
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("the model was opened")
+
+    monkeypatch.setattr("worldsmith.checkpoint.load_model.find_model", never)
+    (tmp_path / "file").write_text("keep")
+    assert main(["export", str(run_folder), "--format", form, "-o", str(tmp_path / "file" / "a" / "out")]) == 2
+    assert f"{tmp_path / 'file' / 'a'} cannot be written: Not a directory" in capsys.readouterr().err
+    assert main(["export", str(run_folder), "--format", form, "-o", str(tmp_path), "--force"]) == 2
+    assert "is not an export" in capsys.readouterr().err
+    assert main(["generate", str(run_folder), "--prompt", "x", "-o", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_that_are_no_checkpoints_are_passed_over(run_folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    shutil.copytree(run / "checkpoints" / "iter_000000004", run / "checkpoints" / "iter_backup")
+    assert main(["export", str(run), "-o", str(tmp_path / "out"), "--format", "native"]) == 0
+
+
+def test_keeping_adapters_of_a_run_without_any_is_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--format", "native", "--no-merge", "-o", str(tmp_path / "out")]
+    assert main(["export", str(run_folder), *words]) == 2
+    assert "--no-merge keeps adapters, and" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def lora_run(run_folder: Path) -> Path:
+    """The same run with adapters that are not zero on its weights."""
+    folder = run_folder.parent / "lora_run"
+    tree = read_yaml((run_folder / "config.yaml").read_text(), "config.yaml").data
+    tree["job"]["name"], tree["trainer"]["seed"] = "lora", 3
+    tree["model"]["config"] |= {"lora_enabled": True, "lora_rank": 2, "lora_alpha": 6}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_yaml(tree))
+    network = from_dict(tree["model"], ModelSpec).config.build(seed=3).network
+    weights = {"net." + name: tensor.detach() for name, tensor in native_parameters(network).items()}
+    for name, tensor in weights.items():
+        if "lora_B" in name:
+            tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(4))
+    Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints").save(4, {"model": weights})
+    return folder
+
+
+def test_adapters_are_merged_once(lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On weights that hold these adapters already, merged or beside them, --adapter is refused; on the base it is not,
+    and then the videos are those of the run."""
+    exports = {"adapter": ["adapter"], "merged": ["native"], "beside": ["native", "--no-merge"], "pipe": ["diffusers"]}
+    for name, words in exports.items():
+        out = ["-o", str(tmp_path / name), "--dtype", "float32"]
+        assert main(["export", str(lora_run), "--format", *words, *out]) == 0
+    assert main(["export", str(tmp_path / "merged"), "-o", str(tmp_path / "twice"), "--dtype", "float32"]) == 0
+    capsys.readouterr()
+    words = ["--prompt", "x", "--steps", "1"]
+    for model in (lora_run, *(tmp_path / name for name in ("merged", "beside", "pipe", "twice"))):
+        flags = [*words, "--adapter", str(tmp_path / "adapter"), "-o", str(tmp_path / "none")]
+        assert main(["generate", str(model), *flags]) == 2
+        assert "has its run's adapters in its weights already; leave --adapter out" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    run = ["generate", str(lora_run), *words, "-o"]
+    assert main([*run, str(tmp_path / "of_run")]) == 0
+    added = ["--weights", "untrained", "--adapter", str(tmp_path / "adapter")]
+    assert main([*run, str(tmp_path / "of_base"), *added]) == 0
+    assert len({next((tmp_path / n).glob("*.mp4")).read_bytes() for n in ("of_run", "of_base")}) == 1

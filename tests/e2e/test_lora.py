@@ -108,7 +108,7 @@ def test_the_two_exports_agree_in_diffusers_and_differ_from_the_base(folder: Pat
 def test_the_adapter_folder_says_where_it_comes_from(folder: Path) -> None:
     assert main(["export", str(folder / "whole"), "-o", str(folder / "adapter"), "--format", "adapter"]) == 0
     manifest = json.loads((folder / "adapter/worldsmith.json").read_text())
-    assert manifest["source"] == {"run": "tests/tiny/run", "iteration": STEPS, "weights": "ema"}
+    assert manifest["source"] == {"run": "tests/tiny/run", "iteration": STEPS, "weights": "ema", "merged": False}
     assert (manifest["rank"], manifest["alpha"], manifest["layers"]) == (4, 6, 8)
     assert manifest["base_model"] == str(folder / "base")
     card = (folder / "adapter/README.md").read_text()
@@ -141,6 +141,33 @@ def test_generating_with_the_base_and_the_adapter_gives_the_videos_of_the_run(fo
     (record,) = [json.loads(line) for line in (folder / "of_adapter/generations.jsonl").read_text().splitlines()]
     assert record["adapter"] == str(folder / "b")
     assert main([*base, "--adapter", str(folder / "base"), "-o", str(folder / "none")]) == 2
+
+
+def test_a_base_that_has_moved_is_named_on_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it the error says which flag helps; adapters alone need none; other weights than the base are refused."""
+    run, native = ["export", str(folder / "whole")], ["--format", "native", "-o"]
+    assert main([*run, *native, str(tmp_path / "before")]) == 0
+    assert main([*run, "--base", str(tmp_path / "before"), *native, str(tmp_path / "other")]) == 2
+    assert "others" in capsys.readouterr().err
+    (folder / "base").rename(folder / "moved")
+    try:
+        assert main([*run, "--format", "adapter", "-o", str(tmp_path / "adapter")]) == 0
+        for words in ([*run, *native], ["generate", str(folder / "whole"), "--prompt", "x", "--shift", "3", "-o"]):
+            words += [str(tmp_path / words[0])]
+            assert main(words) == 2
+            assert "--base DIR" in capsys.readouterr().err
+            assert main([*words, "--base", str(folder / "moved")]) == 0
+        words = [*run, "--base", str(folder / "moved"), "--format", "adapter"]
+        assert main([*words, "-o", str(tmp_path / "none")]) == 2
+        assert "--base has no effect" in capsys.readouterr().err
+    finally:
+        (folder / "moved").rename(folder / "base")
+    digests = [
+        json.loads((tmp_path / n / "worldsmith.json").read_text())["weights_sha256"] for n in ("before", "export")
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_a_base_without_adapters_needs_no_rule_and_is_reported(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from worldsmith.cli.shared_flags import NOT_NEGATIVE, number
+
 HELP = "make a base checkpoint from a diffusers, native or Qwen3-VL folder"
 
 
@@ -32,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--action-gen", action="store_true", help="make action heads where SOURCE has none")
     parser.add_argument("--sound-gen", action="store_true", help="make sound heads where SOURCE has none")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial values (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=number(int, NOT_NEGATIVE), default=0, help="of the initial values (default: %(default)s)"
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
 
 
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             force=args.force,
         )
-    except (ValueError, FileExistsError) as error:
+    except ValueError as error:
         raise UserError(str(error)) from error
     print("\n".join(report.lines()))
     print(f"converted: {args.out} ({args.to}); to train from it: checkpoint.load_path={args.out}")

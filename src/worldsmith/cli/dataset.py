@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the dataset that the arguments describe; 0 on success, 2 for arguments that cannot be met."""
+    """Makes the dataset that the arguments describe. Raises UserError for arguments that cannot be met."""
+    from worldsmith.config.errors import UserError
     from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 
     plan = DatasetPlan(
@@ -42,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         made = make_dataset(args.out, plan, force=args.force, progress=show_progress if sys.stderr.isatty() else None)
-    except (ValueError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if made:
         print(f"moving-shapes: {plan.clips} train and {plan.val_clips} val clips in {args.out}")
     else:

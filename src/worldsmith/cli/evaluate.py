@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from worldsmith.cli.shared_flags import add_sampling
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,13 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", choices=["auto", "ema", "live"], default="auto", help="auto: the average if there is one"
     )
-    parser.add_argument("--steps", type=int, default=35, help="sampling steps (default: %(default)s)")
-    parser.add_argument("--guidance", type=float, help="scale of classifier-free guidance (default: the model's)")
-    parser.add_argument("--shift", type=float, help="shift of the noise schedule (default: the model's)")
+    add_sampling(parser)
     parser.add_argument("--force", action="store_true", help="measure again although the result is there")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measures; 0 on success or when there is nothing to do. Raises UserError for input that cannot be used."""
+    from worldsmith.config.errors import UserError
+
+    try:
+        return measure(args)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def measure(args: argparse.Namespace) -> int:
     result = args.output / "adherence.json"
     signature = signature_of(args)
     if result.is_file() and not args.force:
@@ -43,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
             print_summary(args.output, known["trained"], known.get("untrained"))
             return 0
     from worldsmith.checkpoint.atomic import write_text
+    from worldsmith.checkpoint.export_folder import require_writable
     from worldsmith.evaluation.adherence import load_prompts
     from worldsmith.sampling.video_writer import contact_sheet
 
+    require_writable(args.output)
     prompts = load_prompts(args.prompts)
     models: dict[str, tuple[Path, Any]] = {"trained": (args.model, args.weights)}
     if args.untrained is not None:

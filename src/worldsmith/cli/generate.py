@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_sampling, number
+
 if TYPE_CHECKING:
     from worldsmith.checkpoint.load_model import StoredModel
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
@@ -23,9 +25,10 @@ REQUEST_OPTIONS = (*SIZES, "negative_prompt", "image", "video", "condition_frame
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith generate`."""
-    add = parser.add_argument
+    add, count = parser.add_argument, number(int, COUNT)
     add("model", type=Path, metavar="MODEL", help="run folder, checkpoint folder or exported pipeline")
     add("--adapter", type=Path, metavar="DIR", help="an adapter folder in PEFT's format, merged into the model")
+    add_base(parser)
     add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     add(
         "--prompts",
@@ -41,23 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     condition.add_argument("--video", metavar="FILE", help="opening frames of the videos")
     add(
         "--condition-frames",
-        type=int,
+        type=count,
         metavar="N",
         help="latent frames kept of --video (default: 2, its first 5 frames)",
     )
-    add("--steps", type=int, metavar="N", help="sampling steps (default: the model's, 35)")
+    add_sampling(parser)
     add(
-        "--guidance",
-        type=float,
-        metavar="G",
-        help="scale of classifier-free guidance, 1 = off (default: the model's, 6)",
+        "--seed",
+        type=number(int, NOT_NEGATIVE),
+        default=0,
+        metavar="N",
+        help="seed of the first video; the next ones count up (default: 0)",
     )
-    add("--shift", type=float, metavar="S", help="shift of the noise schedule (default: that of training)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the first video; the next ones count up (default: 0)")
-    add("--height", type=int, metavar="PX", help="multiple of 16 (default: as in training)")
-    add("--width", type=int, metavar="PX", help="multiple of 16 (default: as in training)")
-    add("--num-frames", type=int, metavar="N", help="4k+1 (default: as in training)")
-    add("--fps", type=float, help="frames per second (default: as in training)")
+    add("--height", type=count, metavar="PX", help="multiple of 16 (default: as in training)")
+    add("--width", type=count, metavar="PX", help="multiple of 16 (default: as in training)")
+    add("--num-frames", type=count, metavar="N", help="4k+1 (default: as in training)")
+    add("--fps", type=number(float, POSITIVE), help="frames per second (default: as in training)")
     add("--negative-prompt", metavar="TEXT", help="what to move away from (default: the empty caption)")
     add(
         "--weights",
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         if not lines:
             raise ValueError("no prompt; give --prompt TEXT or --prompts FILE")
         generate_lines(args, lines)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UserError(str(error)) from error
     print(f"{len(lines)} videos, contact_sheet.png and {RECORD} in {args.out}")
     return 0
@@ -87,18 +89,23 @@ def run(args: argparse.Namespace) -> int:
 
 def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
     """Makes and writes the videos of all lines."""
-    import torch
-
+    from worldsmith.checkpoint.export_folder import require_writable
     from worldsmith.sampling.generate import generate
     from worldsmith.sampling.prompt_files import to_request
     from worldsmith.sampling.video_writer import contact_sheet, write_mp4
 
+    device = find_device(args.device)
+    require_writable(args.out)
     make_room(args.out, force=args.force)
     model = open_model(args, lines)
+    if args.adapter is not None:
+        require_no_adapters(model, args.adapter)
     options = {name: getattr(args, name) for name in REQUEST_OPTIONS}
     sizes = {name: getattr(model.defaults, name) if options[name] is None else options[name] for name in SIZES}
     requests = [to_request(line, {**options, **sizes}, seed=args.seed + i) for i, line in enumerate(lines)]
-    generator = load(model, args.adapter, args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for request in requests:
+        request.check()
+    generator = load(model, args.adapter, device)
     settings = {
         name: getattr(generator.defaults, name) if getattr(args, name) is None else getattr(args, name)
         for name in ("steps", "guidance", "shift")
@@ -124,9 +131,41 @@ def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel
     from worldsmith.checkpoint.load_model import find_model
     from worldsmith.sampling.training_data import with_clip_size
 
-    model = find_model(args.model, weights=args.weights)
+    model = find_model(args.model, weights=args.weights, base=args.base)
     is_open = any(getattr(args, name) is None and any(name not in line.settings for line in lines) for name in SIZES)
     return replace(model, defaults=with_clip_size(model.defaults, model.tree)) if is_open else model
+
+
+def find_device(name: str | None) -> str:
+    """The device asked for, or else cuda if there is one. Raises UserError for one that is not there."""
+    import torch
+
+    from worldsmith.config.errors import UserError
+
+    devices = torch.cuda.device_count()
+    if name is None:
+        return "cuda" if devices else "cpu"
+    match = re.fullmatch(r"(?:cpu|cuda(?::(\d+))?)", name)
+    if match is None:
+        raise UserError(f"--device {name}: no such device; give cpu or cuda")
+    if name != "cpu" and int(match[1] or 0) >= devices:
+        found = f"{devices} CUDA device{'' if devices == 1 else 's'}"
+        raise UserError(f"--device {name}: this machine has {found}; give {'a lower number or ' * bool(devices)}cpu")
+    return name
+
+
+def require_no_adapters(model: StoredModel, adapter: Path) -> None:
+    """Raises UserError when `adapter` would be added to weights that hold it, or their run's own adapters, already."""
+    from worldsmith.checkpoint.export_folder import read_source
+    from worldsmith.config.errors import UserError
+
+    source = read_source(model.folder)
+    trained = model.config.lora_enabled and model.weights != "untrained"
+    if trained or (source.merged and source.run == read_source(adapter).run):
+        raise UserError(
+            f"--adapter {adapter}: {model.folder} has its run's adapters in its weights already; leave --adapter out, "
+            "or give the base that the run started from"
+        )
 
 
 def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Generator:

@@ -48,7 +48,7 @@ def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> l
 
 
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What is allowed and may surprise: a schedule shorter than the run, a number of processes that is fixed."""
+    """What is allowed and may surprise: a short schedule, rules for loading nothing, a number of processes."""
     found = []
     cycles, steps = _value(tree, ("scheduler", "cycle_lengths")), _value(tree, ("trainer", "max_iter"))
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
@@ -58,12 +58,15 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
                 f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: "
                 f"the last {steps - total} steps run at the schedule's last value"
             )
+    skipped = _value(tree, ("checkpoint", "keys_to_skip_loading"))
+    if skipped and _value(tree, ("checkpoint", "load_path")) is None:
+        found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
     degrees = [_value(tree, (*PARALLELISM, name)) for name in NAMES]
     if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
         needed = needed_processes(*degrees)
         if max(degrees) > 1:
             found.append(
-                f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: start the run with torchrun"
+                f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: use worldsmith launch"
             )
     return found
 

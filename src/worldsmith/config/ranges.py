@@ -22,7 +22,7 @@ from worldsmith.config.value_types import is_reference, union_members
 class Range:
     """Limits of a number: at least, above, at most, below; `also` is one value outside them, such as -1 for "all".
 
-    `finite` refuses infinity; `why` is added to the complaint.
+    `finite` refuses infinity and what is no number (nan); `why` is added to the complaint.
     """
 
     ge: float | None = None
@@ -42,7 +42,7 @@ class Range:
             and (self.gt is None or value > self.gt)
             and (self.le is None or value <= self.le)
             and (self.lt is None or value < self.lt)
-            and not (self.finite and math.isinf(value))
+            and not (self.finite and not math.isfinite(value))
         )
 
     def __str__(self) -> str:

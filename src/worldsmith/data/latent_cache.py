@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -25,7 +27,8 @@ class LatentCache:
 
     The key is a SHA-256 over everything that changes the latents; a changed input gets another key, so that nothing is
     ever invalidated. Writing is atomic (a file appears whole or not at all). A damaged file is a miss: it is counted in
-    `corrupt`, removed, and written anew.
+    `corrupt`, removed, and written anew. What cannot be read is a miss, what cannot be written is counted in
+    `unwritten`, and either is said once: it only costs time, since the clip is encoded again.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -33,7 +36,18 @@ class LatentCache:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.corrupt = 0
-        remove_stale(self.folder / "incoming")
+        self.unwritten = 0
+        self._said = False
+        try:
+            remove_stale(self.incoming)
+            self._probe()
+        except OSError as error:
+            self._complain(error)
+
+    @property
+    def incoming(self) -> Path:
+        """Where files are written before they get their name."""
+        return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
         """Key over the given JSON-able facts, the VAE's fingerprint and the format version."""
@@ -49,15 +63,18 @@ class LatentCache:
         from safetensors import SafetensorError, safe_open
 
         path = self.path_for(key)
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             with safe_open(path, framework="pt") as file:
                 latents: Tensor = file.get_tensor("latents")
                 stated = (file.metadata() or {}).get("crc32")
         except FileNotFoundError:
             return None
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            self._complain(error)
+            return None
+        except SafetensorError as error:
             self._drop(path, str(error))
             return None
         if stated != checksum(latents):
@@ -69,23 +86,48 @@ class LatentCache:
         return latents
 
     def put(self, key: str, latents: Tensor) -> None:
-        """Stores latents [C, t, h, w] as float32."""
+        """Stores latents [C, t, h, w] as float32, if that is possible."""
         import torch
         from safetensors.torch import save
 
         latents = latents.detach().to("cpu", torch.float32).contiguous()
+        try:
+            self._write(key, save({"latents": latents}, metadata={"crc32": checksum(latents)}))
+        except OSError as error:
+            self.unwritten += 1
+            self._complain(error)
+
+    def _write(self, key: str, data: bytes) -> None:
         # No fsync: after a power cut the file may be empty, which the next get() notices.
-        incoming = self.folder / "incoming" / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
-        incoming.parent.mkdir(parents=True, exist_ok=True)
-        incoming.write_bytes(save({"latents": latents}, metadata={"crc32": checksum(latents)}))
-        path = self.path_for(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        incoming.replace(path)
+        incoming, path = self.incoming / f"{key}.{os.getpid()}.{time.monotonic_ns()}", self.path_for(key)
+        for folder in (incoming.parent, path.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            incoming.write_bytes(data)
+            incoming.replace(path)
+        except OSError:
+            incoming.unlink(missing_ok=True)
+            raise
+
+    def _probe(self) -> None:
+        """Raises OSError when nothing can be written, before there is something to write."""
+        self.incoming.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.incoming) as file:
+            file.write(b"probe")
+
+    def _complain(self, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            log.warning(
+                "the latent cache %s cannot be read or written (%s); clips that it does not give are encoded each time",
+                self.folder, error.strerror or error,
+            )  # fmt: skip
 
     def _drop(self, path: Path, why: str) -> None:
         self.corrupt += 1
         log.warning("cached latents %s are damaged (%s); the clip is encoded again", path, why)
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only
+            path.unlink()
 
 
 def checksum(latents: Tensor) -> str:

@@ -57,7 +57,7 @@ class GenerationRequest:
                     f"{where}: {name} must be a multiple of {SPATIAL_COMPRESSION}, found {side}; "
                     f"the nearest is {max(1, round(side / SPATIAL_COMPRESSION)) * SPATIAL_COMPRESSION}"
                 )
-        if self.num_frames < 1 or not self.fps > 0:
+        if self.num_frames < 1 or not (self.fps > 0 and math.isfinite(self.fps)):
             raise ValueError(f"{where}: num_frames and fps must be positive, found {self.num_frames} and {self.fps}")
         if self.seed < 0:
             raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")

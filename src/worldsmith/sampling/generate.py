@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ def generate_latents(
         raise ValueError(
             "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
         )
+    if not math.isfinite(guidance):
+        raise ValueError(f"the scale of guidance must be finite, found {guidance}")
     schedule = flow_schedule(steps, shift)
     prepared = [prepare(generator, request) for request in requests]
     limit = generator.config.max_num_tokens_after_packing if max_tokens is None else max_tokens

@@ -33,7 +33,7 @@ def flow_schedule(steps: int, shift: float) -> Schedule:
     """
     if steps < 1:
         raise ValueError(f"sampling needs at least 1 step, found steps={steps}")
-    if not shift > 0:
+    if not (shift > 0 and math.isfinite(shift)):
         raise ValueError(f"the schedule's shift must be positive, found {shift}")
     grid = np.linspace(1 - 1 / NUM_TRAIN_TIMESTEPS, 0, steps + 1)[:-1]
     sigmas = shift * grid / (1 + (shift - 1) * grid)

@@ -53,7 +53,7 @@ def run(*words: str, folder: Path) -> tuple[int, str, str]:
     (folder / "tiny_recipes.py").write_text(RECIPE)
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *words], env=environment, capture_output=True, text=True, timeout=60, cwd=folder
+        [sys.executable, "-c", RUN, *words], env=environment, capture_output=True, text=True, timeout=240, cwd=folder
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -84,6 +84,11 @@ def command(monkeypatch: pytest.MonkeyPatch, result: Any, *, overrides: bool = T
         (UserError("no such run"), 2, "worldsmith: error: no such run"),
         (FileNotFoundError(2, "No such file or directory", "x.mp4"), 2, "No such file or directory: x.mp4"),
         (FileNotFoundError("no shipped asset 'x'"), 2, "no shipped asset 'x'"),
+        (PermissionError(13, "Permission denied", "a/b"), 2, "worldsmith: error: Permission denied: a/b\n"),
+        (NotADirectoryError(20, "Not a directory", "file/out"), 2, "worldsmith: error: Not a directory: file/out\n"),
+        (OSError(28, "No space left on device"), 2, "worldsmith: error: No space left on device\n"),
+        (OSError(18, "Invalid cross-device link", "a", None, "b"), 2, "Invalid cross-device link: a -> b\n"),
+        (OSError("no tokenizer in x"), 2, "worldsmith: error: no tokenizer in x\n"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -129,6 +134,27 @@ def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown and text in shown for name, text in cli.COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["schema", "reference", "-o", "file/page.md"],
+        ["dataset", "moving-shapes", "file/data", "--clips", "1", "--val-clips", "1"],
+        ["convert", "file/source", "-o", "out"],
+        ["config", "check", "file/run.toml"],
+    ],
+)
+def test_a_path_below_a_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert "file" in error
+    assert error.startswith(("worldsmith: error: ", "file/run.toml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_config_show_and_check(tmp_path: Path) -> None:

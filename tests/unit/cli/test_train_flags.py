@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def quiet():
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What `train` would plan, instead of planning it."""
     found: list[Any] = []
-    monkeypatch.setattr(train, "dryrun", lambda tree: found.append(tree) or 0)
+    monkeypatch.setattr(train, "dryrun", lambda tree, resume_changed: found.append(tree) or 0)
     monkeypatch.setattr(train, "train", lambda tree, launch, resume_changed: found.append((tree, launch)) or 0)
     monkeypatch.setenv("DATASET_PATH", "clips")
     monkeypatch.chdir(tmp_path)
@@ -242,3 +243,31 @@ def test_a_class_that_is_loaded_can_be_named_and_others_need_trust(tmp_path: Pat
     assert code == 2
     assert "add --trust flag_parts" in err
     assert worldsmith("--trust=flag_parts", *stack, folder=tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("when", ["start", "training"])
+def test_a_file_error_is_the_users_mistake_only_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
+    """A file system that fails later is a failure (1), after which the same command may be started again."""
+    from worldsmith.config.sections import JobConfig
+    from worldsmith.training import trainer
+    from worldsmith.training.run_folder import Launch
+
+    class Failing:
+        def __init__(self, *args: object, **settings: object) -> None:
+            if when == "start":
+                raise PermissionError(13, "Permission denied", "data")
+
+        def train(self) -> None:
+            raise OSError(5, "Input/output error", "clip.mp4")
+
+    monkeypatch.setattr(trainer, "Trainer", Failing)
+    monkeypatch.setattr(train, "is_complete", lambda *args: False)
+    tree = SimpleNamespace(job=JobConfig(project="a", group="b", name="c"))
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    if when == "training":
+        assert train.train(tree, Launch(), resume_changed=False) == 1  # type: ignore[arg-type]
+    else:
+        with pytest.raises(PermissionError):
+            train.train(tree, Launch(), resume_changed=False)  # type: ignore[arg-type]

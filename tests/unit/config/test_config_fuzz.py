@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, get_recipe
@@ -51,8 +51,6 @@ WORDS = ["optimizer.lr=1e-4", "+optimizer.lr_multipliers.x=2", "~optimizer.lr_mu
 WORDS += ["optimizer.betas=[0.1,0.2]", "scheduler={f_min: [0.5]}", "model.ema.rate=${optimizer.lr}", "experiment=small"]
 FUZZ = settings(
     max_examples=int(os.environ.get("WORLDSMITH_FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

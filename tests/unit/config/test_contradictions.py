@@ -136,10 +136,10 @@ def test_degrees_are_compared_with_the_environment_when_a_file_is_loaded(
     path = tmp_path / "run.toml"
     path.write_text('[job]\nexperiment = "small"\n[model.parallelism]\ndata_parallel_shard_degree = 4\n')
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    (remark,) = [w for w in load(str(path)).warnings if "torchrun" in w]
+    (remark,) = [w for w in load(str(path)).warnings if "worldsmith launch" in w]
     assert "4 processes" in remark
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert load(str(path)).warnings == [w for w in load(str(path)).warnings if "torchrun" not in w]
+    assert load(str(path)).warnings == [w for w in load(str(path)).warnings if "worldsmith launch" not in w]
     monkeypatch.setenv("WORLD_SIZE", "6")
     (problem,) = problems_of(str(path))
     assert (problem.line, problem.column) == (4, 30)
@@ -199,6 +199,23 @@ class TestShippedRecipes:
             ("model.config", 5),
             ("optimizer.keys_to_select", 7),
         ]
+
+    def test_settings_of_adapters_without_adapters_are_refused_where_they_are_written(self, tmp_path: Path) -> None:
+        text = '[model]\nlora_rank = 7\nlora_target_modules = "q_proj"\n'
+        (problem,) = problems_of(self.save(tmp_path, text))
+        assert problem.line == 4
+        assert "lora_rank = 7 and lora_target_modules = 'q_proj' without adapters" in problem.message
+        assert "set lora_enabled = true" in problem.message
+        assert load(self.save(tmp_path, text.replace('"q_proj"', '"q_proj"\nlora_enabled = true'))).warnings == []
+        assert load(self.save(tmp_path, "[model]\nlora_enabled = false\nlora_rank = 16\n")).warnings == []
+
+    def test_rules_for_loading_nothing_are_a_warning(self) -> None:
+        words = ["checkpoint.keys_to_skip_loading=[net_ema.]", "checkpoint.load_path=null", "checkpoint.init=scratch"]
+        (warning,) = load("vision_sft_tiny", words).warnings
+        assert warning == (
+            "checkpoint.keys_to_skip_loading = ['net_ema.'] has no effect: without load_path nothing is loaded"
+        )
+        assert load("vision_sft_tiny", words[1:]).warnings == []
 
     def test_one_cap_takes_the_place_of_the_inherited_other(self, tmp_path: Path) -> None:
         loaded = load(self.save(tmp_path, "[dataloader_train]\nmax_samples_per_batch = 4\n"))

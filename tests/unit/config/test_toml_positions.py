@@ -93,7 +93,7 @@ def paths(value: object, path: tuple[str | int, ...] = ()) -> set[tuple[str | in
 
 
 @given(st.dictionaries(KEYS, st.dictionaries(KEYS, VALUES, max_size=3), max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_scanner_finds_exactly_the_paths_that_the_parser_finds(table: dict[str, dict[str, object]]) -> None:
     text = "".join(
         f"[{quote(name)}]\n" + "".join(f"{quote(k)} = {write(v)}\n" for k, v in body.items())

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, get_recipe
@@ -205,7 +205,7 @@ EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5), PIECES | st
 
 
 @given(EDITS, EDITS)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 def test_damaged_stacks_end_in_a_tree_or_a_config_error(t: ModuleType, write: Write, one: Any, two: Any) -> None:
     model = f"model:\n  config:\n    type: {tag(t.Generator)}\n    ema: {{rate: 0.2}}\n"
     base = f"recipe: small\n{model}optimizer: {{lr: 1}}\n"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, yaml_text
 from worldsmith.config.tree import from_dict, from_yaml, to_dict, to_yaml
 from worldsmith.config.yaml_text import advice_on, dump_yaml, read_yaml
 
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=80)
 
 
 @pytest.mark.parametrize(

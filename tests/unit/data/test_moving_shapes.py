@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from worldsmith.cli import dataset as dataset_command
+from worldsmith.cli.main import main
 from worldsmith.data.moving_shapes import (
     CANVAS,
     STEP,
@@ -205,9 +204,8 @@ def test_an_impossible_plan_is_refused_by_name(tmp_path, change, message):
 
 
 def test_command_makes_then_skips_then_refuses(tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    dataset_command.add_arguments(parser)
     line = [
+        "dataset",
         "moving-shapes",
         str(tmp_path / "out"),
         "--clips",
@@ -219,11 +217,11 @@ def test_command_makes_then_skips_then_refuses(tmp_path, capsys):
         "--num-frames",
         "5",
     ]
-    assert dataset_command.run(parser.parse_args(line)) == 0
+    assert main(line) == 0
     assert "2 train and 1 val clips" in capsys.readouterr().out
-    assert dataset_command.run(parser.parse_args(line)) == 0
+    assert main(line) == 0
     assert "nothing to do" in capsys.readouterr().out
-    assert dataset_command.run(parser.parse_args([*line, "--seed", "9"])) == 2
+    assert main([*line, "--seed", "9"]) == 2
     assert "seed 0, asked 9" in capsys.readouterr().err
     frames, _ = decode(tmp_path / "out" / "train" / "videos" / "moving-shapes-train-00000.mp4")
     assert frames.shape == (5, 32, 32, 3)

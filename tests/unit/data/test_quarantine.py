@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from small_disk import largest_file
 
 from worldsmith.data.errors import DataError
 from worldsmith.data.quarantine import Quarantine
@@ -69,3 +70,19 @@ def test_samples_outside_the_configured_limits_are_listed_but_not_bad() -> None:
         quarantine.add(bad(number, "too_short"))
     quarantine.check(10, max_bad_fraction=0.0, bad_samples_allowed=0)
     assert quarantine.counts["too_short"] == 100
+
+
+def test_a_list_that_cannot_be_written_costs_a_warning_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quarantine = Quarantine(tmp_path)
+    quarantine.add(bad(0))
+    with largest_file(100):
+        assert [quarantine.add(bad(1)), quarantine.add(bad(2))] == [True, True]
+    quarantine.add(bad(3))
+    assert quarantine.unwritten == 2
+    assert quarantine.counts == {"truncated": 4}
+    assert caplog.text.count("cannot be written") == 1
+    assert "quarantine.jsonl but for 2" in quarantine.describe()
+    assert "k3" in (tmp_path / "quarantine.jsonl").read_text()
+    assert {"k0", "k3"} <= set(Quarantine(tmp_path)._written)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.ranges import Count
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.config.value_types import is_reference
 from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.attention_modes import (
@@ -114,12 +115,21 @@ class Cosmos3Generator(Configurable):
                 )
             if self.lora_enabled:
                 match_targets(self.lora_target_modules, adaptable_layers(self.network))
+            elif idle := changed_lora_settings(self):
+                raise ValueError(
+                    f"{' and '.join(f'{name} = {getattr(self, name)!r}' for name in idle)} without adapters: every "
+                    "weight would be trained; set lora_enabled = true for adapters, or leave these settings out"
+                )
             halves = self.parallelism.cfg_parallel_shard_degree
             if halves != 1:
                 raise ValueError(
                     f"parallelism.cfg_parallel_shard_degree = {halves}: guidance has two halves in sampling only, "
                     "training runs one; write 1, and use context_parallel_shard_degree to share a pack"
                 )
+
+        def without_adapters(self) -> Cosmos3Generator.Config:
+            """The same model without adapters, such as one into which they were merged."""
+            return replace(self, **changed_lora_settings(self))
 
     def __init__(
         self,
@@ -210,3 +220,10 @@ def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
         config.natten_parameter_list,
         config.video_temporal_causal,
     )
+
+
+def changed_lora_settings(config: Cosmos3Generator.Config) -> dict[str, Any]:
+    """The defaults of those settings of adapters that say something else; references are left alone."""
+    defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
+    changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
+    return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}
