@@ -3,21 +3,14 @@
 
 : "${NPROC_PER_NODE:=8}" "${NNODES:=1}" "${NODE_RANK:=0}"
 export DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH
-processes=$((NPROC_PER_NODE * NNODES))
 words=(train "--sft-toml=$TOML_FILE" "$@")
 
-for word in "$@"; do
-    if [[ $word == --dryrun ]]; then # the plan for that many processes, made by one
-        exec env WORLD_SIZE="$processes" worldsmith "${words[@]}"
-    fi
-done
-if ((processes == 1)); then
+if ((NPROC_PER_NODE * NNODES == 1)); then
     exec worldsmith "${words[@]}"
 fi
-if ((NNODES == 1)); then
-    rendezvous=(--standalone) # takes a free port
-else
-    rendezvous=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-port "${MASTER_PORT:-29500}"
+machines=(--nnodes "$NNODES")
+if ((NNODES > 1)); then
+    machines+=(--node-rank "$NODE_RANK" --master-port "${MASTER_PORT:-29500}"
         --master-addr "${MASTER_ADDR:?several nodes need MASTER_ADDR, the address of node 0}")
 fi
-exec torchrun "${rendezvous[@]}" --nproc-per-node "$NPROC_PER_NODE" -m worldsmith "${words[@]}"
+exec worldsmith launch "${machines[@]}" --nproc-per-node "$NPROC_PER_NODE" "${words[@]}"

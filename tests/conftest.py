@@ -1,4 +1,4 @@
-"""For all tests: one thread for each process, and no process group left to the next file."""
+"""For all tests: one thread for each process, no GPU, time enough, and no process group left to the next file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported, here and in what tests start: processes with more threads than cores get many times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Tests are about the code that runs anywhere, and ranks of theirs would share one GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# How quick an example is depends on what else the machine does. A fixture may serve all examples of a test.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,10 +29,9 @@ def launch(script: str, *words: str, path: Path, **environment: str) -> subproce
 
 @pytest.fixture
 def recorders(tmp_path: Path) -> Path:
-    """Programs named torchrun and worldsmith that print how they were called."""
-    for name in ("torchrun", "worldsmith"):
-        (tmp_path / name).write_text(RECORDER)
-        (tmp_path / name).chmod(0o755)
+    """A program named worldsmith that prints how it was called."""
+    (tmp_path / "worldsmith").write_text(RECORDER)
+    (tmp_path / "worldsmith").chmod(0o755)
     return tmp_path
 
 
@@ -41,13 +40,13 @@ def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, re
     said = launch(f"launch_sft_vision_{tier}.sh", "--trainer.max_iter", "10", path=recorders).stdout.splitlines()
     toml = EXAMPLES / f"toml/sft_config/vision_sft_{tier}.toml"
     assert toml.is_file()
-    assert said[:4] == ["torchrun", "--standalone", "--nproc-per-node", "8"]
-    assert said[4:10] == ["-m", "worldsmith", "train", f"--sft-toml={toml}", "--trainer.max_iter", "10"]
+    assert said[:6] == ["worldsmith", "launch", "--nnodes", "1", "--nproc-per-node", "8"]
+    assert said[6:10] == ["train", f"--sft-toml={toml}", "--trainer.max_iter", "10"]
     assert f"BASE_CHECKPOINT_PATH={EXAMPLES}/checkpoints/Cosmos3-{tier.capitalize()}" in said
     assert f"WAN_VAE_PATH={EXAMPLES}/checkpoints/wan22_vae/Wan2.2_VAE.pth" in said
 
 
-def test_one_process_needs_no_torchrun_and_variables_win(recorders: Path) -> None:
+def test_one_process_needs_no_launch_and_variables_win(recorders: Path) -> None:
     said = launch(
         *("launch_sft_vision_edge.sh", "--", "a=b c"),
         **{"path": recorders, "NPROC_PER_NODE": "1", "DATASET_PATH": "my clips", "TOML_FILE": "x.toml"},  # type: ignore[arg-type]
@@ -64,7 +63,7 @@ def test_several_machines_need_the_address_of_the_first(recorders: Path) -> None
     assert "several nodes need MASTER_ADDR" in failed.stderr
     said = launch("launch_sft_vision_nano.sh", path=recorders, MASTER_ADDR="node0", **several).stdout.splitlines()
     rendezvous = ["--nnodes", "2", "--node-rank", "1", "--master-port", "29500", "--master-addr", "node0"]
-    assert said[1:11] == [*rendezvous, "--nproc-per-node", "8"]
+    assert said[1:12] == ["launch", *rendezvous, "--nproc-per-node", "8"]
 
 
 def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ COMMANDS = {
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
+    "launch": "train in several processes, on one machine or more",
     "dataset": "make a dataset",
     "generate": "make videos with a trained model",
     "convert": "make a base checkpoint from weights in another format",
@@ -24,6 +25,7 @@ COMMANDS = {
 """Each is a module of worldsmith.cli with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
 
 One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
+`launch` has a function of that name instead, since what follows its options is another command, word for word.
 """
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
@@ -68,6 +70,10 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 
     head, tail = split_tail(words)
     try:
+        if name == "launch":
+            from worldsmith.cli.launch import launch
+
+            return launch(words, [word for option in packages for word in option])
         import_packages(packages)
         module = importlib.import_module(f"worldsmith.cli.{name}")
         parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
@@ -83,8 +89,10 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         return fail(str(error))
     except UserError as error:
         return fail(str(error))
-    except FileNotFoundError as error:
-        return fail(f"{error.strerror}: {error.filename}" if error.filename is not None else str(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return fail(file_error(error))
 
 
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -155,6 +163,14 @@ def overview() -> str:
             "worldsmith --version        the version",
         ]
     )
+
+
+def file_error(error: OSError) -> str:
+    """What could not be done with a file, and with which: one line, for every command."""
+    if error.strerror is None:
+        return str(error)  # the words of a library, or ours
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{error.strerror}{': ' if names else ''}{' -> '.join(names)}"
 
 
 def fail(message: str) -> int:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.distributed.peers import PATIENCE
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -53,7 +55,7 @@ class World:
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self._object_device())
+        dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
@@ -85,11 +87,6 @@ class World:
         """True when the flag is set on at least one rank."""
         return self.sum(float(flag))[0] > 0
 
-    def _object_device(self) -> Any:
-        import torch
-
-        return torch.device(self.device)
-
 
 def world_size() -> int:
     """How many processes torchrun's environment promises."""
@@ -100,31 +97,74 @@ def start_world(*, context_parallel: int = 1) -> World:
     """Reads the place of this process from the environment that torchrun sets, and joins the process group.
 
     Every `context_parallel` neighbours form a group, whose size must divide the number of processes. Without that
-    environment the run is one process. Raises ValueError when the environment is incomplete.
+    environment the run is one process. Raises ValueError when the environment is incomplete, or has no GPU for this
+    process while others have one.
     """
-    import torch
     import torch.distributed as dist
 
-    on_cuda = torch.cuda.is_available()
     size = world_size()
     local_rank = _environment_int("LOCAL_RANK", 0)
-    if on_cuda:
-        torch.cuda.set_device(local_rank)
-    device = f"cuda:{local_rank}" if on_cuda else "cpu"
+    device = take_device(local_rank)
     if size == 1:
         return World(device=device)
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(
             f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set; start several processes with "
-            "`torchrun --nproc-per-node=N -m worldsmith train …`, or unset WORLD_SIZE for one process"
+            "`worldsmith launch --nproc-per-node N train …`, or unset WORLD_SIZE for one process"
         )
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if on_cuda else "gloo")
-    group = dist.new_subgroups(group_size=context_parallel)[0] if context_parallel > 1 else None
+        dist.init_process_group(backends(device), timeout=PATIENCE)
+    share = context_parallel > 1
+    group = dist.new_subgroups(group_size=context_parallel, timeout=PATIENCE)[0] if share else None
     return World(
         rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device, context_group=group
     )
+
+
+def backends(device: str) -> str:
+    """Tensors on a GPU travel by NCCL. All else goes over gloo, without a GPU: objects, barriers, plans of checkpoints.
+
+    Both wait patiently: a rank may have to read or check far more than the others before it meets them, also in the
+    first step.
+    """
+    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+
+
+def take_device(local_rank: int) -> str:
+    """This process's device, which becomes the current one. Raises ValueError when the GPUs do not suffice."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    require_devices(local_rank + 1)
+    torch.cuda.set_device(local_rank)
+    return f"cuda:{local_rank}"
+
+
+def require_devices(processes: int) -> None:
+    """Raises ValueError when this machine has GPUs, but not one for each of its processes."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if 0 < count < processes:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ValueError(
+            f"{processes} processes on this machine need as many GPUs, found {count}"
+            f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES is {visible!r})'}; start {count} on each machine: "
+            f"--nproc-per-node {count}, for the example scripts NPROC_PER_NODE={count}"
+        )
+
+
+def device_remarks(processes: int) -> list[str]:
+    """What is to be said about a plan for more processes than this machine has GPUs."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not 0 < count < processes:
+        return []
+    gpus = f"{count} GPU{'s' * (count > 1)}"
+    return [f"this machine has {gpus}: {processes} processes need {-(-processes // count)} such machines"]
 
 
 def ensure_process_group(world: World) -> None:
@@ -132,9 +172,8 @@ def ensure_process_group(world: World) -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        backend = "nccl" if world.device.startswith("cuda") else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        dist.init_process_group(backends(world.device), store=store, rank=0, world_size=1)
 
 
 def stop_world() -> None:

@@ -22,7 +22,7 @@ SAME_PRESS = 1.0
 class StopSignals:
     """While active, remembers the first signal. A second SIGINT interrupts at once; others are not needed and ignored.
 
-    Worker processes that are forked meanwhile ignore SIGINT (a terminal sends it to them too) and die by the others.
+    Worker processes that are forked meanwhile ignore them: who asks the whole job asks them too, and the run ends them.
     Only the main thread can catch signals; elsewhere this does nothing. `file`, if there is one, counts like a signal.
     """
 
@@ -54,9 +54,6 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            if number != signal.SIGINT:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
             return
         if number == signal.SIGHUP:
             leave_terminal()

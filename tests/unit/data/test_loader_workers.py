@@ -24,7 +24,7 @@ time.sleep(120)
 
 
 ASKED = """
-import signal, sys, time
+import sys, time
 from worldsmith.data.loader import PackingDataLoader
 from worldsmith.training.stop_signals import StopSignals
 config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
@@ -32,7 +32,6 @@ config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.
 with StopSignals() as stop:
     packs = iter(config.build(tokenizer=lambda text: [1]))
     next(packs)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     print("ready", flush=True)
     while stop.asked is None:
         time.sleep(0.01)

@@ -14,7 +14,7 @@ from worldsmith.models.cosmos3.flex import block_diagonal_mask, plan_flex
 from worldsmith.models.cosmos3.three_way import plan_latents
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=6))
 def test_blocks_are_those_that_pytorch_finds_by_filling_in_every_entry(lengths: list[tuple[int, int]]) -> None:
     """Which blocks are computed, and which of them without a mask."""

@@ -136,7 +136,7 @@ def packs_with_profiles(draw):
     return grids, text_lengths, profiles
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(case=packs_with_profiles(), entries=st.sampled_from([1, 40, 2**24]), gathered=st.sampled_from([1, 30, 2**17]))
 def test_any_windows_equal_a_mask_filled_in_pair_by_pair(case, entries, gathered):
     """Outputs and all gradients, for any grids, windows, strides, dilations and causal axes, however it is cut up."""

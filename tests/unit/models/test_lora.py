@@ -102,7 +102,7 @@ NAMES = adaptable_layers(QWEN)
 ENDINGS = sorted({".".join(name.split(".")[cut:]) for name in NAMES for cut in range(len(name.split(".")))})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(ENDINGS), min_size=1, max_size=4, unique=True), st.booleans())
 def test_targets_mean_what_they_mean_to_peft(targets, spaces):
     """PEFT's own test of a name against a list of targets is the judge."""
@@ -195,4 +195,4 @@ def test_without_adapters_peft_is_not_imported():
         "from worldsmith.models.cosmos3.architecture import NetworkConfig as N;"
         "g = G(G.Config(network=N(num_hidden_layers=1)), device='meta'); sys.exit('peft' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=240).returncode == 0

@@ -45,7 +45,7 @@ def test_smaller_frames_have_the_longest_window_and_larger_ones_the_shortest():
 
 
 @given(clips=st.integers(0, 60), window=st.integers(1, 20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_windows_cover_every_frame_once_and_keep_whole_latent_frames(clips, window):
     bounds = list(window_bounds(4 * clips + 1, 4 * window))
     assert [i for first, end in bounds for i in range(first, end)] == list(range(4 * clips + 1))

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
@@ -53,7 +53,7 @@ NUMBERS = st.integers() | st.floats(allow_nan=False) | st.booleans()
 PLAIN = st.recursive(
     TEXT | NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8
 )
-MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=200)
 
 
 @MANY
@@ -102,7 +102,7 @@ def test_any_text_survives_an_override_word(text: str, table: dict[str, Any]) ->
     assert repr(read_text(word_value(plain), dict[str, float | int | bool])) == repr(plain)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(TEXT.filter(lambda text: "${" not in text and ".." not in text and not text.startswith(("/", "~"))), TEXT)
 def test_hostile_names_survive_every_form_of_a_run(tmp_path: Path, text: str, suffix: str) -> None:
     tree = get_recipe("moving_shapes")

@@ -1,0 +1,145 @@
+"""`worldsmith launch`: starts `worldsmith train` in several processes, through torchrun, and answers for them.
+
+torchrun alone takes every exit code but 0 for a failure, does not know SIGUSR1, and kills what has not ended 30 s after
+a signal. Here signals are handed to the processes, which agree on a step, save and end by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import psutil
+
+from worldsmith.cli.launched import OUTCOME
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import require_devices
+from worldsmith.training.stop_signals import PREEMPTED, handling, leave_terminal
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+HELP = """usage: worldsmith launch [OPTION]… train …
+
+Starts `worldsmith train …` in several processes. The options are torchrun's; these are the usual ones:
+
+  --nproc-per-node N   processes on this machine, or `gpu`: one for each GPU (default: 1)
+  --nnodes N           machines (default: 1); give the same command on each, with its own
+  --node-rank R        number of this machine, from 0, and with
+  --master-addr HOST   the address of machine 0 and
+  --master-port PORT   a port on it (default: 29500)
+  --max-restarts N     after a failure, so often the processes start again from the last checkpoint (default: 0)
+
+`torchrun --help` lists the others. With --dryrun one process makes the plan for all.
+
+SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 go on to the processes, which save and stop, however long that takes.
+SIGQUIT (Ctrl-\\) ends them at once.
+
+exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
+a second Ctrl-C, 1 failed."""
+OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
+"""Options of torchrun that say what is started and which signals torchrun itself takes."""
+
+
+def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
+    """Runs torchrun's options and a command, `words`, to the end; `packages` are words for each process.
+
+    Returns the exit code of the run, on several machines as far as this machine's processes know it.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP)
+        return 0 if words else 2
+    asked: set[int] = set()
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        asked.add(number)
+        if number == signal.SIGHUP:
+            leave_terminal()
+        processes = psutil.Process().children()
+        if not processes:
+            raise SystemExit(PREEMPTED)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    with handling(hand_on):
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import run
+
+        from worldsmith.cli.main import main
+
+        args = read_words(words, packages)
+        machines, processes = count_processes(args)
+        if "--dryrun" in args.training_script_args:
+            os.environ["WORLD_SIZE"] = str(machines * processes)
+            return main(args.training_script_args)
+        with tempfile.TemporaryDirectory(prefix="worldsmith_launch_") as folder:
+            outcome = Path(folder) / "exit_code"
+            os.environ[OUTCOME] = str(outcome)
+            try:
+                require_devices(processes)
+                run(args)
+            except ChildFailedError as error:
+                return failure_code(error, asked)
+            except SignalException as error:
+                print(f"ended at once by {error.sigval.name}; nothing was saved for it", file=sys.stderr)
+                return 1
+            except ValueError as error:
+                raise UserError(f"worldsmith launch: {error}") from error
+            return int(outcome.read_text())
+
+
+def read_words(words: Sequence[str], packages: Sequence[str]) -> Namespace:
+    """torchrun's arguments, so that it starts our command. Raises UserError for what cannot work here."""
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… train … (see --help)"
+    args = parser.parse_args(words)
+    for name in OWN_SETTINGS:
+        if getattr(args, name) != parser.get_default(name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"worldsmith launch: {option} cannot be given, because the command sets it; leave it out")
+    if args.training_script != "train":
+        raise UserError(f"worldsmith launch starts `train`, not '{args.training_script}'; see worldsmith launch --help")
+    args.module, args.training_script = True, "worldsmith.cli.launched"
+    args.training_script_args = ["train", *packages, *args.training_script_args]
+    args.signals_to_handle = "SIGQUIT"
+    return args
+
+
+def count_processes(args: Namespace) -> tuple[int, int]:
+    """How many machines there are at most, and processes on this one. Raises UserError when the words do not say."""
+    from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
+
+    try:
+        return parse_min_max_nnodes(args.nnodes)[1], determine_local_world_size(args.nproc_per_node)
+    except (ValueError, RuntimeError) as error:
+        words = f"--nnodes {args.nnodes} --nproc-per-node {args.nproc_per_node}"
+        raise UserError(f"worldsmith launch: {words}: {error}") from error
+
+
+def failure_code(error: ChildFailedError, asked: set[int]) -> int:
+    """The exit code for processes of which at least one did not end with 0.
+
+    The first one counts: torchrun has ended the others. A mistake of the user explains the others' failures too.
+    """
+    rank, first = error.get_first_failure()
+    if 2 in {failure.exitcode for failure in error.failures.values()}:
+        return 2
+    if first.exitcode in (PREEMPTED, 130):
+        return first.exitcode
+    if -first.exitcode in asked:  # before it could catch a signal, so that there was nothing to save
+        return PREEMPTED
+    how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
+    print(f"worldsmith launch: rank {rank} {how}, the first one to fail", file=sys.stderr)
+    return 1

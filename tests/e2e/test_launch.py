@@ -1,0 +1,243 @@
+"""`worldsmith launch`: its exit codes, whom signals reach, and that it leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_runs
+from logged_command import call
+
+from worldsmith.cli.main import main
+from worldsmith.config.tree import to_yaml
+from worldsmith.training.stop_signals import SAME_PRESS
+
+Start = Callable[..., BaseProcess]
+LAUNCH = ["launch", "--nproc-per-node", "2", "train"]
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Starts `worldsmith` with some words, in a process that has imported torchrun already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.run"])
+    started = []
+
+    def start(*words: str, folder: Path, nohup: bool = False) -> BaseProcess:
+        started.append(context.Process(target=call, args=(list(words), folder / "log", dict(os.environ), nohup)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def start_case(start: Start, case: str, folder: Path, *words: str, nohup: bool = False) -> BaseProcess:
+    """Two processes that do what a case of launched_train does."""
+    return start("--import", "launched_train", *LAUNCH, case, str(folder), *words, folder=folder, nohup=nohup)
+
+
+def end(launcher: BaseProcess) -> int | None:
+    launcher.join(200)
+    return launcher.exitcode
+
+
+def wait_for(condition: Callable[[], bool], folder: Path) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError((folder / "log").read_text())
+        time.sleep(0.05)
+
+
+def ready(folder: Path, name: str = "ready") -> list[int]:
+    """The processes, once all of them have got so far."""
+    files = [folder / f"{name}_{rank}" for rank in (0, 1)]
+    wait_for(lambda: all(file.exists() for file in files), folder)
+    return [int(file.read_text() or 0) for file in files]
+
+
+def stopped_by(folder: Path) -> list[str]:
+    """What the processes were asked by, which they have written as their save."""
+    return [(folder / f"saved_{rank}").read_text() for rank in (0, 1)]
+
+
+def wait_until_gone(pids: list[int], folder: Path) -> None:
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), folder)
+
+
+def test_a_run_that_ends_well(start: Start, tmp_path: Path) -> None:
+    """The words after -- arrive as they are, in both processes."""
+    assert end(start_case(start, "done", tmp_path, "--", "a=b c", "--", "-x=1")) == 0
+    assert [(tmp_path / f"words_{rank}").read_text() for rank in (0, 1)] == ["a=b c -- -x=1"] * 2
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP]])
+def test_a_signal_is_a_stop_after_a_save(start: Start, tmp_path: Path, numbers: list[signal.Signals]) -> None:
+    """Whatever comes after it, and although one process needs longer than the other."""
+    launcher = start_case(start, "train", tmp_path)
+    processes = ready(tmp_path)
+    for number in numbers:
+        os.kill(launcher.pid, number)
+        time.sleep(0.1)
+    assert end(launcher) == 75, (tmp_path / "log").read_text()
+    assert stopped_by(tmp_path) == [numbers[0].name] * 2
+    wait_until_gone(processes, tmp_path)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_terminal_that_is_closed_does_not_stop_what_nohup_has_started(start: Start, tmp_path: Path) -> None:
+    launcher = start_case(start, "train", tmp_path, nohup=True)
+    ready(tmp_path)
+    os.kill(launcher.pid, signal.SIGHUP)
+    time.sleep(0.3)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert end(launcher) == 75
+    assert stopped_by(tmp_path) == ["SIGTERM"] * 2
+
+
+def test_a_second_ctrl_c_interrupts(start: Start, tmp_path: Path) -> None:
+    launcher = start_case(start, "train_long", tmp_path)
+    ready(tmp_path)
+    os.kill(launcher.pid, signal.SIGINT)
+    ready(tmp_path, "saving")
+    time.sleep(SAME_PRESS)
+    os.kill(launcher.pid, signal.SIGINT)
+    assert end(launcher) == 130
+
+
+def test_before_the_first_step_there_is_nothing_to_save(start: Start, tmp_path: Path) -> None:
+    launcher = start_case(start, "load", tmp_path)
+    ready(tmp_path)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert end(launcher) == 75
+    assert "stopped by SIGTERM with nothing to save" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "said"),
+    [("mistake", 2, "worldsmith: error: the folder is wrong"), ("memory", 1, "rank 1 was ended by SIGKILL")],
+)
+def test_one_process_that_fails_ends_the_run(start: Start, tmp_path: Path, case: str, code: int, said: str) -> None:
+    assert end(start_case(start, case, tmp_path)) == code
+    log = (tmp_path / "log").read_text()
+    assert said in log
+    assert "Traceback" not in log
+
+
+def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path: Path) -> None:
+    launcher = start_case(start, "train", tmp_path)
+    processes = ready(tmp_path)
+    launcher.kill()
+    wait_until_gone(processes, tmp_path)
+    assert stopped_by(tmp_path) == ["SIGTERM"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "x"], "worldsmith launch starts `train`, not 'evaluate'"),
+        (["--nproc-per-node", "many", "train"], "--nproc-per-node many: Unsupported"),
+        (["--nnodes", "many", "train", "--dryrun"], "--nnodes many --nproc-per-node 1: invalid literal"),
+        (["--signals-to-handle", "SIGTERM", "train"], "--signals-to-handle cannot be given"),
+        (["-m", "train"], "--module cannot be given"),
+    ],
+)
+def test_words_that_cannot_work(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_help_needs_no_torch() -> None:
+    program = (
+        "import sys; from worldsmith.cli.main import main; code = main(['launch', '--help']);"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    assert "75 asked to stop and saved" in subprocess.check_output([sys.executable, "-c", program], text=True)
+
+
+class Run:
+    """A tiny run of two processes with loader workers, which would take far longer than a test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = folder
+        monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(folder / "runs"))
+        config = tiny_runs.tiny_config(tiny_runs.make_world(folder / "world"), steps=100_000, workers=1)
+        config.checkpoint.save_iter = 100_000
+        (folder / "run.yaml").write_text(to_yaml(config))
+        self.words = ["train", "--base", str(folder / "run.yaml")]
+        self.folder = folder / "runs/tests/tiny/run"
+
+    def steps(self) -> list[int]:
+        """The steps that are logged."""
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def saved(self) -> int:
+        """The step of the newest checkpoint."""
+        return int((self.folder / "checkpoints/latest_checkpoint.txt").read_text().strip().removeprefix("iter_"))
+
+    def trained(self, launcher: int) -> list[int]:
+        """All processes, after two more steps than there were."""
+        goal = len(self.steps()) + 2
+        wait_for(lambda: len(self.steps()) >= goal, self.log)
+        return [process.pid for process in psutil.Process(launcher).children(recursive=True)]
+
+
+def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the meeting point of the processes is gone then, and they have a save to do."""
+    run = Run(tmp_path, monkeypatch)
+    launcher = start("launch", "--nproc-per-node", "2", *run.words, folder=tmp_path)
+    processes = run.trained(launcher.pid)
+    assert len(processes) >= 4  # two ranks, each with a worker at least
+    launcher.kill()
+    wait_until_gone(processes, tmp_path)
+    assert run.steps() == list(range(1, run.saved() + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_real_runs_stop_and_go_on(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a scheduler's signals, the stop file, and plain torchrun, which signals loader workers too: all is saved."""
+    run = Run(tmp_path, monkeypatch)
+    launch = ("launch", "--nproc-per-node", "2", *run.words)
+    assert end(start(*launch, "--", "optimizer.lr=fast", folder=tmp_path)) == 2
+    launcher = start(*launch, folder=tmp_path)
+    processes = run.trained(launcher.pid)
+    os.kill(launcher.pid, signal.SIGUSR1)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert end(launcher) == 75, (tmp_path / "log").read_text()
+    wait_until_gone(processes, tmp_path)
+    steps = [run.saved()]
+
+    launcher = start(*launch, folder=tmp_path)
+    run.trained(launcher.pid)
+    (run.folder / "STOP").touch()
+    assert end(launcher) == 75, (tmp_path / "log").read_text()
+    steps.append(run.saved())
+    assert end(start(*launch, "--", "optimizer.lr=0.5", folder=tmp_path)) == 2
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
+        with (tmp_path / "log").open("a") as log:
+            torchrun = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "worldsmith", *run.words],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        processes = run.trained(torchrun.pid)
+        torchrun.send_signal(number)
+        assert torchrun.wait() != 0
+        wait_until_gone(processes, tmp_path)
+        steps.append(run.saved())
+    assert steps == sorted(set(steps))
+    assert run.steps() == list(range(1, steps[-1] + 1))
