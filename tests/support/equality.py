@@ -196,8 +196,7 @@ def model_config(case: Case) -> Cosmos3Generator.Config:
         parallelism=case.parallelism,
         activation_checkpointing=case.recompute,
         compile=case.compile,
-        lora_enabled=case.lora,
-        lora_rank=4,
+        **({"lora_enabled": True, "lora_rank": 4} if case.lora else {}),
         tokenizer=WanVAE.Config(vae_path="none"),
         text_tokenizer=TextTokenizer.Config(path="none"),
     )
