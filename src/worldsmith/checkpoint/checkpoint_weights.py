@@ -10,7 +10,7 @@ from worldsmith.checkpoint.dcp import load_part
 from worldsmith.checkpoint.folders import find_latest
 from worldsmith.checkpoint.frozen_weights import is_partial, require_same
 from worldsmith.checkpoint.network_difference import stated
-from worldsmith.checkpoint.verify import has_checksums, require_whole
+from worldsmith.checkpoint.verify import WEIGHTS, has_checksums, require_whole
 from worldsmith.checkpoint.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.json_file import read_json_object, section
@@ -106,14 +106,23 @@ def find_model_folder(root: Path, world: World) -> Path | None:
     None when there is none of these. Checksums are verified, by all ranks together: a damaged checkpoint of a run is
     passed over with a warning, any other is a UserError.
     """
-    for model in (root, root / "model"):
-        if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
-            require_whole(model.parent, world)
-            return model
+    model = own_model_folder(root)
+    if model is not None:
+        if model.name == "model":  # else what lies beside it has nothing to do with it
+            require_whole(model.parent, world, only=WEIGHTS)
+        return model
     for checkpoints in (root, root / "checkpoints"):
-        latest = find_latest(checkpoints, world)
+        latest = find_latest(checkpoints, world, weights_only=True)
         if latest is not None:
             return latest / "model"
+    return None
+
+
+def own_model_folder(root: Path) -> Path | None:
+    """`root`, or the model folder in it: one that DCP has written, or of which checksums say so."""
+    for model in (root, root / "model"):
+        if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
+            return model
     return None
 
 

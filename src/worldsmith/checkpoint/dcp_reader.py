@@ -12,23 +12,26 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from worldsmith.config.errors import UserError
 
 METADATA = ".metadata"
 DCP = "torch.distributed.checkpoint"
+SHARDED = "torch.distributed._shard.sharded_tensor"
 ALLOWED = {
     *((f"{DCP}.metadata", name)
       for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
                    "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((f"{SHARDED}.metadata", name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
     (f"{DCP}.filesystem", "_StorageInfo"),
+    ("collections", "OrderedDict"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }  # fmt: skip
-"""Classes of records, and one function that looks a layout up by its name."""
+"""Classes of records, those of older versions too, and one function that looks a layout up by its name."""
 
 
 class TensorReader(FileSystemReader):
@@ -44,6 +47,8 @@ class TensorReader(FileSystemReader):
                 metadata = MetadataUnpickler(stream, file).load()
                 entries = metadata.state_dict_metadata.items()
                 metadata.state_dict_metadata = {name: entry for name, entry in entries if is_tensor(name, entry)}
+                if getattr(metadata, "storage_meta", None) is None:
+                    metadata.storage_meta = StorageMeta()
                 metadata.storage_meta.load_id = self.load_id
             except (UserError, OSError):
                 raise

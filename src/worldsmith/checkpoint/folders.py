@@ -74,15 +74,17 @@ def candidates(parent: Path) -> tuple[list[Path], list[str]]:
     return found, [] if problem is None else [problem]
 
 
-def find_latest(parent: Path, world: World) -> Path | None:
+def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Path | None:
     """The checkpoint to resume from: the first whole one of `candidates`. All ranks read a share of the files.
+
+    With `weights_only` it is the one to take weights from; see `damage`.
 
     Only reads, so that it may look at a run that is still training. None when there is no checkpoint. A damaged one is
     passed over with a message. Raises UserError when there are checkpoints and none is complete.
     """
     found, problems = world.broadcast(candidates(parent) if world.is_main else None)
     for candidate in found:
-        problem = damage(candidate, world)
+        problem = damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
                 logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
@@ -94,10 +96,8 @@ def find_latest(parent: Path, world: World) -> Path | None:
             return candidate
         problems.append(f"{candidate.name}: {problem}")
     if found:
-        raise UserError(
-            f"no checkpoint in {parent} is complete: {'; '.join(problems)}. "
-            "To start the run anew, move this folder away."
-        )
+        advice = "" if weights_only else " To start the run anew, move this folder away."
+        raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
     if problems:
         raise UserError(
             f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"

@@ -15,7 +15,7 @@ from worldsmith.checkpoint.frozen_weights import is_partial
 from worldsmith.checkpoint.merged_weights import MergedWeights
 from worldsmith.checkpoint.start_weights import start_of_run
 from worldsmith.checkpoint.tensor_names import NATIVE_TYPE
-from worldsmith.checkpoint.verify import require_whole
+from worldsmith.checkpoint.verify import WEIGHTS, require_whole
 from worldsmith.checkpoint.warm_start import compare
 from worldsmith.checkpoint.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
@@ -198,11 +198,11 @@ def find_checkpoint(config_file: Path, checkpoint: Path | None, weights: Weights
             raise needs_no_base(config_file.parent, "it began with random weights")
         return stored
     if checkpoint is None:
-        checkpoint = find_latest(config_file.parent / "checkpoints", World())
+        checkpoint = find_latest(config_file.parent / "checkpoints", World(), weights_only=True)
         if checkpoint is None:
             raise FileNotFoundError(f"no checkpoint in {config_file.parent / 'checkpoints'}")
     else:
-        require_whole(checkpoint, World())
+        require_whole(checkpoint, World(), only=WEIGHTS)
     if base is not None and not is_partial(checkpoint):
         raise needs_no_base(checkpoint, "it holds all its weights")
     averaged = bool(CheckpointWeights(checkpoint / "model", {}).average_shapes)

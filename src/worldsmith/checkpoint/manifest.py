@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 MANIFEST = "manifest.json"
 THREADS = 4
+WORTH_A_WORD = 2**30
+"""Bytes that take a while to read."""
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -38,18 +43,20 @@ def summary(path: Path) -> list[int]:
     return [size, crc]
 
 
-def find_damage(checkpoint: Path, *, rank: int = 0, ranks: int = 1) -> str | None:
+def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 0, ranks: int = 1) -> str | None:
     """What is wrong with a checkpoint folder, in words; None when every file is there and unchanged.
 
-    With `ranks` above 1 each of them reads its share of the files, and the checkpoint is whole when none finds damage.
+    `only` holds beginnings of the files that count. With `ranks` above 1 each of them reads its share of the files, and
+    the checkpoint is whole when none finds damage.
     """
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
-        share = [(str(name), [int(size), int(crc)]) for name, (size, crc) in files.items()][rank::ranks]
+        wanted = [(str(name), [int(size), int(crc)]) for name, (size, crc) in files.items() if name.startswith(only)]
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
+    share, total = wanted[rank::ranks], sum(size for _, (size, _) in wanted)
     for name, (size, _) in share:  # quick checks first: they spare the reading of the others
         path = checkpoint / name
         try:
@@ -62,6 +69,8 @@ def find_damage(checkpoint: Path, *, rank: int = 0, ranks: int = 1) -> str | Non
             return f"{name} is no file"
         if found != size:
             return f"{name} has {found} bytes, not {size}"
+    if rank == 0 and total >= WORTH_A_WORD:
+        logger.info("%s: comparing %.1f GiB with their checksums", checkpoint, total / 2**30)
     with ThreadPoolExecutor(THREADS) as pool:
         damages = pool.map(lambda entry: find_change(checkpoint, *entry), share)
         return next((damage for damage in damages if damage is not None), None)

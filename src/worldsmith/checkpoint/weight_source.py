@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
 
@@ -92,24 +93,40 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
     Files with checksums are read once and verified; the ranks of `world`, which call this together, share that.
     Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
     """
-    from worldsmith.checkpoint.checkpoint_weights import MANIFEST, find_model_folder, open_checkpoint
+    from worldsmith.checkpoint.checkpoint_weights import find_model_folder, open_checkpoint
     from worldsmith.checkpoint.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.checkpoint.verify import require_whole
-    from worldsmith.config.errors import UserError
     from worldsmith.models.model_files import local_folder
 
     root = local_folder(str(path), file_patterns=("*.safetensors", "*.json"), field=field)
     if root.is_file():
         raise UserError(f"{field} {path} is a file; {ADVICE}")
     world = world or World()
+    require_same_kind(root, world, field=field)
     model_folder = find_model_folder(root, world)
     if model_folder is not None:
         return open_checkpoint(model_folder, world=world)
     if has_safetensors(root):
-        if (root / MANIFEST).is_file():  # else a file manifest.json would be somebody else's
-            require_whole(root, world)
+        require_whole(root, world)
         return open_safetensors(root)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {ADVICE}")
+
+
+def require_same_kind(root: Path, world: World, *, field: str) -> None:
+    """Raises UserError, on all ranks, when what they see in a folder is not opened in the same way: copies on nodes."""
+    from worldsmith.checkpoint.checkpoint_weights import own_model_folder
+    from worldsmith.checkpoint.safetensors_weights import has_safetensors
+
+    model = own_model_folder(root)
+    kind = "safetensors" if has_safetensors(root) else "a run"
+    if model is not None:
+        kind = f"weights in {model.relative_to(root)}/"
+    kinds = world.gather(kind)
+    other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
+        )
 
 
 def copies_of_understanding(shapes: Mapping[str, list[int]], num_layers: int) -> dict[str, str]:

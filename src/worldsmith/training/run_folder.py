@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
 
+logger = logging.getLogger(__name__)
+
 FREE_TO_CHANGE = (
     "trainer.max_iter",
     "trainer.logging_iter",
@@ -34,6 +37,7 @@ FREE_TO_CHANGE = (
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
 ABSENT = "(absent)"
+ADAPTERS = "model.config.lora_enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +145,16 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
 
 
 def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
-    """Which windows of the data set are not those that the run was trained on."""
+    """Which windows of the data set are not those that the run was trained on; none where it is gone, which is said."""
     from worldsmith.data.dataset_record import FILE, changed_windows
+    from worldsmith.data.errors import DataError
 
-    return changed_windows(folder / FILE, config.dataloader_train.dataset.build())
+    try:
+        dataset = config.dataloader_train.dataset.build()
+    except (DataError, OSError) as error:
+        logger.warning("the data cannot be compared with those of the run: %s", error)
+        return []
+    return changed_windows(folder / FILE, dataset)
 
 
 def indented(lines: Sequence[str]) -> str:
@@ -154,6 +164,8 @@ def indented(lines: Sequence[str]) -> str:
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """`path: old -> new` for every value that differs and matters."""
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
+    if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
+        paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
     return [
         f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
         for path in paths

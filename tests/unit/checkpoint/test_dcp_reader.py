@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,23 @@ def test_what_pytorch_writes_is_read(folder: Path, tmp_path: Path) -> None:
     state = {"net.a": torch.zeros(2, 3)}
     load_part(tmp_path / "theirs", state, no_dist=True)
     assert torch.equal(state["net.a"], TENSORS["net.a"])
+
+
+def test_what_other_writers_leave_out_or_add_is_no_damage(folder: Path) -> None:
+    """No storage_meta (torch puts an empty one there), an ordered dict, and the properties of older versions."""
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    file = folder / "model" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    metadata.storage_meta = None
+    metadata.planner_data = OrderedDict(metadata.planner_data or {})
+    for name, entry in metadata.state_dict_metadata.items():
+        metadata.state_dict_metadata[name] = replace(entry, properties=TensorProperties(entry.properties.dtype))
+    file.write_bytes(pickle.dumps(metadata))
+    assert all(torch.equal(value, TENSORS[name]) for name, value in read(folder / "model").items())
+    del metadata.storage_meta
+    file.write_bytes(pickle.dumps(metadata))
+    assert stored_shapes(folder / "model")["net.a"] == [2, 3]
 
 
 def test_code_beside_the_tensors_never_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

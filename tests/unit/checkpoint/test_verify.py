@@ -14,7 +14,7 @@ from worldsmith.checkpoint import manifest
 from worldsmith.checkpoint.base_checkpoint import convert
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.checkpoint.start_weights import StartWeights
-from worldsmith.checkpoint.verify import damage
+from worldsmith.checkpoint.verify import WEIGHTS, damage, require_whole
 from worldsmith.checkpoint.warm_start import load_weights, plan_loading
 from worldsmith.checkpoint.weight_source import open_weights
 from worldsmith.cli.main import main
@@ -139,7 +139,54 @@ def test_loading_reads_every_file_once_for_its_checksum(run: Path, monkeypatch: 
     summary = manifest.summary
     monkeypatch.setattr(manifest, "summary", lambda path: [files.append(path), summary(path)][1])
     load_weights(str(run), weights(0))
-    assert sorted(files) == manifest.list_files(run / "checkpoints" / "iter_000000002")
+    newest = run / "checkpoints" / "iter_000000002"
+    wanted = [file for file in manifest.list_files(newest) if str(file.relative_to(newest)).startswith(WEIGHTS)]
+    assert sorted(files) == wanted
+    assert wanted
+
+
+def test_weights_are_taken_from_a_checkpoint_without_its_training_state(run: Path) -> None:
+    """It is often removed to save space; only what is read is compared with checksums."""
+    newest = run / "checkpoints" / "iter_000000002"
+    shutil.rmtree(newest / "optim")
+    for path in (run, newest, newest / "model"):
+        assert bool((open_weights(path).read(TABLE) == 2).all())
+    flip(newest / "model" / "__0_0.distcp")
+    with pytest.raises(UserError, match="iter_000000002 is damaged"):
+        open_weights(newest)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_weights_that_others_have_written_need_no_checksums(run: Path, foreign: bool) -> None:
+    """A run folder, a checkpoint and a model folder, with no manifest.json or one of another program."""
+    for folder in (run / "checkpoints").glob("iter_*"):
+        (folder / "manifest.json").unlink()
+        if foreign:
+            (folder / "manifest.json").write_text('{"name": "somebody"}')
+    for path in (run, run / "checkpoints", run / "checkpoints" / "iter_000000002"):
+        assert bool((open_weights(path).read(TABLE) == 2).all())
+    bare = run / "nano"
+    shutil.copytree(run / "checkpoints" / "iter_000000002" / "model", bare)
+    (run / "manifest.json").write_text('{"files": {"other": [1, 2]}}')
+    assert bool((open_weights(bare).read(TABLE) == 2).all())
+
+
+@dataclass(frozen=True)
+class Different(World):
+    """A rank beside one that sees something else."""
+
+    size: int = 2
+    other: Any = None
+
+    def gather(self, value: Any) -> list[Any]:
+        return [self.other, value]
+
+
+def test_ranks_that_see_different_copies_are_told_and_do_not_wait(run: Path) -> None:
+    with pytest.raises(UserError, match=r"process 0 finds safetensors there and process 1 a run; copy it to all nodes"):
+        open_weights(run, world=Different(other="safetensors"))
+    with pytest.raises(UserError, match=r"damaged: processes \[0\] see no manifest.json in it and the others do"):
+        require_whole(run / "checkpoints" / "iter_000000002", Different(other=(False, None)))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from worldsmith.checkpoint.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.checkpointer import Checkpointer
 from worldsmith.cli.main import main
 from worldsmith.config.tree import to_yaml
+from worldsmith.training.run_folder import differences
 from worldsmith.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str]]
@@ -132,6 +133,24 @@ def test_a_complete_run_says_so_also_with_settings_that_are_free(run: Path, comm
     code, said = command("trainer.max_iter=1", "checkpoint.save_iter=7", "trainer.logging_iter=5", dryrun=dryrun)
     assert (code, "complete: 2 of 1 steps are done" in said) == (0, True), said
     assert content(run) == before
+
+
+def test_a_complete_run_says_so_also_without_its_data(world: Path, run: Path, command: Command) -> None:
+    """Scratch space is cleaned up; a queue that starts the command again must not take that for a failure."""
+    (world / "data").rename(world / "away")
+    try:
+        code, said = command()
+    finally:
+        (world / "away").rename(world / "data")
+    assert (code, "complete: 2 of 2 steps are done" in said) == (0, True), said
+
+
+def test_adapter_settings_matter_only_with_adapters() -> None:
+    off = {"model.config.lora_enabled": False, "model.config.lora_rank": 32}
+    assert not differences(off, {**off, "model.config.lora_rank": 16})
+    on = {**off, "model.config.lora_enabled": True}
+    assert len(differences(on, {**on, "model.config.lora_rank": 16})) == 1
+    assert len(differences(off, on)) == 1
 
 
 @pytest.mark.parametrize("steps", [2, 3])
