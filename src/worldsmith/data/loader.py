@@ -20,7 +20,7 @@ from worldsmith.data.quarantine import Quarantine
 from worldsmith.data.sample import Rejection, VideoSample
 from worldsmith.data.token_count import sample_tokens
 from worldsmith.data.video_dataset import VideoDataset
-from worldsmith.data.worker import start_worker
+from worldsmith.data.worker import start_worker, workers_deaf
 
 if TYPE_CHECKING:
     from worldsmith.data.latent_cache import LatentCache
@@ -268,21 +268,21 @@ class PackingDataLoader(Configurable):
         # Linux forks: a worker is there in milliseconds, and it uses no thread pool that it inherited (one torch
         # thread, its own decoders, no tokenizer). Elsewhere system libraries do not survive a fork.
         context = ("fork" if sys.platform == "linux" else "spawn") if workers else None
-        return iter(
-            torch.utils.data.DataLoader(
-                maker,
-                batch_size=None,
-                sampler=Positions(list(cursor.set_aside), cursor.next_position, self.world_size),
-                num_workers=workers,
-                prefetch_factor=self.config.prefetch_factor if workers else None,
-                multiprocessing_context=context,
-                worker_init_fn=partial(start_worker, os.getpid()),
-                # Numpy arrays go through the pipe; tensors would need shared memory, which is tiny in many containers.
-                collate_fn=as_is,
-                # A generator of its own: the default would draw from the training's global random state.
-                generator=torch.Generator().manual_seed(self.config.seed),
-            )
+        loader = torch.utils.data.DataLoader(
+            maker,
+            batch_size=None,
+            sampler=Positions(list(cursor.set_aside), cursor.next_position, self.world_size),
+            num_workers=workers,
+            prefetch_factor=self.config.prefetch_factor if workers else None,
+            multiprocessing_context=context,
+            worker_init_fn=partial(start_worker, os.getpid()),
+            # Numpy arrays go through the pipe; tensors would need shared memory, which is tiny in many containers.
+            collate_fn=as_is,
+            # A generator of its own: the default would draw from the training's global random state.
+            generator=torch.Generator().manual_seed(self.config.seed),
         )
+        with workers_deaf():
+            return iter(loader)
 
 
 def as_is(made: Any) -> Any:
