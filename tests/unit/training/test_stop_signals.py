@@ -53,24 +53,28 @@ def test_a_file_counts_and_is_removed_when_honoured(tmp_path: Path) -> None:
 
 def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_path: Path) -> None:
     """What is printed between the signal and the save must not fail, and the exit code stays the run's own."""
+    screen, terminal = pty.openpty()
+    ready, tell = os.pipe()  # not the terminal: its reader gets the first bytes of a write that is still going on
     program = f"""
-import sys, time
+import os, sys, time
 from worldsmith.training.stop_signals import StopSignals
 with StopSignals() as stop:
-    print("ready", flush=True)
+    os.write({tell}, b"ready")
     while stop.asked is None:
         time.sleep(0.01)
     print("a last step", flush=True)
     print("a last step", file=sys.stderr, flush=True)
     open({str(tmp_path / "saved")!r}, "w").write(stop.asked)
 """
-    screen, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, preexec_fn=lambda: handle(signal.SIG_DFL)
-    )
-    os.close(terminal)
-    assert os.read(screen, 5) == b"ready"
-    os.close(screen)
+        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, pass_fds=[tell],
+        preexec_fn=lambda: handle(signal.SIG_DFL),
+    )  # fmt: skip
+    for theirs in (terminal, tell):
+        os.close(theirs)
+    assert os.read(ready, 5) == b"ready"
+    for ours in (screen, ready):
+        os.close(ours)
     process.send_signal(signal.SIGHUP)
     assert process.wait(240) == 0
     assert (tmp_path / "saved").read_text() == "SIGHUP"
