@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp import load_part
+from worldsmith.checkpoint.dcp import METADATA, load_part
 from worldsmith.checkpoint.folders import find_latest
 from worldsmith.checkpoint.frozen_weights import is_partial, require_same
 from worldsmith.checkpoint.network_difference import stated
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LIVE, AVERAGE = "net.", "net_ema."
 RUN_CONFIG = "config.yaml"
 MANIFEST = "worldsmith.json"
-METADATA = ".metadata"
 
 
 class CheckpointWeights(WeightSource):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 
+METADATA = ".metadata"
+"""The file with which DCP makes a folder complete."""
 COPY_AHEAD = 10_000_000
 """Bytes that are copied from a GPU while others are written; DCP's default."""
 

@@ -14,9 +14,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from worldsmith.checkpoint.dcp import METADATA
 from worldsmith.config.errors import UserError
 
-METADATA = ".metadata"
 DCP = "torch.distributed.checkpoint"
 SHARDED = "torch.distributed._shard.sharded_tensor"
 ALLOWED = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.checkpoint_weights import MANIFEST
+from worldsmith.checkpoint.dcp import METADATA
 from worldsmith.checkpoint.manifest import list_files, summarize, write_manifest
-from worldsmith.config.errors import UserError
 from worldsmith.config.json_file import read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DType = Literal["float32", "bfloat16"]
-WEIGHT_FILES = (".safetensors", ".distcp", ".metadata")
+WEIGHT_FILES = (".safetensors", ".distcp", METADATA)
 """Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
 LOOSE = ("files", "versions", "worldsmith", "base_model")
 """Parts of a manifest that do not make another export."""
@@ -46,20 +45,8 @@ def require_place(out: Path, index: str) -> None:
 
     Raises UserError where nothing can be written, FileExistsError for what no export may replace (see `read_manifest`).
     """
-    require_writable(out.absolute().parent)
+    atomic.require_writable(out.absolute().parent)
     read_manifest(out, index)
-
-
-def require_writable(folder: Path) -> None:
-    """Tries whether files can be made in `folder`, which need not be there yet. Raises UserError if not."""
-    folder = folder.absolute()
-    home = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=home):
-            pass
-    except OSError as error:
-        where = "" if home == folder else f": {home}"
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}{where}") from None
 
 
 def may_write(out: Path, manifest: Mapping[str, Any], force: bool, *, index: str) -> bool:

@@ -57,13 +57,8 @@ def read_pointer(parent: Path) -> tuple[Path | None, str | None]:
     return parent / name, missing
 
 
-def named_by_pointer(parent: Path) -> Path | None:
-    """The checkpoint that the pointer in `parent` names, whether it is there or not; None when it names none."""
-    return read_pointer(parent)[0]
-
-
-def candidates(parent: Path) -> tuple[list[Path], list[str]]:
-    """The checkpoints in the order in which a resume tries them, and what is wrong with the pointer.
+def candidates(parent: Path) -> tuple[list[Path], Path | None, list[str]]:
+    """The checkpoints in the order in which a resume tries them; what the pointer names, and what is wrong with it.
 
     First the one that the pointer names, then those before it. Later ones come last: the run has gone back from them.
     """
@@ -71,7 +66,7 @@ def candidates(parent: Path) -> tuple[list[Path], list[str]]:
     named, problem = read_pointer(parent)
     if named is not None:
         found.sort(key=lambda path: is_later(path, named))
-    return found, [] if problem is None else [problem]
+    return found, named, [] if problem is None else [problem]
 
 
 def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Path | None:
@@ -82,7 +77,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Pa
     Only reads, so that it may look at a run that is still training. None when there is no checkpoint. A damaged one is
     passed over with a message. Raises UserError when there are checkpoints and none is complete.
     """
-    found, problems = world.broadcast(candidates(parent) if world.is_main else None)
+    found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
     for candidate in found:
         problem = damage(candidate, world, weights_only=weights_only)
         if problem is None:
@@ -90,7 +85,6 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Pa
                 logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
             if problems:
                 logger.warning("%s is taken instead", candidate.name)
-            named = named_by_pointer(parent)
             if named is not None and is_later(candidate, named):
                 logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
             return candidate

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.checkpoint_weights import LIVE, MANIFEST, RUN_CONFIG, CheckpointWeights, open_checkpoint
+from worldsmith.checkpoint.dcp import METADATA
 from worldsmith.checkpoint.diffusers_keys import network_config_from_diffusers
 from worldsmith.checkpoint.folders import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.frozen_weights import is_partial
@@ -154,7 +155,7 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
             f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
             "videos with; give it to a run as checkpoint.load_path"
         )
-    if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / ".metadata").is_file()):
+    if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
         run_folder = path.resolve().parent.parent
         config_file = path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG
         return find_checkpoint(config_file, path, weights, base)

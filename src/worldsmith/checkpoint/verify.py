@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.dcp import METADATA
 from worldsmith.checkpoint.manifest import MANIFEST, find_damage
 from worldsmith.config.errors import UserError
 
@@ -34,7 +35,7 @@ def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | N
     else may have written, is taken as it is.
     """
     if weights_only and not has_checksums(folder):
-        problem = None if (folder / "model" / ".metadata").is_file() else "it has no model/.metadata"
+        problem = None if (folder / "model" / METADATA).is_file() else f"it has no model/{METADATA}"
     else:
         only = WEIGHTS if weights_only else ("",)
         problem = find_damage(folder, only=only, rank=world.rank, ranks=world.size)

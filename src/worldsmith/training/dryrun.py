@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.atomic import nearest_folder, require_writable
 from worldsmith.checkpoint.checkpointer import load_positions
 from worldsmith.checkpoint.folders import find_latest
 from worldsmith.checkpoint.frozen_weights import is_partial
@@ -26,8 +27,6 @@ from worldsmith.training.preflight import (
     count_weights,
     generator_config,
     kept_checkpoints,
-    nearest_folder,
-    require_writable,
     schedule_remarks,
     size,
 )
@@ -62,7 +61,7 @@ def plan_run(
     """
     model = generator_config(config)
     degrees = plan_degrees(model, world_size)
-    require_writable(run_folder, make=False)
+    require_writable(run_folder, what="the run folder ")
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)

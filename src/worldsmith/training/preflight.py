@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 BYTES = 4
 """Per number: weights, average and moments are float32 in a checkpoint, whatever the network computes in."""
-PROBE_BYTES = 1 << 16
 
 
 def check_tree(config: Trainer.Config) -> None:
@@ -71,27 +68,6 @@ def schedule_remarks(config: Trainer.Config) -> list[str]:
     if warm_up >= steps:
         remarks.append(f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps")
     return remarks
-
-
-def require_writable(folder: Path, *, make: bool = True) -> None:
-    """Raises UserError when the run folder cannot be written; without `make` only the place where it would be is tried.
-
-    A few kilobytes are written and synced, in a file without a name: an empty one fits on a full disk.
-    """
-    try:
-        if make:
-            folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=nearest_folder(folder)) as probe:
-            probe.write(bytes(PROBE_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        raise UserError(f"the run folder {folder} cannot be written: {error.strerror or error}") from None
-
-
-def nearest_folder(path: Path) -> Path:
-    """The path itself or the first of those above it that is there."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def count_weights(network: nn.Module) -> tuple[int, int]:

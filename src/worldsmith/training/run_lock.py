@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
+from worldsmith.checkpoint.atomic import require_writable
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.training.preflight import require_writable
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class RunLock:
         problem, token = None, secrets.token_hex(8)
         if world.is_main:
             try:
-                require_writable(folder)
+                require_writable(folder, what="the run folder ")
                 self._handle = take(folder, token)
             except UserError as error:
                 problem = str(error)
@@ -63,6 +63,7 @@ def take(folder: Path, token: str) -> int:
     """Locks the folder and returns the handle that keeps it so. Raises UserError when another process has it."""
     path = folder / FILE
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
@@ -130,7 +131,7 @@ def find_difference(folder: Path, token: str, *, rank: int, host: str) -> str | 
             "place, the same on all nodes"
         )
     try:
-        require_writable(folder)
+        require_writable(folder, what="the run folder ")
     except UserError as error:
         return f"process {rank} on {socket.gethostname()}: {error}"
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
-from worldsmith.checkpoint.dcp import load_part, stored_shapes
+from worldsmith.checkpoint.dcp import METADATA, load_part, stored_shapes
 from worldsmith.checkpoint.frozen_weights import is_partial
 from worldsmith.checkpoint.warm_start import LoadReport, shorten
 from worldsmith.config.errors import UserError
@@ -114,7 +114,7 @@ def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
     import torch
 
     checkpoint = Path(report.folder).parent
-    if not (checkpoint / "optim" / ".metadata").exists():
+    if not (checkpoint / "optim" / METADATA).exists():
         raise UserError(
             f"checkpoint.load_training_state: {report.source} holds weights only; give a checkpoint of a training run"
         )

@@ -146,7 +146,8 @@ class Trainer(Configurable):
                         self.save(required=False)
                         save_is_due = False
                     elif save_is_due:
-                        logger.warning("step %d: the save waits for a step that is not skipped", self.iteration)
+                        level = logging.WARNING if self.world.is_main else logging.DEBUG
+                        logger.log(level, "step %d: the save waits for a step that is not skipped", self.iteration)
                     if asked:
                         reason = stop.asked or "another process was asked"
                         stop.honour()
