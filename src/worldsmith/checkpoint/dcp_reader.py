@@ -7,6 +7,7 @@ there as a plain object. Here only what DCP itself writes for tensors is taken o
 from __future__ import annotations
 
 import pickle
+from enum import Enum, EnumType
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class MetadataUnpickler(pickle.Unpickler):
         self.file = file
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return enum_member
         if (module, name) in ALLOWED:
             return super().find_class(module, name)
         dtype = vars(torch).get(name) if module == "torch" else None
@@ -74,6 +77,16 @@ class MetadataUnpickler(pickle.Unpickler):
             f"{self.file} wants to load {module}.{name}, which torch.distributed.checkpoint never writes for tensors; "
             "it could run any program, and is refused"
         )
+
+
+def enum_member(kind: Any, name: Any) -> Enum:
+    """In the place of the `getattr` with which some Pythons, 3.11.2 for one, pickle members of enumerations.
+
+    Raises TypeError for anything else: getattr reaches every method of a class.
+    """
+    if isinstance(kind, EnumType) and name in kind.__members__:
+        return kind.__members__[name]  # type: ignore[no-any-return]
+    raise TypeError(f"{name} is no member of an enumeration")
 
 
 def is_tensor(name: Any, entry: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from worldsmith.checkpoint.dcp import load_part, planner_of, save_part, stored_shapes
 from worldsmith.checkpoint.weight_source import open_weights
@@ -71,6 +74,42 @@ def test_what_other_writers_leave_out_or_add_is_no_damage(folder: Path) -> None:
     del metadata.storage_meta
     file.write_bytes(pickle.dumps(metadata))
     assert stored_shapes(folder / "model")["net.a"] == [2, 3]
+
+
+class Attribute:
+    """Pickled as the attribute of something, like the members of enumerations by Python 3.11.2."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)
+
+
+class AsPython3112(pickle._Pickler):
+    """Writes enumerations as Debian's Python 3.11.2 does."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        super().save(Attribute(type(obj), obj.name) if isinstance(obj, Enum) else obj, save_persistent_id)
+
+
+def test_enumerations_as_other_pythons_write_them_are_read(folder: Path) -> None:
+    file = folder / "model" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    stream = io.BytesIO()
+    AsPython3112(stream).dump(metadata)
+    assert b"getattr" in stream.getvalue()
+    file.write_bytes(stream.getvalue())
+    assert all(torch.equal(value, TENSORS[name]) for name, value in read(folder / "model").items())
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__class__"), (Path(), "touch")]
+)
+def test_attributes_of_other_things_are_refused(folder: Path, owner: Any, name: str) -> None:
+    (folder / "model" / ".metadata").write_bytes(pickle.dumps(Attribute(owner, name)))
+    with pytest.raises(UserError, match=r"model/\.metadata is damaged, or not what"):
+        stored_shapes(folder / "model")
 
 
 def test_code_beside_the_tensors_never_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
