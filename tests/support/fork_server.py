@@ -10,11 +10,13 @@ file operation of the save after it, in whatever process). Prints the exit code 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,9 @@ import worldsmith.training.step  # noqa: F401
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Trainer
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2): processes whose parent has ended become children of this one."""
 
 
 class Killer(Callback):
@@ -106,10 +111,21 @@ def run_job(job: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:
         job = json.loads(line)
         os.environ.update(meeting_point(job.get("ranks", 1)))
-        print(fork_ranks(partial(run_job, job)), flush=True)
+        code = fork_ranks(partial(run_job, job))
+        wait_for_orphans()
+        print(code, flush=True)
+
+
+def wait_for_orphans() -> None:
+    """What a killed run has started is killed with it, but ends the system call that it is in: a checkpoint of its
+    background save may appear a moment later."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 if __name__ == "__main__":

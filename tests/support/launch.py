@@ -59,6 +59,8 @@ def fork_ranks(function: Callable[[], None]) -> int:
     result = 0
     while children:
         child, status = os.wait()
+        if child not in children:  # of a rank that has ended
+            continue
         children.discard(child)
         code = os.waitstatus_to_exitcode(status)
         if code and not result:

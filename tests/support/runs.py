@@ -52,7 +52,7 @@ class Runs:
         code = int(self.server.stdout.readline())
         self.errors.seek(before)
         said = self.errors.read()
-        assert code == (0 if kill is None else -signal.SIGKILL), said
+        assert code == (0 if kill is None else -signal.SIGKILL), f"exit code {code}: {said}"
         return said
 
     def done(self, name: str) -> int:
