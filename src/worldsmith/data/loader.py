@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import Configurable
 from worldsmith.config.ranges import Count, NotNegative, Share
 from worldsmith.data.errors import DataError
 from worldsmith.data.packing import SequentialPacker, check_caps
-from worldsmith.data.positions import Cursor, Positions, merge_positions
+from worldsmith.data.positions import Cursor, merge_positions
 from worldsmith.data.quarantine import Quarantine
 from worldsmith.data.sample import Rejection, VideoSample
 from worldsmith.data.token_count import sample_tokens
 from worldsmith.data.video_dataset import VideoDataset
-from worldsmith.data.worker import start_worker, workers_deaf
 
 if TYPE_CHECKING:
     from worldsmith.data.latent_cache import LatentCache
@@ -94,7 +90,7 @@ class PackingDataLoader(Configurable):
         self.rank = rank
         self.world_size = world_size
         self.counts: Counter[str] = Counter()
-        """samples, captions_truncated, variable_rate, cache_hit, cache_miss, cache_corrupt."""
+        """samples, captions_truncated, variable_rate, workers_died, cache_hit, cache_miss, cache_corrupt."""
         self.dataset: VideoDataset = config.dataset.build()
         for rejection in self.dataset.rejections:
             self.quarantine.add(rejection)
@@ -257,36 +253,19 @@ class PackingDataLoader(Configurable):
 
     def _fetch(self, cursor: Cursor) -> Iterator[Made]:
         """Made samples in the order of the cursor's positions."""
-        import torch
-
+        from worldsmith.data.fetch import fetch
         from worldsmith.data.sample_maker import SampleMaker
 
-        workers = self.config.num_workers
-        maker = SampleMaker(
-            self.dataset, seed=self.config.seed, shuffle=self.config.shuffle, latent_cache=self.latent_cache
-        )
-        # Linux forks: a worker is there in milliseconds, and it uses no thread pool that it inherited (one torch
-        # thread, its own decoders, no tokenizer). Elsewhere system libraries do not survive a fork.
-        context = ("fork" if sys.platform == "linux" else "spawn") if workers else None
-        loader = torch.utils.data.DataLoader(
+        config = self.config
+        maker = SampleMaker(self.dataset, seed=config.seed, shuffle=config.shuffle, latent_cache=self.latent_cache)
+        return fetch(
             maker,
-            batch_size=None,
-            sampler=Positions(list(cursor.set_aside), cursor.next_position, self.world_size),
-            num_workers=workers,
-            prefetch_factor=self.config.prefetch_factor if workers else None,
-            multiprocessing_context=context,
-            worker_init_fn=partial(start_worker, os.getpid()),
-            # Numpy arrays go through the pipe; tensors would need shared memory, which is tiny in many containers.
-            collate_fn=as_is,
-            # A generator of its own: the default would draw from the training's global random state.
-            generator=torch.Generator().manual_seed(self.config.seed),
+            cursor,
+            self.world_size,
+            workers=config.num_workers,
+            prefetch=config.prefetch_factor,
+            counts=self.counts,
         )
-        with workers_deaf():
-            return iter(loader)
-
-
-def as_is(made: Any) -> Any:
-    return made
 
 
 def short(value: Any) -> str:

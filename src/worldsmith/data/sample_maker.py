@@ -28,7 +28,7 @@ CacheOutcome = Literal["off", "hit", "miss", "corrupt"]
 class Made:
     """What a worker returns: a sample that still lacks its text ids, its token count and its tensors, or a rejection.
 
-    Pixels and latents travel as numpy arrays (see `PackingDataLoader._fetch`).
+    Pixels and latents travel as numpy arrays (see `fetch.start`).
     """
 
     item: VideoSample | Rejection
@@ -49,11 +49,14 @@ class SampleMaker(torch.utils.data.Dataset[Made]):
         self.latent_cache = latent_cache
 
     def __getitem__(self, position: int) -> Made:
-        window = self.dataset.windows[sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)]
+        window = self.window(position)
         try:
             return self._make(window, position)
         except SampleError as error:
             return Made(Rejection(window.key, error.reason, error.detail, window.path))
+
+    def window(self, position: int) -> Window:
+        return self.dataset.windows[sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)]
 
     def _make(self, window: Window, position: int) -> Made:
         config = self.dataset.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def test_both_files_say_how_and_where_the_run_was_started(tmp_path):
     assert launch["args_override"][2] == "optimizer.keys_to_select=[moe_gen]"
     assert (environment["world_size"], environment["seed"]) == (2, 42)
     assert environment["distributed"] == {"RANK": "0"}
-    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["packages"]["torch"] == importlib.metadata.version("torch")
+    assert environment["torch"]["version"] == torch.__version__
     assert environment["torch"]["threads"] == torch.get_num_threads()
     assert environment["environment"]["LANG"] == "C.UTF-8"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -26,6 +28,7 @@ from worldsmith.config.tree import from_yaml, to_yaml
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.dryrun import plan_run
+from worldsmith.training.step import Step
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -165,6 +168,26 @@ class SignalAt(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, step: object) -> None:
         if trainer.iteration + 1 == self.step:
             os.kill(os.getpid(), self.number)
+
+
+class KillWorkers(Callback):
+    """Kills the processes that read data, in every second step."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+        if step.index % 2:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_workers_that_are_killed_change_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:
+    """In four steps, between the gradients and the update of the weights; the last of them needs no more data."""
+    trainer = Trainer(tiny_config(world, workers=2), run_folder=tmp_path)
+    trainer.callbacks["kill"] = KillWorkers(KillWorkers.Config(), folder=tmp_path)
+    assert trainer.train() is Outcome.FINISHED
+    assert read_losses(tmp_path) == read_losses(whole)
+    last_line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last_line["loaded"]["workers_died"] == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
