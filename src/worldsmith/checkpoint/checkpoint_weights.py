@@ -149,7 +149,7 @@ def open_checkpoint(
         except FileNotFoundError as error:
             raise UserError(
                 f"{model_folder.parent} holds trained weights only, and the others are not there: {error}. `worldsmith "
-                "export` and `worldsmith generate` take their place with --base DIR"
+                "export`, `generate` and `evaluate` take their place with --base DIR"
             ) from error
     return CheckpointWeights(model_folder, stated(tree["model"]["config"]["network"], model_folder.parent), below)
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.cli.shared_flags import add_sampling
+from worldsmith.cli.shared_flags import add_base, add_sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", choices=["auto", "ema", "live"], default="auto", help="auto: the average if there is one"
     )
+    add_base(parser)
     add_sampling(parser)
     parser.add_argument("--force", action="store_true", help="measure again although the result is there")
 
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace) -> int:
         models["untrained"] = (args.untrained, "untrained")
     judged, videos = {}, {}
     for name, (path, weights) in models.items():
-        generator = load(path, weights)
+        generator = load(path, weights, args.base)
         videos[name] = generate_videos(generator, prompts, args, name)
         save_videos(args.output / name, prompts, videos[name])
         judged[name] = judge_videos(prompts, videos[name])
@@ -75,10 +76,10 @@ def measure(args: argparse.Namespace) -> int:
     return 0
 
 
-def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"]) -> Cosmos3Generator:
+def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"], base: str | None) -> Cosmos3Generator:
     from worldsmith.checkpoint.load_model import load_generator
 
-    return load_generator(path, weights=weights)
+    return load_generator(path, weights=weights, base=base)
 
 
 def generate_videos(
@@ -153,7 +154,7 @@ def print_summary(output: Path, trained: dict[str, Any], untrained: dict[str, An
 def signature_of(args: argparse.Namespace) -> str:
     """Changes with the prompts, the settings and every file of the measured models."""
     digest = hashlib.sha256(args.prompts.read_bytes())
-    digest.update(repr((args.weights, args.steps, args.guidance, args.shift)).encode())
+    digest.update(repr((args.weights, args.base, args.steps, args.guidance, args.shift)).encode())
     for root in (args.model, args.untrained):
         for file in sorted(root.rglob("*")) if root is not None else ():
             if (

@@ -42,11 +42,8 @@ def fetch(
         alone = deaths >= TOGETHER
         try:
             if stream is None:
-                stream = (
-                    start(maker, cursor, step, workers=1, prefetch=1)
-                    if alone
-                    else start(maker, cursor, step, workers=workers, prefetch=prefetch)
-                )
+                processes, ahead = (1, 1) if alone else (workers, prefetch)
+                stream = start(maker, cursor, step, workers=processes, prefetch=ahead)
             made, death = DEATHS.next(stream), ""
         except RuntimeError as error:
             if not DIED.match(str(error)):
