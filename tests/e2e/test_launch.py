@@ -136,6 +136,15 @@ def test_one_process_that_fails_ends_the_run(start: Start, tmp_path: Path, case:
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("words", [["misspelt"], ["done", "--flag"]])
+def test_a_mistake_in_the_config_is_said_once(start: Start, tmp_path: Path, words: list[str]) -> None:
+    """Before there are processes."""
+    assert end(start_case(start, words[0], tmp_path, *words[1:])) == 2
+    log = (tmp_path / "log").read_text()
+    assert log.count("what is misspelt?") + log.count("unrecognized arguments: --flag") == 1
+    assert not list(tmp_path.glob("words_*"))
+
+
 def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path: Path) -> None:
     launcher = start_case(start, "train", tmp_path)
     processes = ready(tmp_path)
@@ -227,6 +236,8 @@ def test_real_runs_stop_and_go_on(start: Start, tmp_path: Path, monkeypatch: pyt
     assert end(launcher) == 75, (tmp_path / "log").read_text()
     steps.append(run.saved())
     assert end(start(*launch, "--", "optimizer.lr=0.5", folder=tmp_path)) == 2
+    assert end(start(*launch, "--", "optimizer.lrr=0.5", folder=tmp_path)) == 2
+    assert (tmp_path / "log").read_text().count("did you mean 'optimizer.lr'?") == 1
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
         with (tmp_path / "log").open("a") as log:

@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(overrides=[])
 
 
+def check(args: argparse.Namespace) -> None:
+    if args.case == "misspelt":
+        raise UserError("what is misspelt?")
+
+
 def run(args: argparse.Namespace) -> int:
     args.folder.joinpath(f"words_{RANK}").write_text(" ".join(args.overrides))
     with exit_when_asked():
@@ -82,5 +87,5 @@ def memory(folder: Path) -> int:
 
 
 module = types.ModuleType("worldsmith.cli.train")
-module.__dict__.update(HELP="", add_arguments=add_arguments, run=run)
+module.__dict__.update(HELP="", add_arguments=add_arguments, check=check, run=run)
 sys.modules["worldsmith.cli.train"] = module

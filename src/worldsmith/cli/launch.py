@@ -75,13 +75,16 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
 
-        from worldsmith.cli.main import main
+        from worldsmith.cli.main import main, read_command
 
-        args = read_words(words, packages)
+        args = read_words(words)
+        train, run_words = read_command("train", args.training_script_args)
+        args.training_script_args = ["train", *packages, *args.training_script_args]
         machines, processes = count_processes(args)
         if "--dryrun" in args.training_script_args:
             os.environ["WORLD_SIZE"] = str(machines * processes)
             return main(args.training_script_args)
+        train.check(run_words)  # a mistake is said once, before there are processes to repeat it
         with tempfile.TemporaryDirectory(prefix="worldsmith_launch_") as folder:
             outcome = Path(folder) / "exit_code"
             os.environ[OUTCOME] = str(outcome)
@@ -98,8 +101,11 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             return int(outcome.read_text())
 
 
-def read_words(words: Sequence[str], packages: Sequence[str]) -> Namespace:
-    """torchrun's arguments, so that it starts our command. Raises UserError for what cannot work here."""
+def read_words(words: Sequence[str]) -> Namespace:
+    """torchrun's arguments, so that it starts our command; training_script_args are the words after `train`.
+
+    Raises UserError for what cannot work here.
+    """
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
@@ -112,7 +118,6 @@ def read_words(words: Sequence[str], packages: Sequence[str]) -> Namespace:
     if args.training_script != "train":
         raise UserError(f"worldsmith launch starts `train`, not '{args.training_script}'; see worldsmith launch --help")
     args.module, args.training_script = True, "worldsmith.cli.launched"
-    args.training_script_args = ["train", *packages, *args.training_script_args]
     args.signals_to_handle = "SIGQUIT"
     return args
 

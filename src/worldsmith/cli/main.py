@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from worldsmith import __version__
 
@@ -68,22 +69,13 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
     """Imports the packages and the command's module, reads its words and runs it."""
     from worldsmith.config.errors import ConfigError, UserError
 
-    head, tail = split_tail(words)
     try:
+        import_packages(packages)
         if name == "launch":
             from worldsmith.cli.launch import launch
 
             return launch(words, [word for option in packages for word in option])
-        import_packages(packages)
-        module = importlib.import_module(f"worldsmith.cli.{name}")
-        parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
-        module.add_arguments(parser)
-        read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
-        args = read_words(parser, head)
-        if tail:
-            if not hasattr(args, "overrides"):
-                parser.error(f"worldsmith {name} takes no overrides after --")
-            args.overrides = [*args.overrides, *tail]
+        module, args = read_command(name, words)
         return int(module.run(args))
     except ConfigError as error:
         return fail(str(error))
@@ -93,6 +85,21 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         raise
     except OSError as error:
         return fail(file_error(error))
+
+
+def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The command's module and what its words say."""
+    head, tail = split_tail(words)
+    module = importlib.import_module(f"worldsmith.cli.{name}")
+    parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
+    module.add_arguments(parser)
+    read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
+    args = read_words(parser, head)
+    if tail:
+        if not hasattr(args, "overrides"):
+            parser.error(f"worldsmith {name} takes no overrides after --")
+        args.overrides = [*args.overrides, *tail]
+    return module, args
 
 
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

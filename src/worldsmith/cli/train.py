@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 read_words = run_source.read_words
 
 
+def check(args: argparse.Namespace) -> None:
+    """Reads the config as `run` does. Raises ConfigError or UserError for what the user can mend."""
+    run_source.load_run(args)
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
     loaded, words = run_source.load_run(args)
