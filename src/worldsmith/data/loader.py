@@ -12,7 +12,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.ranges import Count, NotNegative, Share
 from worldsmith.data.errors import DataError
 from worldsmith.data.packing import SequentialPacker, check_caps
-from worldsmith.data.positions import Cursor, merge_positions
+from worldsmith.data.positions import Cursor, Positions, merge_positions
 from worldsmith.data.quarantine import Quarantine
 from worldsmith.data.sample import Rejection, VideoSample
 from worldsmith.data.token_count import sample_tokens
@@ -200,7 +200,8 @@ class PackingDataLoader(Configurable):
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.
         limit = min(10 * len(self.dataset), 10_000)
-        for position, made in zip(cursor.positions(self.world_size), self._fetch(cursor)):
+        positions = cursor.positions(self.world_size)
+        for position, made in zip(positions, self._fetch(positions)):
             cursor.advance(position, self.world_size)
             self.counts[f"cache_{made.cache}"] += made.cache != "off"
             item = self._finish(made.item, made, packer) if isinstance(made.item, VideoSample) else made.item
@@ -251,21 +252,13 @@ class PackingDataLoader(Configurable):
             bad_samples_allowed=self.config.bad_samples_allowed,
         )
 
-    def _fetch(self, cursor: Cursor) -> Iterator[Made]:
-        """Made samples in the order of the cursor's positions."""
+    def _fetch(self, positions: Positions) -> Iterator[Made]:
         from worldsmith.data.fetch import fetch
         from worldsmith.data.sample_maker import SampleMaker
 
         config = self.config
         maker = SampleMaker(self.dataset, seed=config.seed, shuffle=config.shuffle, latent_cache=self.latent_cache)
-        return fetch(
-            maker,
-            cursor,
-            self.world_size,
-            workers=config.num_workers,
-            prefetch=config.prefetch_factor,
-            counts=self.counts,
-        )
+        return fetch(maker, positions, workers=config.num_workers, prefetch=config.prefetch_factor, counts=self.counts)
 
 
 def short(value: Any) -> str:

@@ -16,8 +16,8 @@ class Cursor:
         self.set_aside = set_aside
         self.next_position = next_position
 
-    def positions(self, step: int) -> Iterator[int]:
-        return iter(Positions(list(self.set_aside), self.next_position, step))
+    def positions(self, step: int) -> Positions:
+        return Positions(list(self.set_aside), self.next_position, step)
 
     def advance(self, position: int, step: int) -> None:
         if self.set_aside:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from worldsmith.data.captions import choose_caption, render_caption
 from worldsmith.data.conditioning import draw_condition_frames
@@ -28,7 +27,7 @@ CacheOutcome = Literal["off", "hit", "miss", "corrupt"]
 class Made:
     """What a worker returns: a sample that still lacks its text ids, its token count and its tensors, or a rejection.
 
-    Pixels and latents travel as numpy arrays (see `fetch.start`).
+    Pixels and latents are numpy arrays: tensors would need shared memory to travel, which is tiny in many containers.
     """
 
     item: VideoSample | Rejection
@@ -39,7 +38,7 @@ class Made:
     """Whether the frames of the clip are unevenly spaced in time."""
 
 
-class SampleMaker(torch.utils.data.Dataset[Made]):
+class SampleMaker:
     """Maps a stream position to a sample. All randomness of a sample comes from (seed, position)."""
 
     def __init__(self, dataset: VideoDataset, *, seed: int, shuffle: bool, latent_cache: LatentCache | None) -> None:

@@ -1,65 +1,75 @@
-"""The processes of a loader: what they do besides making samples, and when the training hears of their death."""
+"""A process that makes samples. It is deaf to signals to the job, and ends with the process that it works for."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, TypeVar
+from itertools import islice
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worldsmith.data.sample_maker import Made, SampleMaker
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals by which a scheduler or a terminal asks all processes of a job to stop."""
 
-T = TypeVar("T")
+
+class DeadWorkerError(Exception):
+    """A worker has ended that should not have."""
+
+    def __init__(self, pid: int, exit_code: int) -> None:
+        self.signal = signal.Signals(-exit_code) if exit_code < 0 else None
+        how = f"was killed by {self.signal.name}" if self.signal else f"ended with exit code {exit_code}"
+        super().__init__(f"loader worker {pid} {how}")
 
 
-class Deaths:
-    """Holds back the news that a worker has died until the next sample is asked for.
+class Worker:
+    """Makes every `stride`-th of the positions from number `first` on, in order, and at most `ahead` of them unasked.
 
-    PyTorch raises it from a handler of SIGCHLD, in whatever line the training is: within a step of the optimizer, or a
-    save. While a sample is waited for it is raised at once, as half a message may be in the pipe.
+    It has a pipe of its own and shares no lock, so that its end at any moment is the end of its pipe and of nothing
+    else. With `ahead` 1 a position that does not come is the one at which it died.
     """
 
-    def __init__(self) -> None:
-        self._waiting = False
-        self._raise: Any = None
-        self._former: Any = None
-
-    @contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Around what makes PyTorch set its handler; it does that once, and in the main thread only."""
-        former = signal.getsignal(signal.SIGCHLD)
-        yield
-        handler = signal.getsignal(signal.SIGCHLD)
-        if handler is not former:
-            self._raise, self._former = handler, former
-            signal.signal(signal.SIGCHLD, self._receive)
-
-    def next(self, stream: Iterator[T]) -> T:
-        """The next item. Raises PyTorch's RuntimeError when a worker of any loader has died, now or before."""
-        if self._raise is None or threading.current_thread() is not threading.main_thread():
-            return next(stream)
-        self._waiting = True
+    def __init__(self, maker: SampleMaker, positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
+        self.ahead = ahead
+        # Linux forks: a worker is there in milliseconds, and it uses no thread pool that it inherited (one torch
+        # thread, its own decoders, no tokenizer). Elsewhere system libraries do not survive a fork.
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._samples, sender = context.Pipe(duplex=False)
+        arguments = (maker, positions, first, stride, ahead, sender, os.getpid())
+        self._process = context.Process(target=work, args=arguments, daemon=True)
         try:
-            self._raise(signal.SIGCHLD, None)
-            return next(stream)
+            with workers_deaf():
+                self._process.start()
         finally:
-            self._waiting = False
+            sender.close()
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._waiting:
-            self._raise(number, frame)
-        elif callable(self._former):
-            self._former(number, frame)
+    def receive(self) -> Made:
+        """Waits for the next sample. Raises DeadWorkerError, or what has gone wrong in the program that makes it."""
+        try:
+            made = self._samples.recv()
+        except (EOFError, OSError):  # also in the midst of a sample
+            raise DeadWorkerError(self._process.pid, self.end()) from None
+        if isinstance(made, Exception):
+            raise made
+        return made  # type: ignore[no-any-return]
 
-
-DEATHS = Deaths()
-"""Of this process: there is one handler of a signal."""
+    def end(self) -> int:
+        """Ends the process if it has not ended by itself; returns its exit code, negative for a signal."""
+        self._process.kill()
+        self._process.join()
+        self._samples.close()
+        return int(self._process.exitcode)
 
 
 @contextmanager
@@ -78,12 +88,44 @@ def workers_deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def start_worker(parent: int, worker: int) -> None:
-    """Set-up of a worker process, forked with `workers_deaf`."""
+def work(
+    maker: SampleMaker, positions: Iterable[int], first: int, stride: int, ahead: int, pipe: Connection, parent: int
+) -> None:
+    """What the process does; a thread sends, so that the next sample is made while the pipe is full."""
     import torch
 
     torch.set_num_threads(1)
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
+    unsent: SimpleQueue[Made | Exception] = SimpleQueue()
+    free = threading.Semaphore(ahead)
+    threading.Thread(target=send_all, args=(unsent, pipe, free), daemon=True).start()
+    for position in islice(positions, first, None, stride):
+        free.acquire()
+        try:
+            unsent.put(maker[position])
+        except Exception as error:
+            unsent.put(portable(error))
+
+
+def send_all(unsent: SimpleQueue[Any], pipe: Connection, free: threading.Semaphore) -> None:
+    try:
+        while True:
+            pipe.send(unsent.get())
+            free.release()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def portable(error: Exception) -> Exception:
+    """The error, with the lines where it was raised, as something that arrives at the other end of a pipe."""
+    where = traceback.format_exc()
+    error.add_note(f"in a loader worker:\n{where}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"in a loader worker:\n{where}")
+    return error
 
 
 def exit_with(parent: int) -> None:

@@ -187,7 +187,7 @@ def test_workers_that_are_killed_change_no_bit(world: Path, whole: Path, tmp_pat
     assert trainer.train() is Outcome.FINISHED
     assert read_losses(tmp_path) == read_losses(whole)
     last_line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last_line["loaded"]["workers_died"] == 3
+    assert last_line["loaded"]["workers_died"] > 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
