@@ -28,7 +28,7 @@ class DeadWorkerError(Exception):
     """A worker has ended that should not have."""
 
     def __init__(self, pid: int, exit_code: int) -> None:
-        self.signal = signal.Signals(-exit_code) if exit_code < 0 else None
+        self.signal = next((known for known in signal.Signals if known == -exit_code), None)
         how = f"was killed by {self.signal.name}" if self.signal else f"ended with exit code {exit_code}"
         super().__init__(f"loader worker {pid} {how}")
 

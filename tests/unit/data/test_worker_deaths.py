@@ -163,6 +163,13 @@ def test_an_error_that_cannot_travel_is_told_as_another_one() -> None:
     assert "LocalError: here" in str(told)
 
 
+def test_every_end_has_words() -> None:
+    """Also a signal without a name."""
+    said = [str(worker.DeadWorkerError(7, code)) for code in (-11, -40, 3)]
+    ends = ("was killed by SIGSEGV", "ended with exit code -40", "ended with exit code 3")
+    assert said == [f"loader worker 7 {end}" for end in ends]
+
+
 def test_a_worker_holds_only_so_many_samples(clips: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     read = sample_maker.read_frames
 
