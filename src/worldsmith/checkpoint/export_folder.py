@@ -15,6 +15,7 @@ from worldsmith.checkpoint import atomic
 from worldsmith.checkpoint.checkpoint_weights import MANIFEST
 from worldsmith.checkpoint.dcp import METADATA
 from worldsmith.checkpoint.manifest import list_files, summarize, write_manifest
+from worldsmith.checkpoint.writable import require_writable
 from worldsmith.config.json_file import read_json_object
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def require_place(out: Path, index: str) -> None:
 
     Raises UserError where nothing can be written, FileExistsError for what no export may replace (see `read_manifest`).
     """
-    atomic.require_writable(out.absolute().parent)
+    require_writable(out.absolute().parent)
     read_manifest(out, index)
 
 

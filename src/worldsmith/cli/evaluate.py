@@ -53,7 +53,8 @@ def measure(args: argparse.Namespace) -> int:
             print(f"{result} is complete for this model and these prompts; nothing to do (--force measures again)")
             print_summary(args.output, known["trained"], known.get("untrained"))
             return 0
-    from worldsmith.checkpoint.atomic import require_writable, write_text
+    from worldsmith.checkpoint.atomic import write_text
+    from worldsmith.checkpoint.writable import require_writable
     from worldsmith.evaluation.adherence import load_prompts
     from worldsmith.sampling.video_writer import contact_sheet
 

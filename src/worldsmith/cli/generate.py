@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
     """Makes and writes the videos of all lines."""
-    from worldsmith.checkpoint.atomic import require_writable
+    from worldsmith.checkpoint.writable import require_writable
     from worldsmith.sampling.generate import generate
     from worldsmith.sampling.prompt_files import to_request
     from worldsmith.sampling.video_writer import contact_sheet, write_mp4

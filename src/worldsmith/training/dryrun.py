@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.atomic import nearest_folder, require_writable
 from worldsmith.checkpoint.checkpointer import load_positions
 from worldsmith.checkpoint.folders import find_latest
 from worldsmith.checkpoint.frozen_weights import is_partial
 from worldsmith.checkpoint.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.warm_start import plan_loading
+from worldsmith.checkpoint.writable import nearest_folder, require_writable
 from worldsmith.config.errors import UserError
 from worldsmith.data import dataset_record
 from worldsmith.distributed.world import World, device_remarks

@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from worldsmith.checkpoint.atomic import require_writable
+from worldsmith.checkpoint.writable import require_writable
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 
