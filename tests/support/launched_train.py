@@ -24,7 +24,7 @@ RANK = int(os.environ.get("RANK", "0"))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case")
     parser.add_argument("folder", type=Path)
-    parser.set_defaults(overrides=[])
+    parser.set_defaults(overrides=[], dryrun=False)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -75,15 +75,15 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
 
-        from worldsmith.cli.main import main, read_command
+        from worldsmith.cli.main import read_command
 
         args = read_words(words)
         train, run_words = read_command("train", args.training_script_args)
         args.training_script_args = ["train", *packages, *args.training_script_args]
         machines, processes = count_processes(args)
-        if "--dryrun" in args.training_script_args:
+        if run_words.dryrun:
             os.environ["WORLD_SIZE"] = str(machines * processes)
-            return main(args.training_script_args)
+            return int(train.run(run_words))
         train.check(run_words)  # a mistake is said once, before there are processes to repeat it
         with tempfile.TemporaryDirectory(prefix="worldsmith_launch_") as folder:
             outcome = Path(folder) / "exit_code"

@@ -52,7 +52,8 @@ def fetch(
                         made = leave_out(maker, position, death, attempts)
                     elif attempts > 1:
                         time.sleep(PAUSE)
-                    team[place] = Worker(maker, positions, number + workers * known, workers, ahead=1)
+                    following = number + workers if known else number
+                    team[place] = Worker(maker, positions, following, workers, ahead=1)
             yield made
     finally:
         for worker in team:

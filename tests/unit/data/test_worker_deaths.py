@@ -121,7 +121,7 @@ def dying(receive: Callable, times: int) -> Callable:
         if next(left, None) is not None:
             self._process.kill()
             self._process.join()
-            while self._samples.poll() and not exhausted(self._samples):
+            while not exhausted(self._samples):
                 pass
         return receive(self)
 
