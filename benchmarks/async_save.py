@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from demo_run import demo_config
 
-from worldsmith.checkpoint.folders import folder_name
+from worldsmith.checkpoint.run.folders import folder_name
 from worldsmith.training.run_state import save_run
 from worldsmith.training.trainer import Trainer
 

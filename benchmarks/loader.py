@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from worldsmith.data.latent_cache import LatentCache
-from worldsmith.data.loader import PackingDataLoader
+from worldsmith.data.clips.latent_cache import LatentCache
+from worldsmith.data.stream.loader import PackingDataLoader
 
 LATENT_CHANNELS = 48
 

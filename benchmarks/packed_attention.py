@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention import grouped_attention
+from worldsmith.models.cosmos3.attention.packed import grouped_attention
 from worldsmith.models.cosmos3.sequence import PackedSequence, SampleLayout, pack_samples
 
 SAMPLES, HEADS, KV_HEADS, HEAD_DIM, ROUNDS = 32, 4, 2, 64, 30

@@ -23,7 +23,7 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
 from side_by_side import medians, relative_difference
 from torch import Tensor
 
-from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples

@@ -31,7 +31,7 @@ from model_flops import StepCounter
 
 from worldsmith.assets import asset_path
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.sample import VideoSample
+from worldsmith.data.clips.sample import VideoSample
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig, nano, tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator

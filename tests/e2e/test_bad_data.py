@@ -11,9 +11,9 @@ import av
 import numpy as np
 import pytest
 
-from worldsmith.data.errors import DataError
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.quarantine import Quarantine
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.stream.quarantine import Quarantine
 
 FRAMES = 17
 

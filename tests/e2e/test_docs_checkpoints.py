@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from worldsmith.config.load import load
-from worldsmith.config.recipe_packages import import_recipes
-from worldsmith.config.yaml_stack import load_stack
-from worldsmith.config.yaml_text import read_yaml
+from worldsmith.config.recipes.packages import import_recipes
+from worldsmith.config.yaml.stack import load_stack
+from worldsmith.config.yaml.text import read_yaml
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "yaml_stacks.md").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def test_every_recipe_survives_yaml_and_json_text() -> None:
     import json
 
     from worldsmith.config import get_recipe, recipe_names
-    from worldsmith.config.tree import from_dict, from_yaml, to_dict, to_yaml
+    from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
 
     for name in recipe_names():
         tree = get_recipe(name)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
-from worldsmith.config.tree import from_dict, to_dict
-from worldsmith.config.yaml_text import dump_yaml, read_yaml
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.config.tree.plain import from_dict, to_dict
+from worldsmith.config.yaml.text import dump_yaml, read_yaml
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -210,7 +210,7 @@ def test_the_place_of_an_export_is_tried_before_anything_is_read(
     def never(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the model was opened")
 
-    monkeypatch.setattr("worldsmith.checkpoint.load_model.find_model", never)
+    monkeypatch.setattr("worldsmith.checkpoint.formats.cosmos3.load_model.find_model", never)
     (tmp_path / "file").write_text("keep")
     assert main(["export", str(run_folder), "--format", form, "-o", str(tmp_path / "file" / "a" / "out")]) == 2
     assert f"{tmp_path / 'file' / 'a'} cannot be written: Not a directory" in capsys.readouterr().err

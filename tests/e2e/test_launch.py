@@ -19,7 +19,7 @@ import tiny_runs
 from logged_command import call
 
 from worldsmith.cli.main import main
-from worldsmith.config.tree import to_yaml
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.training.stop_signals import SAME_PRESS
 
 Start = Callable[..., BaseProcess]

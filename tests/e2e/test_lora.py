@@ -12,7 +12,7 @@ import torch
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 
-from worldsmith.checkpoint.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
 from worldsmith.cli.main import main
 from worldsmith.models.lora import adapter_state
 from worldsmith.models.parameter_names import native_parameters

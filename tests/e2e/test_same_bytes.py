@@ -9,7 +9,7 @@ import sys
 DUMP = """
 import json
 from worldsmith.config import get_recipe, recipe_names
-from worldsmith.config.tree import to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
 for name in recipe_names():
     print(name, json.dumps(to_dict(get_recipe(name), custom=True)), to_yaml(get_recipe(name)), sep="\\n")
 """

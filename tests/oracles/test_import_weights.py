@@ -24,9 +24,9 @@ from stored_models import (
     write_qwen3_vl,
 )
 
-from worldsmith.checkpoint.base_checkpoint import convert, network_of
-from worldsmith.checkpoint.warm_start import load_weights
-from worldsmith.checkpoint.weight_source import open_weights
+from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert, network_of
+from worldsmith.checkpoint.sources.warm_start import load_weights
+from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge
 from worldsmith.models.cosmos3.initialization import init_weights

@@ -14,8 +14,8 @@ from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 from safetensors import safe_open
 
-from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.peft_adapter import export_adapter, load_adapter
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, load_adapter
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network

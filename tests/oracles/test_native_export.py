@@ -14,9 +14,9 @@ from safetensors import safe_open
 from stored_models import write_tiny_base
 from torch import Tensor
 
-from worldsmith.checkpoint.export_folder import ExportSource
-from worldsmith.checkpoint.load_model import find_model, load_generator
-from worldsmith.checkpoint.native_export import export_native
+from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
+from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.cli.main import main
 from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.cosmos3.sequence import SampleLayout

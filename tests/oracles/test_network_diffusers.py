@@ -12,9 +12,9 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
     get_3d_mrope_ids_vae_tokens,
 )
 
-from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.models.cosmos3 import attention
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.attention import packed as attention
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.rope import video_positions
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
 
-from worldsmith.checkpoint.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.network import Cosmos3Network
 

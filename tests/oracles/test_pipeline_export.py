@@ -13,9 +13,9 @@ import torch
 from diffusers import Cosmos3OmniPipeline
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.export_diffusers import export_pipeline
-from worldsmith.checkpoint.export_folder import ExportSource
-from worldsmith.checkpoint.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
+from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -136,7 +136,7 @@ def test_metadata_sentences_are_the_pipelines_templates() -> None:
     """A plain prompt with both sentences has the token ids of the pipeline's own templates, also for one image."""
     defaults = replace(DEFAULTS, append_duration_fps=True, append_resolution=True)
     generator = make_generator(defaults=defaults)
-    from worldsmith.checkpoint.export_diffusers import build_pipeline, exported_weights
+    from worldsmith.checkpoint.formats.cosmos3.export_diffusers import build_pipeline, exported_weights
 
     pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
     tokenizer = generator.text_tokenizer

@@ -11,12 +11,12 @@ import random
 import pytest
 import torch
 
-from worldsmith.data.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
-from worldsmith.data.conditioning import draw_condition_frames
-from worldsmith.data.frame_selection import select_frames
-from worldsmith.data.packing import SequentialPacker
-from worldsmith.data.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, cover_and_crop, target_size
-from worldsmith.data.token_count import latent_shape, sample_tokens, usable_frames, vision_tokens
+from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
+from worldsmith.data.clips.conditioning import draw_condition_frames
+from worldsmith.data.clips.frame_selection import select_frames
+from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, cover_and_crop, target_size
+from worldsmith.data.clips.token_count import latent_shape, sample_tokens, usable_frames, vision_tokens
+from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.models.cosmos3.architecture import edge, nano, super_
 from worldsmith.models.cosmos3.rope import video_positions
 from worldsmith.models.ema import PowerEMA, exponent

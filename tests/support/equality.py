@@ -30,11 +30,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.sample import VideoSample
+from worldsmith.data.clips.sample import VideoSample
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention_modes import NeighborhoodConfig
+from worldsmith.models.cosmos3.attention.modes import NeighborhoodConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer

@@ -31,7 +31,7 @@ from launch import fork_ranks, meeting_point
 from mortal import Mortal
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 
-import worldsmith.data.sample_maker
+import worldsmith.data.clips.sample_maker
 import worldsmith.models.cosmos3.network
 import worldsmith.objectives.flow_matching
 import worldsmith.training.parallel

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from worldsmith.checkpoint import dcp, manifest
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.files import manifest
 
 OPERATIONS = ((dcp, "save_part"), (manifest, "summary"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
 

@@ -15,7 +15,7 @@ import tiny_runs
 import torch
 from launch import fork_ranks
 
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.distributed.world import start_world, stop_world
 from worldsmith.training.trainer import Trainer
 

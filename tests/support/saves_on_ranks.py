@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.distributed.world import start_world, stop_world
 
 WAITED, BACKGROUND, BROKEN, WITHOUT_ONE, AGAIN, DIES, TWICE, LAST = range(1, 9)

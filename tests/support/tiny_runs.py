@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.checkpoint.dcp import load_part, stored_shapes
+from worldsmith.checkpoint.dcp.parts import load_part, stored_shapes
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.sections import JobConfig
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer

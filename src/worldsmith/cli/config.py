@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from worldsmith.cli import run_source
 
 if TYPE_CHECKING:
-    from worldsmith.config.draft import Loaded
+    from worldsmith.config.tree.draft import Loaded
 
 HELP = "Show, check, compare, convert or begin a run description, without starting the run."
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Prints the tree as YAML; the origins are comments."""
-    from worldsmith.config.annotate import show_tree
+    from worldsmith.config.write.annotate import show_tree
 
     loaded = _load(args)
     print(show_tree(loaded, custom=args.custom, origins=not args.plain, changed=args.changed), end="")
@@ -83,8 +83,8 @@ def check(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Prints one line per difference. Variables that are not set are compared as they are written."""
-    from worldsmith.config.difference import differences
     from worldsmith.config.load import load
+    from worldsmith.config.tree.difference import differences
 
     old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
     found = differences(old.tree, new.tree, custom=args.custom)

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError if it cannot say everything."""
-    from worldsmith.config.convert import convert
     from worldsmith.config.load import load
-    from worldsmith.config.paths import format_path
+    from worldsmith.config.tree.paths import format_path
+    from worldsmith.config.write.convert import convert
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
         if getattr(args, option) and args.to != needed:

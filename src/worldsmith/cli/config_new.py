@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the file. Raises ConfigError for an unknown recipe, UserError if the file is there already."""
     from worldsmith.config.errors import UserError
-    from worldsmith.config.new_file import new_recipe_toml
+    from worldsmith.config.write.new_file import new_recipe_toml
 
     if not args.file.lower().endswith(".toml"):
         raise UserError(f"{args.file}: the name of a recipe TOML ends in .toml")

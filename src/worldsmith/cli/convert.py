@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts and prints what was done with each tensor. Raises UserError for input that cannot be used."""
-    from worldsmith.checkpoint.base_checkpoint import convert
+    from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
     from worldsmith.config.errors import UserError
 
     try:

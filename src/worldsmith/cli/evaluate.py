@@ -53,9 +53,9 @@ def measure(args: argparse.Namespace) -> int:
             print(f"{result} is complete for this model and these prompts; nothing to do (--force measures again)")
             print_summary(args.output, known["trained"], known.get("untrained"))
             return 0
-    from worldsmith.checkpoint.atomic import write_text
-    from worldsmith.checkpoint.writable import require_writable
     from worldsmith.evaluation.adherence import load_prompts
+    from worldsmith.files.atomic import write_text
+    from worldsmith.files.writable import require_writable
     from worldsmith.sampling.video_writer import contact_sheet
 
     require_writable(args.output)
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"], base: str | None) -> Cosmos3Generator:
-    from worldsmith.checkpoint.load_model import load_generator
+    from worldsmith.checkpoint.formats.cosmos3.load_model import load_generator
 
     return load_generator(path, weights=weights, base=base)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from worldsmith.cli.shared_flags import add_base, add_shift
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.load_model import StoredModel
+    from worldsmith.checkpoint.formats.cosmos3.load_model import StoredModel
 
 HELP = "write a trained generator as a diffusers pipeline, as native safetensors, or its adapters for PEFT"
 FOLDERS = {"diffusers": "export", "native": "export_native", "adapter": "export_adapter"}
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports; 0 on success or when there is nothing to do. Raises UserError for input that cannot be used."""
-    from worldsmith.checkpoint.export_folder import require_place
-    from worldsmith.checkpoint.load_model import find_model
+    from worldsmith.checkpoint.formats.cosmos3.load_model import find_model
+    from worldsmith.checkpoint.formats.export_folder import require_place
     from worldsmith.config.errors import UserError
     from worldsmith.models.model_files import lasting_name
     from worldsmith.sampling.training_data import with_clip_size
@@ -91,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 def write(model: StoredModel, out: Path, args: argparse.Namespace) -> bool:
     """Writes the folder in the format asked for; False when it is there already."""
-    from worldsmith.checkpoint.export_diffusers import export_pipeline, require_exportable
-    from worldsmith.checkpoint.export_folder import ExportSource, read_source
-    from worldsmith.checkpoint.native_export import export_native
-    from worldsmith.checkpoint.peft_adapter import export_stored_adapter
+    from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline, require_exportable
+    from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
+    from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored_adapter
+    from worldsmith.checkpoint.formats.export_folder import ExportSource, read_source
 
     merged = (model.config.lora_enabled and args.merge) or read_source(model.folder).merged
     origin = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)

@@ -6,19 +6,19 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from worldsmith.config.configurable import Config, field_hints, owner_of
-from worldsmith.config.draft import Draft
+from worldsmith.config.declare.configurable import Config, field_hints, owner_of
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
-from worldsmith.config.field_docs import field_docs
-from worldsmith.config.overrides import find_node
-from worldsmith.config.paths import Path, format_path, starts_with
-from worldsmith.config.provenance import Provenance, origin_of, trace
-from worldsmith.config.recipe_toml import format_value
-from worldsmith.config.suggest import did_you_mean
-from worldsmith.config.tree import OPAQUE
-from worldsmith.config.tree_access import all_paths
-from worldsmith.config.typed_flags import class_choices
-from worldsmith.config.value_types import nested_config_classes, union_members
+from worldsmith.config.toml.recipe_toml import format_value
+from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.provenance import Provenance, origin_of, trace
+from worldsmith.config.tree.suggest import did_you_mean
+from worldsmith.config.words.overrides import find_node
+from worldsmith.config.words.typed_flags import class_choices
 
 WIDTH = 100
 MOST_CHOICES = 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_sampling, number
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.load_model import StoredModel
+    from worldsmith.checkpoint.formats.cosmos3.load_model import StoredModel
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.sampling.prompt_files import PromptLine
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
     """Makes and writes the videos of all lines."""
-    from worldsmith.checkpoint.writable import require_writable
+    from worldsmith.files.writable import require_writable
     from worldsmith.sampling.generate import generate
     from worldsmith.sampling.prompt_files import to_request
     from worldsmith.sampling.video_writer import contact_sheet, write_mp4
@@ -128,7 +128,7 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
 
 def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel:
     """The model; the training clips are looked at only when a size is left open."""
-    from worldsmith.checkpoint.load_model import find_model
+    from worldsmith.checkpoint.formats.cosmos3.load_model import find_model
     from worldsmith.sampling.training_data import with_clip_size
 
     model = find_model(args.model, weights=args.weights, base=args.base)
@@ -156,7 +156,7 @@ def find_device(name: str | None) -> str:
 
 def require_no_adapters(model: StoredModel, adapter: Path) -> None:
     """Raises UserError when `adapter` would be added to weights that hold it, or their run's own adapters, already."""
-    from worldsmith.checkpoint.export_folder import read_source
+    from worldsmith.checkpoint.formats.export_folder import read_source
     from worldsmith.config.errors import UserError
 
     source = read_source(model.folder)
@@ -174,7 +174,7 @@ def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Genera
         return model.load(device)
     import torch
 
-    from worldsmith.checkpoint.peft_adapter import load_adapter
+    from worldsmith.checkpoint.formats.cosmos3.peft_adapter import load_adapter
     from worldsmith.models.lora import merge_adapters
 
     generator = model.load(device, full_precision=True)

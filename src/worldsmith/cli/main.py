@@ -128,12 +128,12 @@ def import_packages(packages: Sequence[tuple[str, str]]) -> None:
         if not name or name.startswith("-"):
             raise UserError(f"{option} needs a name: {option} {PACKAGES[option].partition(' ')[0]}")
         if option == "--import":
-            from worldsmith.config.recipe_packages import import_recipes
+            from worldsmith.config.recipes.packages import import_recipes
 
             import_recipes(name)
             continue
-        from worldsmith.config.class_tags import trust
-        from worldsmith.config.recipe_packages import search_here
+        from worldsmith.config.declare.class_tags import trust
+        from worldsmith.config.recipes.packages import search_here
 
         try:
             trust(name)
@@ -187,7 +187,7 @@ def fail(message: str) -> int:
 
 
 def _advice(name: str) -> str:
-    from worldsmith.config.suggest import did_you_mean
+    from worldsmith.config.tree.suggest import did_you_mean
 
     advice = did_you_mean(name, COMMANDS)
     return f"; {advice}" if advice else ""

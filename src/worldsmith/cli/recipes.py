@@ -8,16 +8,16 @@ import re
 import sys
 from typing import Any
 
-from worldsmith.config.class_tags import tag_of
-from worldsmith.config.configurable import Config, owner_of
-from worldsmith.config.overrides import find_node
-from worldsmith.config.paths import Path, format_path
-from worldsmith.config.provenance import changed_paths
-from worldsmith.config.recipe_packages import broken_packages
-from worldsmith.config.recipe_toml import format_value
-from worldsmith.config.registry import find_recipe, get_recipe, recipe_names
-from worldsmith.config.tree import to_yaml
-from worldsmith.config.tree_access import children, walk
+from worldsmith.config.declare.class_tags import tag_of
+from worldsmith.config.declare.configurable import Config, owner_of
+from worldsmith.config.recipes.packages import broken_packages
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
+from worldsmith.config.toml.recipe_toml import format_value
+from worldsmith.config.tree.access import children, walk
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.provenance import changed_paths
+from worldsmith.config.words.overrides import find_node
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100

@@ -6,13 +6,13 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from worldsmith.config.draft import Draft, Loaded, finish
 from worldsmith.config.errors import ConfigError, Problem, UserError
-from worldsmith.config.flag_words import Flag, split_flags, take_source
 from worldsmith.config.load import read_draft
-from worldsmith.config.overrides import Override, apply_overrides, parse_overrides
-from worldsmith.config.registry import is_recipe
-from worldsmith.config.typed_flags import flags_to_words
+from worldsmith.config.recipes.registry import is_recipe
+from worldsmith.config.tree.draft import Draft, Loaded, finish
+from worldsmith.config.words.flag_words import Flag, split_flags, take_source
+from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
+from worldsmith.config.words.typed_flags import flags_to_words
 
 FILES = (".toml", ".yaml", ".yml")
 
@@ -69,7 +69,7 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     if args.base:
-        from worldsmith.config.yaml_stack import read_stack
+        from worldsmith.config.yaml.stack import read_stack
 
         draft = read_stack(args.base)
     else:
@@ -91,7 +91,7 @@ def source_name(args: argparse.Namespace) -> str:
     if args.base:
         return ", ".join(args.base)
     if args.module:
-        from worldsmith.config.recipe_packages import adopt_function, import_recipes
+        from worldsmith.config.recipes.packages import adopt_function, import_recipes
 
         return adopt_function(import_recipes(args.module), args.config)
     return str(args.sft_toml or args.source)

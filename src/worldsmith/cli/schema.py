@@ -31,18 +31,18 @@ def run(args: argparse.Namespace) -> int:
 
 def render(what: str, recipe: str | None = None) -> str:
     """The text that the command prints."""
-    from worldsmith.config.registry import get_recipe, recipe_names
+    from worldsmith.config.recipes.registry import get_recipe, recipe_names
 
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}
     if what == "reference":
-        from worldsmith.config.reference_page import reference_page
+        from worldsmith.config.write.reference_page import reference_page
 
         return reference_page(trees)
     if what == "toml":
-        from worldsmith.config.json_schema_toml import toml_schema
+        from worldsmith.config.write.json_schema_toml import toml_schema
 
         return _json(toml_schema(trees))
-    from worldsmith.config.json_schema import tree_schema
+    from worldsmith.config.write.json_schema import tree_schema
 
     return _json(tree_schema(trees))
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from worldsmith.config.ranges import Range
+from worldsmith.config.declare.ranges import Range
 
 COUNT = Range(ge=1)
 NOT_NEGATIVE = Range(ge=0)

@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 def dryrun(tree: Trainer.Config, *, resume_changed: bool) -> int:
     """Prints the resolved tree and the plan, or why the run would not start."""
-    from worldsmith.config.tree import to_yaml
-    from worldsmith.data.errors import DataError
+    from worldsmith.config.tree.plain import to_yaml
+    from worldsmith.data.stream.errors import DataError
     from worldsmith.training.dryrun import plan_run
     from worldsmith.training.run_folder import run_path
 
@@ -81,8 +81,8 @@ def dryrun(tree: Trainer.Config, *, resume_changed: bool) -> int:
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
-    from worldsmith.checkpoint.save_error import SaveError
-    from worldsmith.data.errors import DataError
+    from worldsmith.checkpoint.run.save_error import SaveError
+    from worldsmith.data.stream.errors import DataError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.run_folder import run_path
     from worldsmith.training.trainer import Outcome, Trainer
@@ -117,7 +117,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
 
 def is_complete(tree: Trainer.Config, folder: Path) -> bool:
     """Whether the run has done all its steps, which is said. Raises UserError when it did them with other settings."""
-    from worldsmith.config.references import resolve
+    from worldsmith.config.tree.references import resolve
     from worldsmith.training.run_folder import completed_steps
 
     done = completed_steps(folder, resolve(tree))

@@ -1,10 +1,10 @@
 """The typed run tree and the front doors that lead to it. Never imports torch."""
 
-from worldsmith.config.configurable import Config, Configurable
+from worldsmith.config.declare.configurable import Config, Configurable
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.value_types import ref
 from worldsmith.config.errors import ConfigError, Problem, UserError
-from worldsmith.config.field_docs import field_docs
-from worldsmith.config.registry import get_recipe, recipe, recipe_names
-from worldsmith.config.value_types import ref
+from worldsmith.config.recipes.registry import get_recipe, recipe, recipe_names
 
 __all__ = [
     "Config",

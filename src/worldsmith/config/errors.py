@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from worldsmith.config.paths import Path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, parse_path, starts_with
 
 
 class UserError(Exception):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from worldsmith.config.draft import Draft, Loaded, Recipes, finish, recipe_task
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.overrides import Override, find_node, parse_overrides
-from worldsmith.config.paths import parse_path
-from worldsmith.config.recipe_toml import read_recipe_toml
-from worldsmith.config.registry import get_recipe, is_recipe, lineage, recipe_names
-from worldsmith.config.suggest import did_you_mean
+from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.tree import read_tree
+from worldsmith.config.toml.recipe_toml import read_recipe_toml
+from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
+from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.tree.plain import read_tree
+from worldsmith.config.tree.suggest import did_you_mean
+from worldsmith.config.words.overrides import Override, find_node, parse_overrides
 
 __all__ = ["Loaded", "load", "read_draft"]
 
@@ -51,9 +51,9 @@ def read_draft(source: str, overrides: Sequence[Override] = ()) -> tuple[Draft, 
 
 
 def _read_yaml(file: str) -> Draft:
-    from worldsmith.config.json_text import read_json
-    from worldsmith.config.yaml_stack import read_stack
-    from worldsmith.config.yaml_text import read_yaml
+    from worldsmith.config.write.json_text import read_json
+    from worldsmith.config.yaml.stack import read_stack
+    from worldsmith.config.yaml.text import read_yaml
 
     document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
     if isinstance(document.data, dict) and "type" not in document.data:  # no whole tree: a stack of one file

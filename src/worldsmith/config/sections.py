@@ -6,8 +6,8 @@ import re
 from dataclasses import field
 from typing import Annotated, Literal
 
-from worldsmith.config.configurable import Config
-from worldsmith.config.ranges import Count, Range
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Count, Range
 
 
 class JobConfig(Config):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import NotNegative, Range
+from worldsmith.config.declare.ranges import NotNegative, Range
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:

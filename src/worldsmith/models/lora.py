@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.suggest import nearest
+from worldsmith.config.tree.suggest import nearest
 from worldsmith.models.parameter_names import ADAPTER, native_name, native_parameters
 
 if TYPE_CHECKING:

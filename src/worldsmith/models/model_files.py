@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from worldsmith.config.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import Range
+from worldsmith.config.declare.ranges import Range
 
 if TYPE_CHECKING:
     from torch import Tensor

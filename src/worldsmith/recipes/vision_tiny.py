@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
 from worldsmith.config.sections import JobConfig
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from worldsmith.data.captions import Caption, render_caption
-from worldsmith.data.token_count import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION, latent_shape
+from worldsmith.data.clips.captions import Caption, render_caption
+from worldsmith.data.clips.token_count import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION, latent_shape
 from worldsmith.models.cosmos3.sequence import SampleLayout
 
 if TYPE_CHECKING:

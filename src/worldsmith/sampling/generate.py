@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worldsmith.data.token_count import PATCH
+from worldsmith.data.clips.token_count import PATCH
 from worldsmith.sampling.conditioning import GenerationRequest, PreparedRequest, prepare
 from worldsmith.sampling.unipc import Schedule, UniPC, flow_schedule
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.tree import from_dict
-from worldsmith.data.errors import DataError
-from worldsmith.data.sample import VideoSample
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.config.tree.plain import from_dict
+from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.errors import DataError
 
 if TYPE_CHECKING:
     from worldsmith.models.cosmos3.generator import GenerationDefaults
@@ -39,7 +39,7 @@ def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | N
 
 def first_clip(config: VideoDataset.Config) -> VideoSample:
     """The first usable sample of a data set. Raises DataError when the first few cannot be read."""
-    from worldsmith.data.sample_maker import SampleMaker
+    from worldsmith.data.clips.sample_maker import SampleMaker
 
     dataset = VideoDataset(config)
     maker = SampleMaker(dataset, seed=0, shuffle=False, latent_cache=None)

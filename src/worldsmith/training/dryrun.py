@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.checkpointer import load_positions
-from worldsmith.checkpoint.folders import find_latest
-from worldsmith.checkpoint.frozen_weights import is_partial
-from worldsmith.checkpoint.optimizer_state import empty_optimizer_state
-from worldsmith.checkpoint.warm_start import plan_loading
-from worldsmith.checkpoint.writable import nearest_folder, require_writable
+from worldsmith.checkpoint.run.checkpointer import load_positions
+from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
+from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config.errors import UserError
-from worldsmith.data import dataset_record
+from worldsmith.data.clips import dataset_record
 from worldsmith.distributed.world import World, device_remarks
-from worldsmith.models.cosmos3.attention_modes import describe_modes
+from worldsmith.files.writable import nearest_folder, require_writable
+from worldsmith.models.cosmos3.attention.modes import describe_modes
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from worldsmith.config.degrees import Degrees
-    from worldsmith.data.loader import PackingDataLoader
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
@@ -163,7 +163,7 @@ def data_lines(
     config: Trainer.Config, generator: Cosmos3Generator, checkpoint: Path | None, *, resume_changed: bool
 ) -> list[str]:
     """What the data set holds, and one pack that was really read and tokenised; the VAE encodes the first frames."""
-    from worldsmith.data.summary import summarize
+    from worldsmith.data.clips.summary import summarize
 
     settings = copy.deepcopy(config.dataloader_train)
     settings.num_workers, settings.latent_cache = 0, ""

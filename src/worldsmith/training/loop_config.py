@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from worldsmith.config import Config
-from worldsmith.config.ranges import Count, NotNegative
+from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import DecayRate, Factor, Length
+from worldsmith.config.declare.ranges import DecayRate, Factor, Length
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 

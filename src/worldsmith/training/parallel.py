@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worldsmith.config.degrees import Degrees, check_heads, fit_degrees
+from worldsmith.config.tree.degrees import Degrees, check_heads, fit_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build_generator(model: Cosmos3Generator.Config, world: World) -> Cosmos3Gene
     """
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods
-    from worldsmith.models.cosmos3.attention_modes import check_device
+    from worldsmith.models.cosmos3.attention.modes import check_device
     from worldsmith.models.cosmos3.layers import HALVES, TOKENWISE
 
     check_device(model.joint_attn_implementation, world.device)

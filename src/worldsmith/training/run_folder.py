@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.atomic import write_text
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree import from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import from_yaml, to_dict, to_yaml
+from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
@@ -67,7 +67,7 @@ def run_path(job: JobConfig) -> Path:
 
 def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:
     """Writes config.yaml (and custom.yaml), launch_info.yaml and job_env.yaml."""
-    from worldsmith.config.yaml_text import dump_yaml
+    from worldsmith.config.yaml.text import dump_yaml
     from worldsmith.monitor.run_record import write_run_record
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +118,8 @@ def completed_steps(folder: Path, config: Trainer.Config) -> int | None:
     Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
     change.
     """
-    from worldsmith.checkpoint.folders import folder_iteration, read_pointer
-    from worldsmith.checkpoint.manifest import find_damage
+    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
+    from worldsmith.files.manifest import find_damage
 
     newest, problem = read_pointer(folder / "checkpoints")
     if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
@@ -146,8 +146,8 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
 
 def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
     """Which windows of the data set are not those that the run was trained on; none where it is gone, which is said."""
-    from worldsmith.data.dataset_record import FILE, changed_windows
-    from worldsmith.data.errors import DataError
+    from worldsmith.data.clips.dataset_record import FILE, changed_windows
+    from worldsmith.data.stream.errors import DataError
 
     try:
         dataset = config.dataloader_train.dataset.build()

@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from worldsmith.checkpoint.writable import require_writable
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.files.writable import require_writable
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.checkpoint import frozen_weights
-from worldsmith.checkpoint.atomic import write_text
-from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
-from worldsmith.checkpoint.checkpointer import load_positions
-from worldsmith.checkpoint.dcp import stored_shapes
-from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
-from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.warm_start import LoadReport, load_weights
-from worldsmith.config.tree import to_yaml
-from worldsmith.data import dataset_record
+from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.run import frozen_weights
+from worldsmith.checkpoint.run.checkpointer import load_positions
+from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
+from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.data.clips import dataset_record
+from worldsmith.files.atomic import write_text
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.run_folder import write_on_main

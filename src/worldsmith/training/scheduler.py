@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import Count, Factor, Length, NotNegative
+from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.checkpoint_weights import AVERAGE, LIVE
-from worldsmith.checkpoint.dcp import METADATA, load_part, stored_shapes
-from worldsmith.checkpoint.frozen_weights import is_partial
-from worldsmith.checkpoint.warm_start import LoadReport, shorten
+from worldsmith.checkpoint.dcp.parts import METADATA, load_part, stored_shapes
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree import to_dict
-from worldsmith.data import dataset_record
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.data.clips import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.run_folder import ABSENT, flatten
@@ -24,8 +24,8 @@ from worldsmith.training.run_folder import ABSENT, flatten
 if TYPE_CHECKING:
     from torch import nn
 
-    from worldsmith.data.loader import PackingDataLoader
-    from worldsmith.data.video_dataset import VideoDataset
+    from worldsmith.data.clips.video_dataset import VideoDataset
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.trainer import Trainer
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from worldsmith.data.latent_cache import LatentCache
-    from worldsmith.data.sample import VideoSample
+    from worldsmith.data.clips.latent_cache import LatentCache
+    from worldsmith.data.clips.sample import VideoSample
     from worldsmith.distributed.world import World
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.objectives.rectified_flow import RectifiedFlow

@@ -10,15 +10,15 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.atomic import write_text
-from worldsmith.checkpoint.checkpointer import Checkpointer, start_writer
-from worldsmith.checkpoint.folders import folder_iteration
-from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
+from worldsmith.checkpoint.run.folders import folder_iteration
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
-from worldsmith.config.references import resolve
 from worldsmith.config.sections import DataSettingConfig, JobConfig
-from worldsmith.data.loader import PackingDataLoader
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.world import World
+from worldsmith.files.atomic import write_text
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.grad_clip import StepGuard, clip_gradients
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from worldsmith.data.sample import VideoSample
+    from worldsmith.data.clips.sample import VideoSample
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.step import Step
@@ -255,8 +255,8 @@ class Trainer(Configurable):
 
         The network has no values yet: `_restore` gives it those of a checkpoint, or the first ones.
         """
-        from worldsmith.data.latent_cache import LatentCache
-        from worldsmith.data.quarantine import Quarantine
+        from worldsmith.data.clips.latent_cache import LatentCache
+        from worldsmith.data.stream.quarantine import Quarantine
         from worldsmith.training.parallel import build_generator
 
         config, world = self.config, self.world
@@ -295,7 +295,7 @@ class Trainer(Configurable):
 
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
-        from worldsmith.data import dataset_record
+        from worldsmith.data.clips import dataset_record
 
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
         write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.loader.dataset))
@@ -337,7 +337,7 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
     """Threads and seeds of this process."""
     import torch
 
-    from worldsmith.checkpoint.rng_state import seed_everything
+    from worldsmith.checkpoint.run.rng_state import seed_everything
 
     if loop.cpu_threads is not None:
         torch.set_num_threads(loop.cpu_threads)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.folders import POINTER
-from worldsmith.checkpoint.save_error import SaveError
-from worldsmith.checkpoint.staging import Stager, private_memory
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
+from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.run.save_error import SaveError
+from worldsmith.checkpoint.run.staging import Stager, private_memory
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:

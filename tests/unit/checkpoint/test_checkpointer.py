@@ -16,15 +16,15 @@ import torch
 from mortal import Mortal
 from torch import nn
 
-from worldsmith.checkpoint import atomic
-from worldsmith.checkpoint.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.dcp import stored_shapes
-from worldsmith.checkpoint.folders import POINTER
-from worldsmith.checkpoint.manifest import find_damage
-from worldsmith.checkpoint.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
-from worldsmith.checkpoint.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.warm_start import load_weights
+from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
+from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
+from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
+from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
+from worldsmith.files import atomic
+from worldsmith.files.manifest import find_damage
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
 
-from worldsmith.checkpoint.diffusers_keys import (
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
     diffusers_to_native,
     native_to_diffusers,
     network_config_from_diffusers,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.checkpoint.frozen_weights import FILE, fingerprint, is_partial, record, require_same
+from worldsmith.checkpoint.run.frozen_weights import FILE, fingerprint, is_partial, record, require_same
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, ensure_process_group, stop_world
 

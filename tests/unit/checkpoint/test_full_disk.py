@@ -11,9 +11,9 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 import torch
-from worldsmith.checkpoint import checkpointer
-from worldsmith.checkpoint.manifest import find_damage
-from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.run import checkpointer
+from worldsmith.files.manifest import find_damage
+from worldsmith.checkpoint.run.save_error import SaveError
 
 folder, background = Path(sys.argv[1]) / "checkpoints", sys.argv[2] == "True"
 one = checkpointer.Checkpointer.Config(init="scratch").build(folder=folder)

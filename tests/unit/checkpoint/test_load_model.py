@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint import frozen_weights
-from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.checkpoint.load_model import find_model, load_generator
-from worldsmith.checkpoint.native_export import export_native
-from worldsmith.checkpoint.peft_adapter import export_stored_adapter
-from worldsmith.checkpoint.start_weights import StartWeights
+from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored_adapter
+from worldsmith.checkpoint.run import frozen_weights
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree import to_dict
-from worldsmith.config.yaml_text import dump_yaml
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldsmith.checkpoint.peft_adapter import export_adapter, load_adapter, native_adapter_name, peft_name
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import (
+    export_adapter,
+    load_adapter,
+    native_adapter_name,
+    peft_name,
+)
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.lora import adapter_state, inject_adapters

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from worldsmith.checkpoint import manifest
-from worldsmith.checkpoint.base_checkpoint import convert
-from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.checkpoint.start_weights import StartWeights
-from worldsmith.checkpoint.verify import WEIGHTS, damage, require_whole
-from worldsmith.checkpoint.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.weight_source import open_weights
+from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
+from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
+from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree import to_dict
-from worldsmith.config.yaml_text import dump_yaml
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.distributed.world import World
+from worldsmith.files import manifest
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.spec import ModelSpec

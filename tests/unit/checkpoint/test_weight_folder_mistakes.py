@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldsmith.checkpoint.base_checkpoint import convert
-from worldsmith.checkpoint.peft_adapter import export_adapter, read_adapter
-from worldsmith.checkpoint.start_weights import StartWeights
-from worldsmith.checkpoint.warm_start import load_weights
-from worldsmith.checkpoint.weight_source import open_weights
+from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, read_adapter
+from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.warm_start import load_weights
+from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig

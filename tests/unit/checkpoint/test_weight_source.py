@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
-from worldsmith.checkpoint.checkpoint_weights import CheckpointWeights
-from worldsmith.checkpoint.dcp import planner_of, save_part
-from worldsmith.checkpoint.merged_weights import MergedWeights
-from worldsmith.checkpoint.start_weights import StartWeights
-from worldsmith.checkpoint.tensor_names import nemotron_name, reasoner_name, text_settings
-from worldsmith.checkpoint.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.weight_source import generation_name, open_weights
+from worldsmith.checkpoint.dcp.parts import planner_of, save_part
+from worldsmith.checkpoint.formats.cosmos3.merged_weights import MergedWeights
+from worldsmith.checkpoint.formats.cosmos3.tensor_names import nemotron_name, reasoner_name, text_settings
+from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
+from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
+from worldsmith.checkpoint.sources.weight_source import generation_name, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.initialization import init_weights

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import torch
 
-from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import Checkpointer
-from worldsmith.checkpoint.save_error import SaveError
-from worldsmith.checkpoint.staging import Stager
-from worldsmith.checkpoint.write_checkpoint import Save
-from worldsmith.checkpoint.writer_process import WriterProcess
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.save_error import SaveError
+from worldsmith.checkpoint.run.staging import Stager
+from worldsmith.checkpoint.run.write_checkpoint import Save
+from worldsmith.checkpoint.run.writer_process import WriterProcess
 from worldsmith.distributed.peers import SideGroup
 from worldsmith.distributed.process_signals import STOP_SIGNALS
 
@@ -103,7 +103,7 @@ import torch
 from pathlib import Path
 torch.set_num_threads(2)
 torch.ones(3_000_000).add(1)
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 one = Checkpointer.Config(init="scratch").build(folder=Path({str(tmp_path)!r}))
 for iteration in (1, 2):
     weights = {{"net.a": torch.ones(3_000_000), "net.b": torch.ones(3_000_000)}}
@@ -177,7 +177,7 @@ def die(process: psutil.Process) -> None:
 def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     """Also when the owner is killed; and it is not disturbed by the signals that stop a run."""
     code = (
-        "import time; from worldsmith.checkpoint.writer_process import WriterProcess; "
+        "import time; from worldsmith.checkpoint.run.writer_process import WriterProcess; "
         "process = WriterProcess(); print('ready', flush=True); time.sleep(240)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -200,8 +200,8 @@ def test_it_does_not_finish_a_save_of_an_owner_that_is_killed(tmp_path: Path) ->
 import sys, time
 from pathlib import Path
 import torch
-from worldsmith.checkpoint import dcp
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
 folder, write = Path({str(tmp_path)!r}), dcp.save_part
 def slow(*arguments, **settings):
     write(*arguments, **settings)

@@ -20,7 +20,7 @@ RECIPE = """
 from dataclasses import field
 from typing import Any
 from worldsmith.config import Configurable, recipe
-from worldsmith.config.class_tags import trust
+from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.sections import JobConfig
 
 trust("tiny_recipes")

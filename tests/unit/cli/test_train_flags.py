@@ -15,7 +15,7 @@ import pytest
 
 from worldsmith.cli import main as cli
 from worldsmith.cli import train
-from worldsmith.config.registry import recipe_names, registered
+from worldsmith.config.recipes.registry import recipe_names, registered
 
 MY_RUNS = """
 from worldsmith.config import recipe
@@ -164,9 +164,9 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
 
 def test_every_value_of_every_recipe_has_its_flag_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     from worldsmith.config import Config, get_recipe
-    from worldsmith.config.configurable import field_hints
-    from worldsmith.config.paths import format_path
-    from worldsmith.config.tree_access import walk
+    from worldsmith.config.declare.configurable import field_hints
+    from worldsmith.config.tree.access import walk
+    from worldsmith.config.tree.paths import format_path
 
     for name in recipe_names():
         assert cli.main(["train", name, "--help"]) == 0

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from worldsmith.config import Config, Configurable, recipe
-from worldsmith.config.class_tags import trust
-from worldsmith.config.registry import registered
+from worldsmith.config.declare.class_tags import trust
+from worldsmith.config.recipes.registry import registered
 from worldsmith.config.sections import (
     ActivationCheckpointingConfig,
     CompileConfig,
@@ -239,7 +239,7 @@ SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 @pytest.fixture(autouse=True)
 def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
-    monkeypatch.setattr("worldsmith.config.registry._RECIPES", dict(SMALL))
+    monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(SMALL))
     monkeypatch.setitem(sys.modules, "worldsmith.recipes", types.ModuleType("worldsmith.recipes"))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.config import class_tags
-from worldsmith.config.class_tags import class_of, tag_of, trust, trusted_packages
+from worldsmith.config.declare import class_tags
+from worldsmith.config.declare.class_tags import class_of, tag_of, trust, trusted_packages
 from worldsmith.config.sections import JobConfig
 
 

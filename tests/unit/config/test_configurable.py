@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from worldsmith.config import Config, Configurable, field_docs, ref
+from worldsmith.config import Config, Configurable, ref
+from worldsmith.config.declare import field_docs
 
 
 class Engine(Configurable):

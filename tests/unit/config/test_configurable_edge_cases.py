@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from worldsmith.config import Config, ConfigError, Configurable, get_recipe
-from worldsmith.config.draft import finish
-from worldsmith.config.flag_words import split_flags
 from worldsmith.config.load import read_draft
-from worldsmith.config.overrides import parse_overrides
-from worldsmith.config.tree import from_dict, to_dict
-from worldsmith.config.tree_access import walk
-from worldsmith.config.typed_flags import flags_to_words
+from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.plain import from_dict, to_dict
+from worldsmith.config.words.flag_words import split_flags
+from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.words.typed_flags import flags_to_words
 
 POST_INITS: list[str] = []
 

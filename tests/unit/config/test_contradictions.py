@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 
 from worldsmith.config import Config, ConfigError, Configurable
-from worldsmith.config.checks import check_sections
-from worldsmith.config.contradictions import contradictions, degree_problems, remarks
 from worldsmith.config.load import load
-from worldsmith.config.references import try_resolve
-from worldsmith.config.registry import get_recipe
+from worldsmith.config.recipes.registry import get_recipe
+from worldsmith.config.tree.checks import check_sections
+from worldsmith.config.tree.contradictions import contradictions, degree_problems, remarks
+from worldsmith.config.tree.references import try_resolve
 
 
 class Caps(Config):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.config.degrees import Degrees, DegreesError, check_heads, fit_degrees
+from worldsmith.config.tree.degrees import Degrees, DegreesError, check_heads, fit_degrees
 
 
 @pytest.mark.parametrize(

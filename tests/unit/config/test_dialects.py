@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.config import ConfigError, dialects
-from worldsmith.config.dialects import Translation, detect, dialect, dialect_names
-from worldsmith.config.yaml_stack import load_stack
+from worldsmith.config import ConfigError
+from worldsmith.config.yaml import dialects
+from worldsmith.config.yaml.dialects import Translation, detect, dialect, dialect_names
+from worldsmith.config.yaml.stack import load_stack
 
 
 @pytest.fixture(autouse=True)

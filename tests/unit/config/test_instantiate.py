@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from worldsmith.config import ConfigError, class_tags
+from worldsmith.config import ConfigError
+from worldsmith.config.declare import class_tags
 from worldsmith.config.errors import Place
-from worldsmith.config.instantiate import BUILDING_BLOCKS, check_node, instantiate
-from worldsmith.config.tree import to_dict
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.yaml.instantiate import BUILDING_BLOCKS, check_node, instantiate
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_nodes_without_end_are_refused() -> None:
 
 def test_checking_a_node_imports_nothing() -> None:
     code = (
-        "import sys; from worldsmith.config.instantiate import check_node\n"
+        "import sys; from worldsmith.config.yaml.instantiate import check_node\n"
         "node = {'target': 'torch.nn.Linear', 'params': {'x': {'target': 'transformers.AutoModel.from_pretrained'}}}\n"
         "assert check_node(node) == []\n"
         "assert not {'torch', 'transformers', 'diffusers', 'numpy'} & set(sys.modules)"

@@ -9,14 +9,14 @@ from types import ModuleType
 import pytest
 
 from worldsmith.config import recipe
-from worldsmith.config.annotate import show_tree
 from worldsmith.config.load import Loaded, load
-from worldsmith.config.paths import Path as TreePath
-from worldsmith.config.paths import parse_path
-from worldsmith.config.provenance import DEFAULT, Origin
-from worldsmith.config.registry import get_recipe, recipe_names, registered
-from worldsmith.config.tree import from_yaml, to_dict, to_yaml
-from worldsmith.config.tree_access import walk
+from worldsmith.config.recipes.registry import get_recipe, recipe_names, registered
+from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.paths import Path as TreePath
+from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.tree.plain import from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.provenance import DEFAULT, Origin
+from worldsmith.config.write.annotate import show_tree
 
 FILE = """[job]
 experiment = "small"
@@ -99,7 +99,7 @@ def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(
 
 
 def test_each_recipe_of_a_chain_owns_what_it_changed(t: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worldsmith.config.registry._RECIPES", dict(registered()))
+    monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(registered()))
 
     @recipe("smaller", starts_from="small")
     def smaller(config):  # type: ignore[no-untyped-def]

@@ -9,8 +9,8 @@ from typing import Annotated
 import pytest
 
 from worldsmith.config import Config
-from worldsmith.config.json_schema import value_schema
-from worldsmith.config.ranges import Count, Factor, Length, Range, annotated_hints, describe_type
+from worldsmith.config.declare.ranges import Count, Factor, Length, Range, annotated_hints, describe_type
+from worldsmith.config.write.json_schema import value_schema
 
 
 class Limited(Config):

@@ -9,9 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from worldsmith.config import ConfigError, class_tags, get_recipe, recipe_names
-from worldsmith.config.recipe_packages import _BROKEN, _LOADED, adopt_function, import_recipes, load_installed
-from worldsmith.config.registry import find_recipe, is_recipe, lineage, recipe, registered
+from worldsmith.config import ConfigError, get_recipe, recipe_names
+from worldsmith.config.declare import class_tags
+from worldsmith.config.recipes.packages import _BROKEN, _LOADED, adopt_function, import_recipes, load_installed
+from worldsmith.config.recipes.registry import find_recipe, is_recipe, lineage, recipe, registered
 
 GOOD = """
 from worldsmith.config import Config, recipe

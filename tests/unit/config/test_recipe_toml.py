@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError, get_recipe
-from worldsmith.config.overrides import apply_overrides, parse_overrides
-from worldsmith.config.recipe_toml import build_overrides, load_recipe_toml
-from worldsmith.config.references import resolve
-from worldsmith.config.toml_schema import FIELDS
+from worldsmith.config.toml.recipe_toml import build_overrides, load_recipe_toml
+from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.tree.references import resolve
+from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 
 JOB = '[job]\nexperiment = "small"\n'
 VLM = '[job]\ntask = "vlm"\nexperiment = "small_vlm"\n'
@@ -386,7 +386,7 @@ def test_a_key_that_the_recipe_has_no_place_for_is_an_error(tmp_path: Path, monk
     path = save(tmp_path, JOB + "[trainer.callbacks.grad_clip]\nclip_norm = 1.0\n")
     real = get_recipe("small")
     del real.trainer.callbacks["grad_clip"]
-    monkeypatch.setattr("worldsmith.config.recipe_toml.get_recipe", lambda name: real)
+    monkeypatch.setattr("worldsmith.config.toml.recipe_toml.get_recipe", lambda name: real)
     with pytest.raises(ConfigError, match=r"run.toml:4:1: trainer.callbacks.grad_clip.clip_norm: the recipe has no"):
         load_recipe_toml(path)
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from worldsmith.config import ConfigError, get_recipe, ref
-from worldsmith.config.references import resolve
+from worldsmith.config.tree.references import resolve
 
 
 def test_a_whole_reference_keeps_its_type_and_an_embedded_one_is_text(t: ModuleType) -> None:

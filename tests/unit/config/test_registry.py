@@ -9,9 +9,9 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe, recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.registry import find_recipe
+from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig, DataSettingConfig, JobConfig, ParallelismConfig
-from worldsmith.config.tree import to_yaml
+from worldsmith.config.tree.plain import to_yaml
 
 
 def test_recipes_are_found_by_name_fresh_each_time() -> None:

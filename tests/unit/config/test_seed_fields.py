@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from worldsmith.config.load import load
-from worldsmith.config.overrides import find_node
-from worldsmith.config.recipe_toml import build_overrides
-from worldsmith.config.toml_check import check_table
-from worldsmith.config.toml_schema import FIELDS, remap
+from worldsmith.config.toml.check import check_table
+from worldsmith.config.toml.recipe_toml import build_overrides
+from worldsmith.config.toml.schema import FIELDS, remap
+from worldsmith.config.words.overrides import find_node
 
 SAME = "same path"
 C = "model.config"

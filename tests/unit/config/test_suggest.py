@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from worldsmith.config.suggest import distance, nearest, nearest_path
-from worldsmith.config.toml_schema import FIELDS
+from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.tree.suggest import distance, nearest, nearest_path
 
 PATHS = [entry.path for entry in FIELDS]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError, get_recipe
-from worldsmith.config.tree import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
 
 
 @pytest.mark.parametrize("name", ["small", "small_vlm"])
@@ -69,7 +69,7 @@ def test_a_base_class_field_accepts_any_subclass_and_refuses_others(t: ModuleTyp
         ("os.system", "outside the trusted packages"),
         ("worldsmith.nothing.Here", "has no 'nothing'"),
         ("worldsmith.config.sections.JobConfg", "did you mean 'JobConfig'"),
-        ("worldsmith.config.paths.parse_path", "neither a component nor a config section"),
+        ("worldsmith.config.tree.paths.parse_path", "neither a component nor a config section"),
         ("worldsmith.__main__.X", "no class name"),
         (3, "no class name"),
     ],

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from worldsmith.config import ConfigError, class_tags, get_recipe
-from worldsmith.config.draft import finish
-from worldsmith.config.flag_words import Flag, split_flags, take_source
+from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.declare import class_tags
 from worldsmith.config.load import read_draft
-from worldsmith.config.overrides import parse_overrides
-from worldsmith.config.paths import format_path
-from worldsmith.config.tree_access import all_paths
-from worldsmith.config.typed_flags import class_choices, flags_to_words
+from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.draft import finish
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.words.flag_words import Flag, split_flags, take_source
+from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.words.typed_flags import class_choices, flags_to_words
 
 OWN = ("--dryrun", "--sft-toml", "-h", "--help")
 

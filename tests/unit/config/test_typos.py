@@ -13,8 +13,8 @@ import pytest
 from worldsmith.config import ConfigError
 from worldsmith.config.errors import Problem
 from worldsmith.config.load import load
-from worldsmith.config.paths import flatten, format_path
-from worldsmith.config.toml_schema import FIELDS
+from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.tree.paths import flatten, format_path
 
 FILES = sorted((Path(__file__).parents[3] / "examples/toml/sft_config").glob("*.toml"))
 KINDS = ("drop", "swap", "double", "case", "section")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.references import resolve
-from worldsmith.config.tree import from_yaml, to_dict, to_yaml
-from worldsmith.config.yaml_stack import load_stack, read_stack
+from worldsmith.config.tree.plain import from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.references import resolve
+from worldsmith.config.yaml.stack import load_stack, read_stack
 
 Write = Callable[..., list[str]]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.captions import CAPTION_KEYS, Caption, choose_caption, render_caption
-from worldsmith.data.video_dataset import WINDOW_NUMBERS
+from worldsmith.data.clips.captions import CAPTION_KEYS, Caption, choose_caption, render_caption
+from worldsmith.data.clips.video_dataset import WINDOW_NUMBERS
 
 
 def render(caption: Caption, **changes: object) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from worldsmith.data.conditioning import check_conditioning, draw_condition_frames
+from worldsmith.data.clips.conditioning import check_conditioning, draw_condition_frames
 
 
 def test_frames_are_drawn_by_weight_whatever_their_sum() -> None:

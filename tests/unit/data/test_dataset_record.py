@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from worldsmith.data.dataset_record import changed_windows, record_text
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.data.clips.dataset_record import changed_windows, record_text
+from worldsmith.data.clips.video_dataset import VideoDataset
 
 
 def dataset(folder: Path) -> VideoDataset:

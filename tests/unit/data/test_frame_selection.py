@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.errors import SampleError
-from worldsmith.data.frame_selection import FrameSelection, select_frames
+from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
+from worldsmith.data.stream.errors import SampleError
 
 
 def select(window: tuple[int, int, int], **changes: object) -> FrameSelection:

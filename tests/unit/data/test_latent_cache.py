@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldsmith.data.latent_cache import LatentCache, file_identity
+from worldsmith.data.clips.latent_cache import LatentCache, file_identity
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldsmith.data.errors import DataError
-from worldsmith.data.latent_cache import LatentCache
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.quarantine import Quarantine
-from worldsmith.data.sample import VideoSample
-from worldsmith.data.sample_maker import SampleMaker
+from worldsmith.data.clips.latent_cache import LatentCache
+from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.sample_maker import SampleMaker
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.stream.quarantine import Quarantine
 
 # A 96x64 clip of 5, 9 or 17 frames has 12, 18 or 30 vision tokens at tier 64; captions give some more.
 CAP = 120

@@ -13,7 +13,7 @@ import pytest
 
 PROGRAM = """
 import sys, time
-from worldsmith.data.loader import PackingDataLoader
+from worldsmith.data.stream.loader import PackingDataLoader
 config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
 packs = iter(config.build(tokenizer=lambda text: [1]))
@@ -25,7 +25,7 @@ time.sleep(120)
 
 ASKED = """
 import sys, time
-from worldsmith.data.loader import PackingDataLoader
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.training.stop_signals import StopSignals
 config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
@@ -95,7 +95,7 @@ def test_a_signal_to_the_whole_job_leaves_the_workers_to_the_run(clips: Callable
 def test_the_config_module_imports_neither_torch_nor_a_decoder() -> None:
     """Config errors and help must answer at once."""
     program = (
-        "import sys, worldsmith.data.loader, worldsmith.data.video_dataset, worldsmith.data.summary;"
+        "import sys, worldsmith.data.stream.loader, worldsmith.data.clips.video_dataset, worldsmith.data.clips.summary;"
         "print([m for m in ('torch', 'av', 'numpy', 'transformers') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"

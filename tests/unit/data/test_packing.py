@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.packing import SequentialPacker
+from worldsmith.data.stream.packing import SequentialPacker
 
 
 def packs(

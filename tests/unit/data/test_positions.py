@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.packing import SequentialPacker
-from worldsmith.data.positions import Cursor, merge_positions
+from worldsmith.data.stream.packing import SequentialPacker
+from worldsmith.data.stream.positions import Cursor, merge_positions
 
 TOKENS = [random.Random(7).randint(1, 60) for _ in range(5000)]
 """Length of the sample at each position."""
@@ -86,7 +86,7 @@ def test_any_sequence_of_rank_counts_reads_every_sample_once(
 @given(size=st.integers(1, 9), start=st.integers(0, 50), earlier=st.lists(st.integers(0, 40), unique=True))
 def test_shares_cover_everything_once(size: int, start: int, earlier: list[int]) -> None:
     """Of the list, and of the positions from `next_position` on."""
-    from worldsmith.data.positions import Unread
+    from worldsmith.data.stream.positions import Unread
 
     unread = Unread(start, sorted(earlier))
     shares = [unread.share(rank, size) for rank in range(size)]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from small_disk import largest_file
 
-from worldsmith.data.errors import DataError
-from worldsmith.data.quarantine import Quarantine
-from worldsmith.data.sample import Rejection
+from worldsmith.data.clips.sample import Rejection
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.quarantine import Quarantine
 
 
 def bad(number: int, reason: str = "truncated") -> Rejection:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.token_count import latent_shape, sample_tokens, usable_frames, vision_tokens
+from worldsmith.data.clips.token_count import latent_shape, sample_tokens, usable_frames, vision_tokens
 
 
 @pytest.mark.parametrize(

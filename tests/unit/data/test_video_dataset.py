@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.data.errors import DataError
-from worldsmith.data.summary import summarize
-from worldsmith.data.video_dataset import VideoDataset
+from worldsmith.data.clips.summary import summarize
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.errors import DataError
 
 
 def load(path: Path, **changes: object) -> VideoDataset:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsmith.data.errors import SampleError
-from worldsmith.data.resolution import Geometry, cover_and_crop
-from worldsmith.data.video_reader import VideoInfo, probe, read_frames
+from worldsmith.data.clips.resolution import Geometry, cover_and_crop
+from worldsmith.data.clips.video_reader import VideoInfo, probe, read_frames
+from worldsmith.data.stream.errors import SampleError
 
 
 def look(path: Path) -> VideoInfo:

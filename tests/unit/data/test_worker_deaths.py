@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from worldsmith.data import fetch, sample_maker, worker
-from worldsmith.data.loader import PackingDataLoader
-from worldsmith.data.quarantine import Quarantine
+from worldsmith.data.clips import sample_maker
+from worldsmith.data.stream import fetch, worker
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.stream.quarantine import Quarantine
 
 
 def make(folder: Path, workers: int, *, prefetch: int = 2, **runtime: object) -> PackingDataLoader:

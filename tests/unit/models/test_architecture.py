@@ -44,7 +44,7 @@ def test_sizes_that_do_not_fit_are_named(change, words):
 def test_configs_are_importable_without_torch():
     code = (
         "import sys, worldsmith.models.spec, worldsmith.models.cosmos3.architecture, "
-        "worldsmith.models.cosmos3.text_tokenizer, worldsmith.checkpoint.diffusers_keys; "
+        "worldsmith.models.cosmos3.text_tokenizer, worldsmith.checkpoint.formats.cosmos3.diffusers_keys; "
         "print([m for m in ('torch', 'transformers', 'diffusers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3 import attention, three_way
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import latent_attention
-from worldsmith.models.cosmos3.attention_modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
+from worldsmith.models.cosmos3.attention import packed as attention
+from worldsmith.models.cosmos3.attention import three_way
+from worldsmith.models.cosmos3.attention.modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
+from worldsmith.models.cosmos3.attention.natten_windows import run_natten
+from worldsmith.models.cosmos3.attention.neighborhood import axis_mask
+from worldsmith.models.cosmos3.attention.packed import latent_attention
+from worldsmith.models.cosmos3.attention.three_way import plan_latents, plan_masked, plan_natten
 from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.natten_windows import run_natten
-from worldsmith.models.cosmos3.neighborhood import axis_mask
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
-from worldsmith.models.cosmos3.three_way import plan_latents, plan_masked, plan_natten
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from worldsmith.models.cosmos3 import attention
 from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention import packed_attention, plan_segments
+from worldsmith.models.cosmos3.attention import packed as attention
+from worldsmith.models.cosmos3.attention.packed import packed_attention, plan_segments
 from worldsmith.models.cosmos3.heads import patchify, unpatchify
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
 

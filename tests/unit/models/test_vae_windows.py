@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldsmith.data.resolution import RESOLUTIONS
+from worldsmith.data.clips.resolution import RESOLUTIONS
 from worldsmith.models.video_vae import windows
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.models.video_vae.windows import encode_window, window_bounds, window_frames

@@ -12,13 +12,13 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.config import ConfigError, UserError, get_recipe, recipe_names
-from worldsmith.config.convert import convert
-from worldsmith.config.draft import Loaded
 from worldsmith.config.load import load
-from worldsmith.config.recipe_packages import import_recipes
-from worldsmith.config.registry import find_recipe, registered
-from worldsmith.config.tree import from_dict, from_yaml, to_dict, to_yaml
-from worldsmith.config.tree_changes import changes
+from worldsmith.config.recipes.packages import import_recipes
+from worldsmith.config.recipes.registry import find_recipe, registered
+from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.write.convert import convert
 from worldsmith.training.scheduler import LambdaLinear
 
 ROOT = Path(__file__).parents[3]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from worldsmith.config import get_recipe, recipe_names
-from worldsmith.config.difference import show_value
-from worldsmith.config.paths import flatten, format_path
-from worldsmith.config.registry import find_recipe
-from worldsmith.config.tree import to_dict
+from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.tree.difference import show_value
+from worldsmith.config.tree.paths import flatten, format_path
+from worldsmith.config.tree.plain import to_dict
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REFRESH = "WORLDSMITH_REFRESH_GOLDEN"
@@ -53,7 +53,7 @@ def test_golden_texts_name_no_folder_of_this_machine() -> None:
 
 def test_two_processes_dump_the_same_bytes() -> None:
     code = (
-        "from worldsmith.config import get_recipe; from worldsmith.config.tree import to_yaml; "
+        "from worldsmith.config import get_recipe; from worldsmith.config.tree.plain import to_yaml; "
         f"print(*(to_yaml(get_recipe(name)) for name in {SHIPPED!r}))"
     )
     dumps = [

@@ -22,11 +22,11 @@ from config_mutations import MUTATIONS, Doc, place, put, sections
 from worldsmith.cli.schema import render
 from worldsmith.config import ConfigError, get_recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.new_file import new_recipe_toml
-from worldsmith.config.registry import find_recipe
-from worldsmith.config.tree import to_dict
-from worldsmith.config.write_toml import write_toml
-from worldsmith.config.yaml_text import dump_yaml
+from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.write.new_file import new_recipe_toml
+from worldsmith.config.write.toml import write_toml
+from worldsmith.config.yaml.text import dump_yaml
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]

@@ -10,13 +10,13 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.config import get_recipe, recipe_names
-from worldsmith.config.draft import Loaded
 from worldsmith.config.load import load
-from worldsmith.config.new_file import new_recipe_toml
-from worldsmith.config.overrides import is_missing
-from worldsmith.config.registry import find_recipe
-from worldsmith.config.toml_schema import FIELDS, remap
-from worldsmith.config.tree_changes import changes
+from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.toml.schema import FIELDS, remap
+from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.words.overrides import is_missing
+from worldsmith.config.write.new_file import new_recipe_toml
 
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 

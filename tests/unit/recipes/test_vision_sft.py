@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from worldsmith.config import ConfigError, get_recipe
-from worldsmith.config.degrees import fit_degrees
-from worldsmith.config.difference import differences
 from worldsmith.config.load import load
-from worldsmith.config.overrides import find_node
-from worldsmith.config.paths import format_path
-from worldsmith.config.references import resolve
+from worldsmith.config.tree.degrees import fit_degrees
+from worldsmith.config.tree.difference import differences
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.references import resolve
+from worldsmith.config.words.overrides import find_node
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.parameter_names import native_parameters

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
-from worldsmith.config.convert import convert
-from worldsmith.config.draft import Loaded
-from worldsmith.config.literals import read_text
 from worldsmith.config.load import load
-from worldsmith.config.tree_changes import changes
-from worldsmith.config.write_python import PythonWriter, python_text
-from worldsmith.config.write_toml import toml_key, toml_text, write_toml
-from worldsmith.config.write_words import word_value
+from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.words.literals import read_text
+from worldsmith.config.write.convert import convert
+from worldsmith.config.write.python import PythonWriter, python_text
+from worldsmith.config.write.toml import toml_key, toml_text, write_toml
+from worldsmith.config.write.words import word_value
 
 
 def same(a: Any, b: Any) -> bool:

@@ -14,11 +14,11 @@ import pytest
 import tiny_runs
 from tiny_runs import tiny_config
 
-from worldsmith.checkpoint.base_checkpoint import convert
-from worldsmith.checkpoint.checkpoint_weights import CheckpointWeights
-from worldsmith.checkpoint.checkpointer import Checkpointer
+from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.cli.main import main
-from worldsmith.config.tree import to_yaml
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.training.run_folder import differences
 from worldsmith.training.trainer import Trainer
 

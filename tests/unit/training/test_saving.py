@@ -12,12 +12,13 @@ import tiny_runs
 import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
-from worldsmith.checkpoint import checkpointer, dcp
-from worldsmith.checkpoint.dcp import stored_shapes
-from worldsmith.checkpoint.save_error import SaveError
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.run import checkpointer
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree import to_yaml
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.preflight import check_space, checkpoint_bytes

@@ -19,12 +19,12 @@ import tiny_runs
 import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
-from worldsmith.checkpoint.base_checkpoint import convert
-from worldsmith.checkpoint.load_model import load_generator
+from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.cosmos3.load_model import load_generator
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.references import resolve
-from worldsmith.config.tree import from_yaml, to_yaml
+from worldsmith.config.tree.plain import from_yaml, to_yaml
+from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.dryrun import plan_run
@@ -124,7 +124,7 @@ class Poison:
 
 
 def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    from worldsmith.checkpoint.optimizer_state import optimizer_state
+    from worldsmith.checkpoint.run.optimizer_state import optimizer_state
     from worldsmith.training.run_state import model_state
 
     state = {**model_state(trainer), **optimizer_state(trainer.network, trainer.optimizer)}

@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from worldsmith.config import Config
-from worldsmith.config.ranges import Count, Factor, Length, NotNegative, Range
+from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative, Range
 
 Positive = Annotated[float, Range(gt=0, finite=True)]
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import Count
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.config.value_types import is_reference
 from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention_modes import (
+from worldsmith.models.cosmos3.attention.modes import (
     AttentionModes,
     NeighborhoodConfig,
     attention_modes,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import latent_attention, text_attention
+from worldsmith.models.cosmos3.attention.packed import latent_attention, text_attention
 from worldsmith.models.cosmos3.rms_norm import RMSNorm
 from worldsmith.models.cosmos3.rope import Rotary, apply_rotary
 from worldsmith.models.cosmos3.sequence import Geometry

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention_modes import AttentionModes, attention_modes, describe_modes
+from worldsmith.models.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
 from worldsmith.models.cosmos3.heads import DomainAwareLinear, TimestepEmbedder, patchify, unpatchify
 from worldsmith.models.cosmos3.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.models.cosmos3.sequence import Geometry, PackedSequence

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import LatentPlan, SegmentPlan, plan_segments
-from worldsmith.models.cosmos3.attention_modes import AttentionModes, Pattern, attention_modes
+from worldsmith.models.cosmos3.attention.modes import AttentionModes, Pattern, attention_modes
+from worldsmith.models.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
+from worldsmith.models.cosmos3.attention.three_way import plan_latents
 from worldsmith.models.cosmos3.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
-from worldsmith.models.cosmos3.three_way import plan_latents
 from worldsmith.models.cosmos3.token_share import AllTokens, TokenShare
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.config.ranges import Range
+from worldsmith.config.declare.ranges import Range
 from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, cached, hub_name, local_folder
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 

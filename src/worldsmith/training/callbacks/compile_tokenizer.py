@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from worldsmith.config.ranges import NotNegative
-from worldsmith.data.resolution import RESOLUTIONS, check_tier
+from worldsmith.config.declare.ranges import NotNegative
+from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
 from worldsmith.training.callbacks.base import Callback
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from worldsmith.config.ranges import Range
+from worldsmith.config.declare.ranges import Range
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.grad_clip import clip_gradients
 

@@ -1,0 +1,98 @@
+"""Folders of torch.distributed.checkpoint (DCP): tensors only, read and written by any number of ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.peers import Peers, SideGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+
+METADATA = ".metadata"
+"""The file with which DCP makes a folder complete."""
+COPY_AHEAD = 10_000_000
+"""Bytes that are copied from a GPU while others are written; DCP's default."""
+
+
+def planner_of(state: Mapping[str, Any]) -> SavePlanner:
+    """DCP's own plan for saving tensors: each shard once, and a whole tensor by one rank."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state))
+    return planner
+
+
+def save_part(
+    folder: Path,
+    planner: SavePlanner,
+    peers: Peers | None = None,
+    *,
+    single_file_per_rank: bool = True,
+    staged: bool = False,
+) -> None:
+    """Writes the tensors of a planner, which is set up, to a DCP folder; every file is synced to disk.
+
+    The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
+    where there is none. `peers` None: this process is alone. `staged`: the tensors are in main memory, and CUDA is not
+    to be used, as in a process that was forked. Raises FileNotFoundError when rank 0 does not see what another wrote.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    peers = peers or SideGroup(0, 1)
+    writer = FileSystemWriter(
+        folder,
+        single_file_per_rank=single_file_per_rank,
+        sync_files=True,
+        per_thread_copy_ahead=0 if staged else COPY_AHEAD,
+    )
+    metadata: Metadata | None = None
+
+    def plan_all() -> list[SavePlan]:
+        nonlocal metadata
+        plans, metadata = planner.create_global_plan(proposals)
+        return writer.prepare_global_plan(plans)
+
+    def finish() -> None:
+        assert metadata is not None
+        for name in sorted({result.storage_data.relative_path for written in results for result in written}):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder / name} is not there for process 0: do all nodes share this folder?")
+        writer.finish(metadata, results)
+
+    writer.set_up_storage_writer(peers.is_main)
+    proposals = peers.gather(lambda: writer.prepare_local_plan(planner.create_local_plan()))
+    plan = peers.scatter(plan_all)
+    results = peers.gather(lambda: writer.write_data(planner.finish_plan(plan), planner).value())
+    peers.run_on_main(finish)
+
+
+def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
+    """Reads a DCP folder into the tensors of `state`, in place. Raises UserError for a folder that cannot be read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from worldsmith.checkpoint.dcp.reader import TensorReader
+
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
+    try:
+        load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
+    except CheckpointException as error:
+        reason = next(failure for failure, _ in error.failures.values())
+        if isinstance(reason, UserError):
+            raise reason from error
+        raise UserError(f"{folder} cannot be read: {str(reason) or type(reason).__name__}") from error
+
+
+def stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """Name and shape of every tensor in a DCP folder. Raises UserError for a folder that cannot be read."""
+    from worldsmith.checkpoint.dcp.reader import read_entries
+
+    return {name: list(entry.size) for name, entry in read_entries(folder).items()}

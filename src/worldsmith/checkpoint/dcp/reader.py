@@ -1,0 +1,104 @@
+"""Reading folders of torch.distributed.checkpoint (DCP) from anywhere, without running what somebody put in them.
+
+DCP keeps names, shapes and places of the tensors in a pickle, `.metadata`, and unpickles every entry that is marked
+there as a plain object. Here only what DCP itself writes for tensors is taken out of a pickle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from enum import Enum, EnumType
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.config.errors import UserError
+
+DCP = "torch.distributed.checkpoint"
+SHARDED = "torch.distributed._shard.sharded_tensor"
+ALLOWED = {
+    *((f"{DCP}.metadata", name)
+      for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+                   "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((f"{SHARDED}.metadata", name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
+    (f"{DCP}.filesystem", "_StorageInfo"),
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+}  # fmt: skip
+"""Classes of records, those of older versions too, and one function that looks a layout up by its name."""
+
+
+class TensorReader(FileSystemReader):
+    """A `FileSystemReader` that knows of tensors only; entries of other kinds are not there for it.
+
+    Raises UserError for a `.metadata` that DCP did not write.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        file = Path(self.path) / METADATA
+        with file.open("rb") as stream:
+            try:
+                metadata = MetadataUnpickler(stream, file).load()
+                entries = metadata.state_dict_metadata.items()
+                metadata.state_dict_metadata = {name: entry for name, entry in entries if is_tensor(name, entry)}
+                if getattr(metadata, "storage_meta", None) is None:
+                    metadata.storage_meta = StorageMeta()
+                metadata.storage_meta.load_id = self.load_id
+            except (UserError, OSError):
+                raise
+            except Exception as error:  # a damaged pickle can fail in any way
+                raise UserError(f"{file} is damaged, or not what torch.distributed.checkpoint writes") from error
+        return metadata  # type: ignore[no-any-return]
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Finds the names of `ALLOWED` and of tensor types, and refuses every other one before it is looked up."""
+
+    def __init__(self, stream: Any, file: Path) -> None:
+        super().__init__(stream)
+        self.file = file
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return enum_member
+        if (module, name) in ALLOWED:
+            return super().find_class(module, name)
+        dtype = vars(torch).get(name) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        raise UserError(
+            f"{self.file} wants to load {module}.{name}, which torch.distributed.checkpoint never writes for tensors; "
+            "it could run any program, and is refused"
+        )
+
+
+def enum_member(kind: Any, name: Any) -> Enum:
+    """In the place of the `getattr` with which some Pythons, 3.11.2 for one, pickle members of enumerations.
+
+    Raises TypeError for anything else: getattr reaches every method of a class.
+    """
+    if isinstance(kind, EnumType) and name in kind.__members__:
+        return kind.__members__[name]  # type: ignore[no-any-return]
+    raise TypeError(f"{name} is no member of an enumeration")
+
+
+def is_tensor(name: Any, entry: Any) -> bool:
+    """Whether an entry describes a tensor. Raises TypeError for one that is marked so and is none."""
+    if not isinstance(entry, TensorStorageMetadata):
+        return False
+    well_formed = isinstance(name, str) and isinstance(entry.properties.dtype, torch.dtype)
+    if not well_formed or not all(isinstance(size, int) for size in entry.size):
+        raise TypeError(f"{name} is no description of a tensor")
+    return True
+
+
+def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Shape, type and place of every tensor in a DCP folder, by name."""
+    return TensorReader(folder).read_metadata().state_dict_metadata  # type: ignore[return-value]

@@ -1,0 +1,127 @@
+"""A trained generator as a folder that `diffusers.Cosmos3OmniPipeline.from_pretrained` loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith import __version__
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.checkpoint.formats.cosmos3.load_model import PIPELINE_INDEX
+from worldsmith.checkpoint.formats.cosmos3.model_card import model_card
+from worldsmith.checkpoint.formats.cosmos3.native_export import stored_dtype
+from worldsmith.checkpoint.formats.export_folder import (
+    DType,
+    ExportSource,
+    may_write,
+    publish,
+    weights_digest,
+    written_aside,
+)
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.models.cosmos3.attention.modes import describe_modes
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults, read_attention
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def export_pipeline(
+    generator: Cosmos3Generator,
+    out: str | Path,
+    *,
+    source: ExportSource | None = None,
+    dtype: DType = "bfloat16",
+    force: bool = False,
+    max_shard_size: str | int = "10GB",
+) -> bool:
+    """Writes the pipeline folder `out`; False when the same export is there already.
+
+    The folder appears when it is complete. It samples with the schedule that `generator.defaults.shift` gives.
+    Raises ValueError when that shift is not known and for attention that diffusers does not have, FileExistsError when
+    `out` is something else (`force` replaces an older export, never other files).
+    """
+    out = Path(out)
+    require_exportable(generator.config, generator.defaults)
+    weights = exported_weights(generator, dtype)
+    manifest = describe(generator, source or ExportSource(), dtype, weights)
+    if not may_write(out, manifest, force, index=PIPELINE_INDEX):
+        return False
+    with written_aside(out) as aside:
+        build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
+        (aside / "README.md").write_text(model_card(out.name, manifest), encoding="utf-8")
+        publish(aside, out, manifest)
+    return True
+
+
+def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefaults) -> None:
+    """Raises ValueError for a model that a pipeline cannot hold; needs no weights."""
+    attention = read_attention(config)
+    if not attention.is_dense:
+        raise ValueError(
+            "diffusers has dense attention only, and this model has another one "
+            f"({describe_modes(attention)}): its outputs would differ there; use --format native"
+        )
+    if defaults.shift is None:
+        raise ValueError(
+            "the schedule of an exported pipeline needs a shift, and the training run does not fix one number for it; "
+            "give the shift to export with"
+        )
+    if not (defaults.shift > 0 and math.isfinite(defaults.shift)):
+        raise ValueError(f"the schedule of an exported pipeline needs a positive shift, found {defaults.shift}")
+
+
+def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
+    """The network's tensors under their diffusers names; the time embedder stays float32, as diffusers keeps it."""
+    dtype_of = stored_dtype(dtype)
+    return {
+        native_to_diffusers(name): parameter.detach().cpu().to(dtype_of(name))
+        for name, parameter in native_parameters(generator.network).items()
+    }
+
+
+def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
+    """The pipeline object. Its schedule is `flow_schedule`'s, its prompts have no system prompt, as in training."""
+    import diffusers
+    import torch
+
+    library: Any = diffusers  # its classes carry no types
+    with torch.device("meta"):
+        transformer = library.Cosmos3OmniTransformer(**transformer_config(generator.config.network))
+    transformer.load_state_dict(weights, assign=True)
+    return library.Cosmos3OmniPipeline(
+        transformer=transformer,
+        text_tokenizer=generator.text_tokenizer.tokenizer,
+        vae=replace(generator.config.tokenizer, precision=dtype).build(device="cpu").model,
+        scheduler=library.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=generator.defaults.shift
+        ),
+        enable_safety_checker=False,
+        default_use_system_prompt=False,
+        use_native_flow_schedule=True,
+    )
+
+
+def describe(
+    generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
+) -> dict[str, Any]:
+    """The manifest without its list of files."""
+    model = to_dict(ModelSpec(name="cosmos3", config=generator.config))
+    model["config"]["tokenizer"]["vae_path"] = "vae"
+    model["config"]["text_tokenizer"]["path"] = "text_tokenizer"
+    return {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
+        "format": "diffusers",
+        "source": asdict(source),
+        "dtype": dtype,
+        "weights_sha256": weights_digest(weights),
+        "vae": generator.latent_fingerprint,
+        "generation": asdict(generator.defaults),
+        "model": model,
+    }

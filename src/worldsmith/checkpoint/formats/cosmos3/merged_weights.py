@@ -1,0 +1,46 @@
+"""A LoRA run's weights with the adapters merged in, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.models.lora import MATRICES, is_adapter, merged_weight
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class MergedWeights(WeightSource):
+    """`merged_weight` for every weight of `source` that has an adapter; the others as they are."""
+
+    def __init__(self, source: WeightSource, scale: float) -> None:
+        self.source, self.scale = source, scale
+        self.path, self.settings, self.unknown = source.path, source.settings, source.unknown
+        self.copies = source.copies
+        self.describe = f"{source.describe} with its adapters merged"
+        self.shapes = {name: shape for name, shape in source.shapes.items() if not is_adapter(name)}
+        self.average_shapes = {name: shape for name, shape in source.average_shapes.items() if not is_adapter(name)}
+        self.adapted = {
+            f"{name.removesuffix(MATRICES[0])}.weight" for name in source.shapes if name.endswith(MATRICES[0])
+        }
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        from worldsmith.models.cosmos3.initialization import fill
+
+        plain = {name: tensor for name, tensor in tensors.items() if name not in self.adapted}
+        self.source.read_into(plain, average=average, no_dist=no_dist)
+        for name in tensors.keys() & self.adapted:
+            base = name.removesuffix(".weight")
+            weight, low, high = (self.source.read(base + part, average=average) for part in (".weight", *MATRICES))
+            fill(tensors[name], merged_weight(weight, low, high, self.scale))
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return self.source.dtype(name, average=average)
+
+    def changes_something(self, *, average: bool = False) -> bool:
+        """Whether any B is not zero."""
+        bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
+        return any(bool(self.source.read(base + MATRICES[1], average=average).any()) for base in bases)

@@ -1,0 +1,265 @@
+"""Checkpoints of a run: `iter_<9 digits>/{model,optim,scheduler,trainer,dataloader}` and `latest_checkpoint.txt`.
+
+The first four are torch.distributed.checkpoint folders that hold tensors only. A checkpoint is written into a hidden
+folder, synced to disk, and renamed when it is complete; then the pointer moves. A manifest with checksums tells a
+damaged checkpoint from a whole one. See docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.folders import find_latest, folder_name, tidy_up
+from worldsmith.checkpoint.run.save_error import SaveError, describe, is_disk_full, is_expected
+from worldsmith.checkpoint.run.staging import Layout, Stager, private_memory
+from worldsmith.checkpoint.run.write_checkpoint import Save, write_checkpoint
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count
+from worldsmith.distributed.peers import PeerError, SideGroup
+from worldsmith.distributed.world import World
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from torch import Tensor
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    from worldsmith.checkpoint.run.writer_process import WriterProcess
+
+logger = logging.getLogger(__name__)
+
+BYTES_PER_TENSOR = 2048
+"""What a tensor needs on disk besides its own bytes."""
+
+
+class Checkpointer(Configurable):
+    """Saves and restores a run in one folder. All ranks call every method together.
+
+    - One save at a time. With `background` a process writes it from a copy of the tensors while the caller goes on;
+      `is_saving` and `settle` belong to it.
+    - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
+    """
+
+    class Config(Configurable.Config):
+        load_path: str | None = None
+        """Weights to start a new run from: a run folder, an iter folder, or a model folder. None: no weights."""
+        init: Literal["pretrained", "scratch"] = "pretrained"
+        """What a new run without load_path means: "pretrained" is an error, "scratch" starts from random weights."""
+        load_training_state: bool = False
+        """Whether a new run takes optimizer, schedule, step count, random states and data position of load_path too."""
+        load_ema_to_reg: bool = False
+        """Whether a new run starts from the averaged (EMA) weights of load_path instead of its live ones."""
+        keys_to_skip_loading: list[str] = field(default_factory=list)
+        """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
+        save_iter: Count = 100
+        """Save every this many optimizer steps, and always after the last one."""
+        async_save: bool = True
+        """Write periodic saves in the background, from a copy in main memory; the last save of a process never is."""
+        save_weights: Literal["all", "trained"] = "all"
+        """Which weights a checkpoint holds; "trained" leaves frozen ones out, and a resume reads load_path again."""
+        keep_latest_k: Count | None = None
+        """How many checkpoints to keep, the newest first. None: all."""
+        keep_every: Count | None = None
+        """Checkpoints whose step is a multiple of this are kept besides, for ever. None: no others."""
+        stop_file: str = "STOP"
+        """A file of this name in the run folder makes the run save and stop, like SIGTERM. "": no such file."""
+
+        def check(self) -> None:
+            if self.load_path is None and self.init != "scratch":
+                raise ValueError(
+                    "load_path is not set: give the weights to start from, "
+                    'or write checkpoint.init = "scratch" to train from random weights'
+                )
+            if self.load_training_state and self.load_path is None:
+                raise ValueError("load_training_state needs load_path: the checkpoint whose training state is taken")
+            if self.load_ema_to_reg and self.load_path is None:
+                raise ValueError("load_ema_to_reg needs load_path: the checkpoint whose averaged weights are taken")
+            if self.load_ema_to_reg and self.load_training_state:
+                raise ValueError("load_ema_to_reg and load_training_state: the moments belong to the live weights")
+            if self.keep_every is not None and self.keep_latest_k is None:
+                raise ValueError("keep_every has no effect without keep_latest_k, since all checkpoints are kept")
+            if self.stop_file != Path(self.stop_file).name:
+                raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
+
+    def __init__(
+        self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None
+    ) -> None:
+        """`process` writes the saves in the background; None: one is started now, if there is to be one."""
+        self.config = config
+        self.folder = folder
+        self.world = world or World()
+        self._saving: Future[Path] | None = None
+        # Made now: later, the ranks of a launcher that has died would find each other no more, and have a save to do.
+        self._peers = SideGroup(self.world.rank, self.world.size)
+        self._process = process or start_writer(config)
+        if self.world.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            tidy_up(folder)
+        self.world.barrier()
+
+    def save(
+        self,
+        iteration: int,
+        parts: Mapping[str, Mapping[str, Any]],
+        *,
+        dataloader: Mapping[str, Any] | None = None,
+        texts: Mapping[str, str] | None = None,
+        background: bool = False,
+        retire: bool = True,
+    ) -> Path:
+        """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
+
+        `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
+        `texts` are small files to keep beside them, such as config.yaml. With `background` the tensors are copied and
+        the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. Raises
+        SaveError (for a save in the background: `settle` does).
+        """
+        self.settle()
+        target, needed = self.folder / folder_name(iteration), state_bytes(parts)
+        position, settings = None if dataloader is None else json.dumps(dataloader), self.config
+        keep = settings.keep_latest_k if retire else None
+        save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every)
+        staged: list[tuple[Layout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
+        with self._all_or_nothing(target, needed):
+            self._peers.run_on_main(partial(require_space, self.folder, needed))
+            if background:
+                self._peers.run(lambda: staged.append(self._stager.stage(parts)))
+            else:
+                self._write(save, lambda: {part: dcp.planner_of(state) for part, state in parts.items()}, staged=False)
+        if background:
+            self._saving = self._thread.submit(self._write_staged, save, needed, *staged[0])
+        return target
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save in the background is still being written on this rank."""
+        return self._saving is not None and not self._saving.done()
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a save in the background has ended on this rank, well or badly, and `settle` has not said so yet."""
+        return self._saving is not None and self._saving.done()
+
+    def settle(self) -> Path | None:
+        """Waits for the save in the background and returns its folder; None without one. Raises SaveError."""
+        if self._saving is None:
+            return None
+        saving, self._saving = self._saving, None
+        return saving.result()
+
+    def latest(self) -> Path | None:
+        """The checkpoint to resume from, None without any; see `find_latest`."""
+        return find_latest(self.folder, self.world)
+
+    def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
+        """Reads `part` of a checkpoint into the tensors of `state`, in place."""
+        dcp.load_part(checkpoint / part, state, no_dist=self.world.size == 1)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    @cached_property
+    def _stager(self) -> Stager:
+        allocate = private_memory if self._process is None else self._process.allocate
+        return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
+
+    def _write_staged(self, save: Save, needed: int, layout: Layout, buffer: Tensor) -> Path:
+        """Runs in a thread, which has little to do as long as the process lives."""
+        with self._all_or_nothing(save.target, needed):
+            if self._process is not None and self._process.is_alive:
+                error = self._process.write(save, layout, self._peers)
+                self._peers.run(partial(fail_with, error))
+            else:
+                self._write(save, lambda: layout.planners(buffer), staged=True)
+        return save.target
+
+    def _write(self, save: Save, planners: Callable[[], Mapping[str, SavePlanner]], *, staged: bool) -> None:
+        """The save in this process, in whatever thread. What goes wrong on one rank alone, too, is told to all."""
+        error = None
+        try:
+            write_checkpoint(save, planners(), self._peers, staged=staged)
+        except PeerError:
+            raise
+        except Exception as own:
+            error = own
+        self._peers.run(partial(fail_with, error))
+
+    @contextmanager
+    def _all_or_nothing(self, target: Path, needed: int) -> Iterator[None]:
+        """Turns what goes wrong within (on all ranks, since they agree) into SaveError; removes what was written."""
+        try:
+            yield
+        except Exception as error:
+            if self.world.is_main:
+                with suppress(OSError):  # it is the first error that counts
+                    tidy_up(self.folder)
+            if not is_expected(error):
+                logger.warning("an unexpected error in a save", exc_info=error)
+            raise SaveError(self._complaint(target, needed, error)) from error
+
+    def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
+        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe(error)}."
+        free = free_space(self.folder)
+        if free is not None and (is_disk_full(error) or free < needed):
+            fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
+            text += f" It needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free. Make room{fewer}."
+        return f"{text} Checkpoints that were complete before are untouched."
+
+
+def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
+    """The saved data positions, one for each data-parallel group of the run that saved."""
+    files = (checkpoint / "dataloader").glob("rank_*.json")
+    ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
+
+
+def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
+    """The process that will write saves in the background, if there are to be any; to be forked as early as can be.
+
+    Before the network is there, a process group, or a CUDA context, all of which it would inherit. None where processes
+    do not survive a fork, that is elsewhere than on Linux: a thread writes.
+    """
+    if not config.async_save or sys.platform != "linux":
+        return None
+    from worldsmith.checkpoint.run.writer_process import WriterProcess
+
+    return WriterProcess()
+
+
+def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """About what a checkpoint of these tensors takes on disk, over all ranks: a sharded tensor knows its whole size."""
+    tensors = [tensor for state in parts.values() for tensor in state.values()]
+    return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
+
+
+def free_space(folder: Path) -> int | None:
+    """Bytes that are left on the disk; None when it cannot be asked."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raises OSError (ENOSPC) when the disk has less than `needed` bytes left."""
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, "there is not enough space for it")
+
+
+def fail_with(error: Exception | None) -> None:
+    if error is not None:
+        raise error

@@ -1,0 +1,128 @@
+"""The folders in which a run keeps its checkpoints: names, which one is the latest, which stay, and leftovers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.sources.verify import damage
+from worldsmith.config.errors import UserError
+from worldsmith.files import atomic
+from worldsmith.files.manifest import find_damage
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.world import World
+
+logger = logging.getLogger(__name__)
+
+POINTER = "latest_checkpoint.txt"
+NAME = re.compile(r"iter_(\d{9,})")
+
+
+def folder_name(iteration: int) -> str:
+    return f"iter_{iteration:09d}"
+
+
+def folder_iteration(folder: Path) -> int:
+    return int(folder.name.removeprefix("iter_"))
+
+
+def hidden(target: Path) -> Path:
+    """The folder in which a checkpoint is written."""
+    return target.with_name(f"{atomic.SAVING}{target.name}")
+
+
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """The checkpoints in `parent`, the newest first. Folders of other names, such as a user's copies, are none."""
+    found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=folder_iteration, reverse=True)
+
+
+def read_pointer(parent: Path) -> tuple[Path | None, str | None]:
+    """The checkpoint that the pointer in `parent` names, and what is wrong with the pointer; (None, None) without one.
+
+    A checkpoint that is named and gone is returned, too.
+    """
+    try:
+        name = (parent / POINTER).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"{POINTER} cannot be read: {error}"
+    if not NAME.fullmatch(name):
+        return None, f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint"
+    missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but there is no such folder"
+    return parent / name, missing
+
+
+def candidates(parent: Path) -> tuple[list[Path], Path | None, list[str]]:
+    """The checkpoints in the order in which a resume tries them; what the pointer names, and what is wrong with it.
+
+    First the one that the pointer names, then those before it. Later ones come last: the run has gone back from them.
+    """
+    found = checkpoint_folders(parent)
+    named, problem = read_pointer(parent)
+    if named is not None:
+        found.sort(key=lambda path: is_later(path, named))
+    return found, named, [] if problem is None else [problem]
+
+
+def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Path | None:
+    """The checkpoint to resume from: the first whole one of `candidates`. All ranks read a share of the files.
+
+    With `weights_only` it is the one to take weights from; see `damage`.
+
+    Only reads, so that it may look at a run that is still training. None when there is no checkpoint. A damaged one is
+    passed over with a message. Raises UserError when there are checkpoints and none is complete.
+    """
+    found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
+    for candidate in found:
+        problem = damage(candidate, world, weights_only=weights_only)
+        if problem is None:
+            for line in problems:
+                logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
+            if problems:
+                logger.warning("%s is taken instead", candidate.name)
+            if named is not None and is_later(candidate, named):
+                logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
+            return candidate
+        problems.append(f"{candidate.name}: {problem}")
+    if found:
+        advice = "" if weights_only else " To start the run anew, move this folder away."
+        raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
+    if problems:
+        raise UserError(
+            f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"
+        )
+    return None
+
+
+def is_later(path: Path, named: Path) -> bool:
+    return folder_iteration(path) > folder_iteration(named)
+
+
+def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
+    """Removes the checkpoints beside `newest` that neither setting keeps; None keeps all."""
+    if keep_latest_k is None:
+        return
+    found = checkpoint_folders(newest.parent)
+    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
+    before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
+    for path in found:
+        milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
+        if path != newest and path not in before and not (milestone and is_later(newest, path)):
+            atomic.remove_folder(path)
+
+
+def tidy_up(folder: Path) -> None:
+    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
+    for aside in folder.glob(f"{atomic.SAVING}iter_*"):
+        target = folder / aside.name.removeprefix(atomic.SAVING)
+        if not target.exists() and find_damage(aside) is None:
+            atomic.publish_folder(aside, target)
+            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
+    leftovers = atomic.remove_leftovers(folder)
+    if leftovers:
+        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))

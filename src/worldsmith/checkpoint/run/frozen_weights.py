@@ -1,0 +1,83 @@
+"""`frozen_weights.json`: what a checkpoint of trained weights only says about the frozen ones, which it lacks.
+
+A resume reads the frozen weights where the run got them from. The fingerprint is made of their bits, so that it does
+not matter where that is now or in which format, and a single changed weight is noticed. Weights that the run kept in
+bfloat16 are compared in bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE = "frozen_weights.json"
+CHUNK = 1 << 22
+"""Entries that are summed at once."""
+
+
+def fingerprint(frozen: Mapping[str, Tensor], dtypes: Mapping[str, str] | None = None) -> str:
+    """A hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if any.
+
+    It is the same for any sharding. All ranks call it together.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(frozen):
+        tensor = frozen[name]
+        tensor = tensor.to(getattr(torch, dtypes[name])) if dtypes and name in dtypes else tensor
+        digest.update(f"{name} {list(tensor.shape)} {bit_sum(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+def bit_sum(tensor: Tensor) -> int:
+    """The float32 bit patterns of all entries, each multiplied by a number of its own bits, added modulo 2^64."""
+    import torch
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    total = torch.zeros((), dtype=torch.int64, device=local.device)
+    for piece in local.detach().reshape(-1).split(CHUNK):
+        bits = piece.float().view(torch.int32).to(torch.int64)
+        total += (bits * (bits ^ 0x5BD1E995)).sum()
+    if isinstance(tensor, DTensor):
+        parts = [Partial() if placement.is_shard() else Replicate() for placement in tensor.placements]
+        total = DTensor.from_local(total, tensor.device_mesh, parts, run_check=False).full_tensor()
+    return int(total)
+
+
+def record(frozen: Mapping[str, Tensor], *, source: str) -> str:
+    """The content of the file; `source` says in words where the frozen weights come from."""
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in frozen.items()}
+    dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}
+    parts = {"source": source, "tensors": len(frozen), "fingerprint": fingerprint(frozen, dtypes), "dtypes": dtypes}
+    return json.dumps(parts, indent=1)
+
+
+def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str) -> None:
+    """Raises UserError when the frozen weights that were read are not those that the checkpoint was trained with."""
+    saved = read_json_object(checkpoint / FILE)
+    if saved["tensors"] != len(frozen):
+        raise UserError(
+            f"{checkpoint} was trained with {saved['tensors']} frozen tensors, and this run freezes {len(frozen)}; "
+            "put optimizer.keys_to_select and the model's config back as they were"
+        )
+    if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
+        raise UserError(
+            f"{checkpoint} holds trained weights only, and the frozen ones have changed: it was trained on those of "
+            f"{saved['source']}, and those of {source} are others. Give the same base as checkpoint.load_path"
+        )
+
+
+def is_partial(checkpoint: Path) -> bool:
+    """Whether a checkpoint lacks the frozen weights."""
+    return (checkpoint / FILE).is_file()

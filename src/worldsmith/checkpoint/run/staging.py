@@ -1,0 +1,154 @@
+"""A copy of the run's tensors in memory, from which a save is written while the training changes the originals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.dcp.parts import planner_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+logger = logging.getLogger(__name__)
+
+ALIGNMENT = 64
+"""Bytes at whose multiples each tensor begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each tensor lies in a buffer. It says all that a save needs to know beside the buffer, and can be sent."""
+
+    plans: dict[str, SavePlan]
+    """What this rank would write, of each part."""
+    starts: dict[str, dict[MetadataIndex, int]]
+    """The first byte of each tensor."""
+    size: int
+    """Bytes of the buffer."""
+
+    def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
+        """What `dcp.save_part` takes for each part, once the tensors are in `buffer`."""
+        return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
+
+    def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
+        """The tensor, in `buffer`. It looks whole: of one that is a part of a larger storage DCP makes another copy."""
+        import torch
+
+        shape, dtype = shape_and_dtype(item)
+        start = self.starts[part][item.index]
+        storage = buffer.untyped_storage()[start : start + shape.numel() * dtype.itemsize]
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
+
+
+class Stager:
+    """Copies tensors, also sharded ones, into one buffer in main memory that is used again as long as shapes stay.
+
+    `allocate` makes the buffer: so many bytes, uint8. For tensors of a GPU it is pinned.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor], *, on_cuda: bool = False) -> None:
+        self._allocate, self._on_cuda = allocate, on_cuda
+        self._shapes: list[Any] = []
+        self._views: list[Tensor] = []
+        self._staged: tuple[Layout, Tensor] | None = None
+        self._pinned = False
+
+    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+        """Copies the tensors of all parts and returns where they are. The buffer belongs to the newest copy.
+
+        Layout and buffer are the same objects as before when names, shapes and sharding are.
+        """
+        import torch
+
+        tensors = [(part, name, tensor.detach()) for part, state in parts.items() for name, tensor in state.items()]
+        shapes = [(part, name, tensor.shape, tensor.dtype, sharding(tensor)) for part, name, tensor in tensors]
+        if self._staged is None or shapes != self._shapes:
+            self._staged, self._shapes = self._prepare(parts), shapes
+        own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for _, _, tensor in tensors]
+        torch._foreach_copy_(self._views, own, non_blocking=self._on_cuda)
+        if self._on_cuda:
+            torch.cuda.current_stream().synchronize()
+        return self._staged
+
+    def _prepare(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+        layout = lay_out(parts)
+        if self._pinned and self._staged is not None:
+            unpin(self._staged[1])
+        self._staged, self._views = None, []  # the old buffer goes before the new one comes
+        buffer = self._allocate(layout.size)
+        self._pinned = self._on_cuda and pin(buffer)
+        self._views = [layout.view(buffer, part, item) for part, plan in layout.plans.items() for item in plan.items]
+        return layout, buffer
+
+
+def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> Layout:
+    """One tensor behind the other, in the order of `parts`."""
+    plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
+    starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
+    end = 0
+    for part, plan in plans.items():
+        for item, name in zip(plan.items, parts[part], strict=True):
+            assert item.index.fqn == name
+            starts[part][item.index] = end
+            shape, dtype = shape_and_dtype(item)
+            end += -(-shape.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return Layout(plans, starts, max(end, ALIGNMENT))
+
+
+def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
+    """Of this rank's piece of a tensor."""
+    assert item.tensor_data is not None
+    return item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+
+
+def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
+    """A planner that proposes a plan made before, whose tensors `find` finds."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    class StagedPlanner(DefaultSavePlanner):
+        def create_local_plan(self) -> SavePlan:
+            return plan
+
+        def resolve_data(self, write_item: WriteItem) -> Tensor:
+            return find(write_item)
+
+    return StagedPlanner()
+
+
+def sharding(tensor: Any) -> Any:
+    """How a tensor is cut, and over which ranks; None for a whole one."""
+    return (tensor.device_mesh, tensor.placements) if hasattr(tensor, "to_local") else None
+
+
+def private_memory(size: int) -> Tensor:
+    """`size` bytes of this process."""
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def pin(buffer: Tensor) -> bool:
+    """Lets a GPU copy into main memory directly; False when that cannot be, which is said: copies are then slower."""
+    import torch
+
+    code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+    if code != 0:
+        with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
+            torch.zeros(1, device="cuda")
+        size = buffer.numel() / 2**30
+        logger.warning("%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code)
+    return code == 0
+
+
+def unpin(buffer: Tensor) -> None:
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

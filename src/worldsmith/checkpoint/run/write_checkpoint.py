@@ -1,0 +1,77 @@
+"""One checkpoint on its way to the disk: every rank writes its share, and rank 0 makes it visible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.run.folders import POINTER, hidden, remove_old
+from worldsmith.distributed.peers import Peers
+from worldsmith.files import atomic, manifest
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+
+@dataclass(frozen=True)
+class Save:
+    """What one rank has to write beside its tensors."""
+
+    target: Path
+    """The checkpoint's folder."""
+    texts: Mapping[str, str]
+    """Small files to keep beside the tensors."""
+    position: str | None
+    """Where the data goes on, as JSON."""
+    data_rank: int
+    """The share of the data that `position` belongs to."""
+    keep_latest_k: int | None
+    keep_every: int | None
+
+
+def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
+    """Writes the tensors of `planners` (set up, one for each part) and everything else of a checkpoint.
+
+    It can run in any thread or process that has its peers.
+    """
+    aside = hidden(save.target)
+    peers.run_on_main(lambda: write_texts(aside, save.texts))
+    for part, planner in planners.items():
+        dcp.save_part(aside / part, planner, peers, staged=staged)
+    positions = peers.run(lambda: (save.data_rank, save.position))
+    peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
+    share = peers.scatter(lambda: deal(aside, peers.size))
+    shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
+    peers.run_on_main(lambda: publish(save, shares))
+
+
+def deal(aside: Path, shares: int) -> list[list[str]]:
+    """The files of a checkpoint for so many processes to read: their paths below its folder."""
+    names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
+    return [names[number::shares] for number in range(shares)]
+
+
+def publish(save: Save, shares: list[dict[str, list[int]]]) -> None:
+    """Gives a complete checkpoint its manifest, its name and the pointer, and removes older ones."""
+    aside, target = hidden(save.target), save.target
+    manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
+    atomic.publish_folder(aside, target)
+    atomic.write_text(target.parent / POINTER, f"{target.name}\n")
+    remove_old(target, save.keep_latest_k, save.keep_every)
+
+
+def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
+    aside.mkdir(parents=True)
+    for name, text in texts.items():
+        (aside / name).write_text(text, encoding="utf-8")
+
+
+def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
+    """One file for each data-parallel group; its members all have the same position."""
+    folder.mkdir()
+    for rank, position in positions:
+        if position is not None:
+            (folder / f"rank_{rank}.json").write_text(position, encoding="utf-8")

@@ -1,0 +1,207 @@
+"""Weights in a folder of safetensors files: a diffusers transformer or pipeline, the native export, a reasoner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.formats.cosmos3.network_difference import stated
+from worldsmith.checkpoint.formats.cosmos3.tensor_names import Layout, find_layout, wrappers_in
+from worldsmith.checkpoint.sources.weight_source import WeightSource, copies_of_understanding
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object, section
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+STEMS = ("diffusion_pytorch_model", "model")
+"""What diffusers and transformers call a folder's weight files."""
+TRANSFORMER = "transformer"
+
+
+class SafetensorsWeights(WeightSource):
+    """Tensors of one or many files, found by native name; a slice is read without reading the rest of its tensor."""
+
+    def __init__(self, folder: Path, files: Mapping[str, Path], layout: Layout, settings: dict[str, Any]) -> None:
+        self.path, self.settings = folder, settings
+        self.describe = f"{layout.describe} {folder}"
+        self.files, self.layout = files, layout
+        self.keys = layout.keys
+        self.average_shapes: dict[str, list[int]] = {}
+        self.unknown = [key for key in files if key not in set(layout.keys.values())]
+        self.shapes = {name: self._slice(key).get_shape() for name, key in self.keys.items()}
+        self.copies = self._copies()
+        self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
+
+    @property
+    def is_reasoner(self) -> bool:
+        return not any("_moe_gen" in name for name in self.keys)
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        from safetensors import SafetensorError
+
+        for name, tensor in tensors.items():
+            key = self.keys.get(self.copies.get(name, name))
+            if key is None:
+                raise KeyError(f"{self.describe} has no weight {name}")
+            try:
+                copy_shard(self._slice(key), tensor)
+            except SafetensorError as error:
+                raise UserError(f"{self.files[key]}: {key} cannot be read ({error})") from error
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        import torch
+
+        stored = self._slice(self.keys[self.copies.get(name, name)]).get_dtype()
+        names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        if stored not in names:
+            raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
+        dtype: torch.dtype = getattr(torch, names[stored])
+        return dtype
+
+    def _copies(self) -> dict[str, str]:
+        """What a reasoner's checkpoint stands for beyond its own tensors: generation tower and tied language head."""
+        if not self.is_reasoner:
+            return {}
+        layers = {name.split(".")[3] for name in self.shapes if name.startswith("language_model.model.layers.")}
+        copies = copies_of_understanding(self.shapes, len(layers))
+        head, table = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+        return copies if head in self.shapes or table not in self.shapes else {**copies, head: table}
+
+    def _slice(self, key: str) -> Any:
+        from safetensors import SafetensorError
+
+        file = self.files[key]
+        try:
+            return self._handle(file).get_slice(key)
+        except SafetensorError as error:
+            index = next(self.path.glob(f"*{INDEX}"), self.path)
+            raise UserError(f"{file} has no tensor {key}, which {index} says it has") from error
+
+    def _handle(self, file: Path) -> Any:
+        if file not in self._handles:
+            try:
+                self._handles[file] = open_file(file)
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"{self.path} lacks the weight file {file.name}, which its index lists"
+                ) from None
+        return self._handles[file]
+
+    @cached_property
+    def _handles(self) -> dict[Path, Any]:
+        return {}
+
+
+def copy_shard(stored: Any, target: Tensor) -> None:
+    """Copies a stored tensor, or the part of it that is this rank's shard of a DTensor."""
+    if not hasattr(target, "__create_chunk_list__"):
+        target.copy_(stored[...])
+        return
+    local = target.to_local()  # type: ignore[attr-defined]
+    if local.numel():
+        chunk = target.__create_chunk_list__()[0]
+        part = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
+        local.copy_(stored[part])
+
+
+def has_safetensors(root: Path) -> bool:
+    """Whether there are weights that `open_safetensors` would look at."""
+    return weight_folder(root) is not None
+
+
+def open_safetensors(root: Path) -> SafetensorsWeights:
+    """The weights of a folder. Raises FileNotFoundError for a missing file, UserError for a layout nobody knows."""
+    folder = weight_folder(root)
+    if folder is None:
+        raise FileNotFoundError(f"{root} has no safetensors files")
+    files = tensor_files(folder)
+    try:
+        layout = find_layout(files)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from error
+    if layout is None:
+        examples = ", ".join(sorted(files)[:3])
+        raise UserError(
+            f"{folder}: the tensors ({len(files)}, such as {examples}) are neither those of a Cosmos3-style network "
+            "(native or diffusers names) nor of a Qwen3-VL or Edge reasoner"
+        )
+    wrappers = wrappers_in(layout.keys.values())
+    if wrappers:
+        logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
+    return SafetensorsWeights(folder, files, layout, read_settings(folder, layout))
+
+
+def weight_folder(root: Path) -> Path | None:
+    """`root/transformer` of a pipeline, or `root`; None when neither has weights."""
+    for folder in (root / TRANSFORMER, root):
+        if any((folder / f"{stem}{suffix}").is_file() for stem in STEMS for suffix in (".safetensors", INDEX)):
+            return folder
+    return None
+
+
+INDEX = ".safetensors.index.json"
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor, from the index or from the one file."""
+    for stem in STEMS:
+        index = folder / f"{stem}{INDEX}"
+        if index.is_file():
+            weight_map = read_weight_map(index)
+            absent = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
+            # A whole repository's index also lists other components, which may have been left out of the download.
+            absent = [name for name in absent if Path(name).parent.name in ("", TRANSFORMER)]
+            if absent:
+                raise FileNotFoundError(f"{folder} lacks the weight file {absent[0]}, which {index.name} lists")
+            return {key: folder / name for key, name in weight_map.items()}
+        file = folder / f"{stem}.safetensors"
+        if file.is_file():
+            with open_file(file) as handle:
+                return dict.fromkeys(handle.keys(), file)
+    raise FileNotFoundError(f"{folder} has no safetensors files")
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file name. Raises UserError for an index that does not say that."""
+    data = read_json_object(index)
+    try:
+        weight_map = section(data, "weight_map")
+    except ValueError as error:
+        raise UserError(f"{index}: {error}") from error
+    wrong = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
+    if wrong is not None or not weight_map:
+        what = "nothing" if wrong is None else f"{weight_map[wrong]!r} for {wrong}"
+        raise UserError(f"{index}: weight_map: expected an object that names the file of every tensor, found {what}")
+    return weight_map
+
+
+def open_file(file: Path) -> Any:
+    """An opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    file.open("rb").close()  # safetensors says of every file that it cannot open that it is not there
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
+
+
+def read_settings(folder: Path, layout: Layout) -> dict[str, Any]:
+    """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
+    for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
+        if file.is_file():
+            config = read_json_object(file)
+            try:
+                settings = layout.read_config(config)
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{file}: {error}") from error
+            if settings:
+                return stated(settings, file)
+    return {}

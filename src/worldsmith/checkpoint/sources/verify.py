@@ -1,0 +1,58 @@
+"""Checking stored files against their checksums before anything is read from them; all ranks share the reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.config.errors import UserError
+from worldsmith.files.manifest import MANIFEST, find_damage
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.world import World
+
+WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
+"""Of a run's checkpoint, what its weights need; the rest may have been removed to save space."""
+
+
+def has_checksums(folder: Path) -> bool:
+    """Whether a folder has a manifest of ours, whole or damaged; other programs have files of that name, too."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return isinstance(manifest, dict) and "files" in manifest
+
+
+def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
+    """What is wrong with a checkpoint folder, in words: the same answer on all ranks, each reads a share of the files.
+
+    With `weights_only` the files of a training state do not count, and a checkpoint without checksums, which somebody
+    else may have written, is taken as it is.
+    """
+    if weights_only and not has_checksums(folder):
+        problem = None if (folder / "model" / METADATA).is_file() else f"it has no model/{METADATA}"
+    else:
+        only = WEIGHTS if weights_only else ("",)
+        problem = find_damage(folder, only=only, rank=world.rank, ranks=world.size)
+    return next((found for found in world.gather(problem) if found is not None), None)
+
+
+def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
+    """Raises UserError when a folder that has checksums is damaged; `only` holds beginnings of the files that count.
+
+    All ranks call it, also those that see no checksums.
+    """
+    checked = has_checksums(folder)
+    own = find_damage(folder, only=only, rank=world.rank, ranks=world.size) if checked else None
+    found = world.gather((checked, own))
+    problem = next((problem for _, problem in found if problem is not None), None)
+    if problem is None and len({checked for checked, _ in found}) > 1:
+        lacking = [rank for rank, (checked, _) in enumerate(found) if not checked]
+        problem = f"processes {lacking} see no {MANIFEST} in it and the others do"
+    if problem is not None:
+        raise UserError(f"{folder} is damaged: {problem}. Copy it again, or give another checkpoint")

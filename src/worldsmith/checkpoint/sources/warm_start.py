@@ -1,0 +1,241 @@
+"""Starting a new run from weights on disk, of any format that `open_weights` knows, with an account of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.formats.cosmos3.network_difference import CHOICES, MEANINGS, SIZES, differences
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
+from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
+from worldsmith.models.lora import is_adapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.models.cosmos3.architecture import NetworkConfig
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What a warm start did with each tensor name."""
+
+    source: str
+    """What the weights were read from."""
+    folder: str
+    """Where their tensors are."""
+    loaded: list[str] = field(default_factory=list)
+    """Read from the source, copies included."""
+    copied: dict[str, str] = field(default_factory=dict)
+    """Of those the ones that the source does not hold: each is read from another tensor, which it starts equal to."""
+    skipped: list[str] = field(default_factory=list)
+    """Not taken, by a rule of keys_to_skip_loading."""
+    initialised: list[str] = field(default_factory=list)
+    """What a source of this kind never has: these keep their initial values."""
+    started_live: list[str] = field(default_factory=list)
+    """Averages that start from the live weights: skipped ones, and all where the source has no averages."""
+    missing: list[str] = field(default_factory=list)
+    """Not in the source: an error."""
+    mismatched: list[str] = field(default_factory=list)
+    """Of another shape in the source: an error."""
+    unexpected: list[str] = field(default_factory=list)
+    """In the source and not asked for."""
+    rules_without_effect: list[str] = field(default_factory=list)
+    """Entries of keys_to_skip_loading that no tensor's name contains."""
+    notes: list[str] = field(default_factory=list)
+    """Settings of the network that differ from the source's, and may."""
+
+    @property
+    def left(self) -> list[str]:
+        """Live tensors that are not loaded: they need initial values."""
+        return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
+
+    def lines(self) -> list[str]:
+        """The report for people, one line per kind."""
+        text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
+        if self.copied:
+            pairs = [f"{name} from {source}" for name, source in self.copied.items()]
+            text.append(f"  of these made equal to others, which the source has: {shorten(pairs, 1)}")
+        if self.initialised:
+            text.append(f"  not in such a source, as initialised: {shorten(self.initialised)}")
+        if self.skipped:
+            text.append(f"  skipped by keys_to_skip_loading: {shorten(self.skipped)}")
+        if self.started_live:
+            text.append(f"  averages that start from the live weights: {len(self.started_live)}")
+        if self.unexpected:
+            text.append(f"  in the checkpoint but not in this network: {shorten(self.unexpected)}")
+        for rule in self.rules_without_effect:
+            text.append(f'  keys_to_skip_loading: "{rule}" is in no tensor\'s name and skips nothing')
+        text += [f"  note: {note}" for note in self.notes]
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report as plain data."""
+        return asdict(self)
+
+
+def load_weights(
+    path: str,
+    model: Mapping[str, Tensor],
+    *,
+    keys_to_skip: Sequence[str] = (),
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
+    prepare: Callable[[LoadReport], None] | None = None,
+    world: World | None = None,
+) -> LoadReport:
+    """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
+
+    Args:
+        path: what `open_weights` takes.
+        keys_to_skip: tensors whose name contains one of these are left as they are; a skipped average starts from the
+            live weights.
+        network: the config of the network that gets the weights, to be compared with the source's.
+        allow_initialised: tensors whose name contains one of these may be absent from the source.
+        average_as_live: take the averaged weights where the source has them; the average starts from them, too.
+        prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
+        world: the ranks that call this together with shards of one model; they share the verification of the files.
+
+    Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
+    when a tensor that is not skipped is missing or has another shape, or when the source's network computes something
+    else.
+    """
+    world = world or World()
+    source = open_weights(path, world=world)
+    shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+    report = compare(
+        source,
+        shapes,
+        keys_to_skip,
+        network=network,
+        allow_initialised=allow_initialised,
+        average_as_live=average_as_live,
+    )
+    if prepare is not None:
+        prepare(report)
+    for prefix in (LIVE, AVERAGE):
+        tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
+        if tensors:
+            source.read_into(tensors, average=prefix == AVERAGE or average_as_live, no_dist=world.size == 1)
+    if isinstance(source, CheckpointWeights):
+        live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
+        source.check_frozen(None if average_as_live else live)
+    for name in report.started_live:
+        model[name].copy_(model[live_name(name)])
+    return report
+
+
+def plan_loading(
+    path: str,
+    wanted: Mapping[str, list[int]],
+    keys_to_skip: Sequence[str],
+    *,
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
+) -> LoadReport:
+    """Compares names and shapes without reading a tensor; raises like `load_weights`."""
+    return compare(
+        open_weights(path),
+        wanted,
+        keys_to_skip,
+        network=network,
+        allow_initialised=allow_initialised,
+        average_as_live=average_as_live,
+    )
+
+
+def compare(
+    source: WeightSource,
+    wanted: Mapping[str, list[int]],
+    keys_to_skip: Sequence[str] = (),
+    *,
+    network: NetworkConfig | None = None,
+    allow_initialised: Sequence[str] = (),
+    average_as_live: bool = False,
+) -> LoadReport:
+    """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
+    report = LoadReport(source=source.describe, folder=str(source.path))
+    if average_as_live and not source.average_shapes:
+        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no averaged weights; set it to false")
+    for name, shape in wanted.items():
+        average = name.startswith(AVERAGE)
+        bare = name.removeprefix(AVERAGE if average else LIVE)
+        stored = source.shape(bare, average=average)
+        if any(key in name for key in keys_to_skip):
+            report.skipped.append(name)
+            if average and live_name(name) in wanted:
+                report.started_live.append(name)
+        elif average and (average_as_live or not source.average_shapes) and live_name(name) in wanted:
+            report.started_live.append(name)
+        elif stored is None and (source.lacks_by_nature(bare) or any(key in name for key in allow_initialised)):
+            report.initialised.append(name)
+        elif stored is None:
+            report.missing.append(name)
+        elif stored != shape:
+            report.mismatched.append(f"{name} (here {shape}, stored {stored})")
+        else:
+            report.loaded.append(name)
+            if bare in source.copies:
+                report.copied[name] = LIVE + source.copies[bare]
+    held = [LIVE + n for n in source.shapes if n not in source.copies] + [AVERAGE + n for n in source.average_shapes]
+    report.unexpected = [name for name in held if name not in wanted] + source.unknown
+    names = [*wanted, *held]
+    report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
+    refuse(report, source, keys_to_skip, network)
+    if network is not None:
+        report.notes = differences(source.settings, network, CHOICES)
+    if average_as_live:
+        report.notes.append("the live weights are the averaged ones of the source (load_ema_to_reg)")
+    return report
+
+
+def refuse(
+    report: LoadReport, source: WeightSource, keys_to_skip: Sequence[str], network: NetworkConfig | None
+) -> None:
+    """Raises UserError when the weights must not be loaded."""
+    unlike = [] if network is None else differences(source.settings, network, MEANINGS)
+    if report.missing or report.mismatched or unlike:
+        sizes = [] if network is None else differences(source.settings, network, SIZES)
+        raise UserError(_complaint(report, unlike, sizes))
+    adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
+    if adapters and not any(is_adapter(name) for name in report.loaded):
+        raise UserError(
+            f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten(adapters)}. "
+            "Set model.config.lora_enabled, or start from the merged weights (`worldsmith export RUN -o DIR --format "
+            'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
+        )
+
+
+def live_name(name: str) -> str:
+    """`net_ema.x` → `net.x`."""
+    return LIVE + name.removeprefix(AVERAGE)
+
+
+def shorten(names: Sequence[str], limit: int = 3) -> str:
+    shown = ", ".join(names[:limit])
+    return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
+
+
+def _complaint(report: LoadReport, unlike: list[str], sizes: list[str]) -> str:
+    parts = [f"the weights in {report.source} do not fit this network."]
+    if unlike or sizes:
+        parts.append(f"Its config differs: {'; '.join((*unlike, *sizes))}.")
+    if report.missing and report.unexpected and not report.loaded:
+        text = f"None of its names is wanted here: it holds {shorten(report.unexpected)}, and wanted are"
+        return " ".join([*parts, f"{text} {shorten(report.missing)}."])
+    if report.missing:
+        parts.append(f"Not in the checkpoint: {shorten(report.missing)}.")
+    if report.mismatched:
+        parts.append(f"Other shapes: {shorten(report.mismatched)}.")
+    if unlike or sizes:
+        parts.append("Set model.config.network to the values of these weights.")
+    else:
+        parts.append(
+            "Correct the model's config, or name what may stay as initialised in checkpoint.keys_to_skip_loading."
+        )
+    return " ".join(parts)

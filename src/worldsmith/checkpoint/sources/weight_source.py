@@ -1,0 +1,148 @@
+"""`WeightSource`: weights on disk under native names, whatever folder format they are in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
+from worldsmith.models.lora import is_adapter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TOWER = "_moe_gen"
+HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
+         "llm2sound.", "sound_modality_embed")  # fmt: skip
+"""What stands outside the language model; a reasoner's checkpoint has none of it."""
+ADVICE = (
+    "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
+    "export` wrote, a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
+)
+
+
+class WeightSource(ABC):
+    """Names and shapes of stored weights, and reading them tensor by tensor, whole or each rank its own shard.
+
+    Names are native and without the `net.` of training checkpoints. Nothing is read before it is asked for.
+    """
+
+    path: Path
+    """The folder that holds the tensors."""
+    describe: str
+    """What it is, for people."""
+    settings: dict[str, Any]
+    """What the source says about its network: values of `NetworkConfig` by field name; may be empty."""
+    shapes: dict[str, list[int]]
+    """The live weights, those included that are copies of others (`copies`)."""
+    average_shapes: dict[str, list[int]]
+    """The averaged (EMA) weights. Where only trained weights are averaged, the live ones stand in for the others."""
+    copies: dict[str, str]
+    """Weights that the format does not hold, and which one they are made equal to."""
+    unknown: list[str]
+    """Tensors that are in the folder and no part of such a network, such as a vision encoder's."""
+
+    def lacks_by_nature(self, name: str) -> bool:
+        """Whether a source of this kind never has this weight, which then starts from its initial value."""
+        if is_adapter(name):
+            return not any(is_adapter(other) for other in self.shapes)
+        generation = name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
+        return generation and name not in self.shapes and self.is_reasoner
+
+    @property
+    def is_reasoner(self) -> bool:
+        """Whether only the understanding tower is there; the generation tower is then a copy of it."""
+        return bool(self.copies) and all(TOWER not in name or name in self.copies for name in self.shapes)
+
+    def shape(self, name: str, *, average: bool = False) -> list[int] | None:
+        """The stored shape; None when the source has no such weight."""
+        own = self.average_shapes.get(name) if average else None
+        return own if own is not None else self.shapes.get(name)
+
+    @abstractmethod
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        """Fills tensors, sharded ones (DTensor) with this rank's part, converting to their dtype.
+
+        With `average` an averaged weight is taken where there is one. `no_dist=False`: all ranks call this together.
+        Raises UserError for files that cannot be read.
+        """
+
+    def read(self, name: str, *, average: bool = False) -> Tensor:
+        """One whole weight in main memory, in the dtype in which it is stored."""
+        import torch
+
+        shape = self.shape(name, average=average)
+        if shape is None:
+            raise KeyError(f"{self.describe} has no weight {name}")
+        value = torch.empty(shape, dtype=self.dtype(name, average=average))
+        self.read_into({name: value}, average=average)
+        return value
+
+    @abstractmethod
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        """The dtype in which a weight is stored."""
+
+
+def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world: World | None = None) -> WeightSource:
+    """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
+
+    Files with checksums are read once and verified; the ranks of `world`, which call this together, share that.
+    Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
+    """
+    from worldsmith.checkpoint.sources.checkpoint_weights import find_model_folder, open_checkpoint
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
+    from worldsmith.checkpoint.sources.verify import require_whole
+    from worldsmith.models.model_files import local_folder
+
+    root = local_folder(str(path), file_patterns=("*.safetensors", "*.json"), field=field)
+    if root.is_file():
+        raise UserError(f"{field} {path} is a file; {ADVICE}")
+    world = world or World()
+    require_same_kind(root, world, field=field)
+    model_folder = find_model_folder(root, world)
+    if model_folder is not None:
+        return open_checkpoint(model_folder, world=world)
+    if has_safetensors(root):
+        require_whole(root, world)
+        return open_safetensors(root)
+    raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {ADVICE}")
+
+
+def require_same_kind(root: Path, world: World, *, field: str) -> None:
+    """Raises UserError, on all ranks, when what they see in a folder is not opened in the same way: copies on nodes."""
+    from worldsmith.checkpoint.sources.checkpoint_weights import own_model_folder
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
+
+    model = own_model_folder(root)
+    kind = "safetensors" if has_safetensors(root) else "a run"
+    if model is not None:
+        kind = f"weights in {model.relative_to(root)}/"
+    kinds = world.gather(kind)
+    other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
+        )
+
+
+def copies_of_understanding(shapes: Mapping[str, list[int]], num_layers: int) -> dict[str, str]:
+    """The generation tower that a reasoner lacks: every weight of it that has a twin in the understanding tower."""
+    stack = "language_model.model."
+    layer_parts = {name.removeprefix(f"{stack}layers.0.") for name in shapes if name.startswith(f"{stack}layers.0.")}
+    copies = {f"{stack}norm{TOWER}.weight": f"{stack}norm.weight"}
+    for index in range(num_layers):
+        prefix = f"{stack}layers.{index}."
+        copies |= {prefix + generation_name(part): prefix + part for part in layer_parts}
+    return {name: source for name, source in copies.items() if source in shapes}
+
+
+def generation_name(part: str) -> str:
+    """`self_attn.q_proj.weight` → `self_attn.q_proj_moe_gen.weight`, `mlp.up_proj.…` → `mlp_moe_gen.up_proj.…`."""
+    if part.startswith("mlp."):
+        return part.replace("mlp.", f"mlp{TOWER}.", 1)
+    module, _, leaf = part.rpartition(".")
+    return f"{module}{TOWER}.{leaf}"

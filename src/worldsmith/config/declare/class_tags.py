@@ -1,0 +1,125 @@
+"""Class names in text: ``type: worldsmith.training.scheduler.LambdaCosine`` names a component, hence its Config.
+
+A config file is data: a name is imported only from packages on the allow-list, ours and those given to `trust`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config, Configurable, owner_of
+from worldsmith.config.tree.suggest import did_you_mean
+
+_TRUSTED = {"worldsmith"}
+_TAG = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
+
+
+def trust(package: str) -> None:
+    """Allows class names of another package in config files, for the rest of this process (``--trust PACKAGE``).
+
+    Raises ValueError for text that is no package name, and for the standard library: its classes can start programs.
+    """
+    name = package.partition(".")[0]
+    if not all(part.isidentifier() for part in package.split(".")):
+        raise ValueError(f"'{package}' is no package name; write --trust PACKAGE, such as --trust my_models")
+    if is_standard_library(name):
+        raise ValueError(
+            f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes"
+        )
+    _TRUSTED.add(name)
+
+
+def trusted_packages() -> list[str]:
+    return sorted(_TRUSTED)
+
+
+def is_standard_library(package: str) -> bool:
+    return package in sys.stdlib_module_names
+
+
+def tag_of(cls: type) -> str:
+    """The dotted name of a Config class's component, or of the Config class itself if it has none.
+
+    Raises TypeError for a class that is defined inside a function, since text cannot name it.
+    """
+    named = owner_of(cls) or cls
+    if "<locals>" in named.__qualname__:
+        raise TypeError(
+            f"{named.__qualname__} is defined inside a function and has no name in text; define it in a module"
+        )
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def class_of(tag: Any) -> type[Config]:
+    """The Config class that a tag names. Raises ValueError, saying why not."""
+    found = import_name(tag, _TRUSTED)
+    if isinstance(found, type) and issubclass(found, Configurable):
+        return found.Config
+    if isinstance(found, type) and issubclass(found, Config):
+        return found
+    raise ValueError(f"'{tag}' is neither a component nor a config section")
+
+
+def check_name(tag: Any, packages: Collection[str]) -> None:
+    """Raises ValueError for text that is no dotted name, or that starts outside `packages`. Imports nothing."""
+    if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+        raise ValueError(f"'{tag}' is no class name; write it as package.module.Class")
+    package = tag.partition(".")[0]
+    if package not in packages:
+        way_out = f"if it is yours to trust, add --trust {package}"
+        if is_standard_library(package):
+            way_out = "Python's own library cannot be trusted"
+        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(sorted(packages))}); {way_out}")
+
+
+def import_name(tag: Any, packages: Collection[str]) -> Any:
+    """What a dotted name stands for. Raises ValueError if it is not to be found, or outside `packages`."""
+    check_name(tag, packages)
+    parts = tag.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module = _import(".".join(parts[:length]), tag)
+        if module is not None:
+            return _attribute(module, parts[length:], tag)
+    raise ValueError(f"'{tag}': there is no module '{parts[0]}'")
+
+
+def _import(name: str, tag: str) -> Any:
+    """The module, or None if there is none of that name."""
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise ValueError(f"'{tag}': importing {name} failed: {error}") from error
+    except Exception as error:
+        raise ValueError(f"'{tag}': importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _attribute(module: ModuleType, names: list[str], tag: str) -> Any:
+    found: Any = module
+    for name in names:
+        try:
+            inner = getattr(found, name)
+        except AttributeError:
+            raise ValueError(_missing(found, name, tag)) from None
+        except Exception as error:  # modules that import on first use fail here
+            raise ValueError(f"'{tag}': importing it failed: {type(error).__name__}: {error}") from error
+        # A module that another one happens to import is no way out of the allow-list.
+        if isinstance(inner, ModuleType) and inner.__name__.partition(".")[0] != tag.partition(".")[0]:
+            raise ValueError(f"'{tag}': '{name}' is the module {inner.__name__}, which {found.__name__} only imports")
+        found = inner
+    return found
+
+
+def _missing(found: Any, name: str, tag: str) -> str:
+    classes = [key for key, value in getattr(found, "__dict__", {}).items() if isinstance(value, type)]
+    advice = did_you_mean(name, [key for key in classes if not key.startswith("_")])
+    where = getattr(found, "__name__", type(found).__name__)
+    return f"'{tag}': {where} has no '{name}'{f'; {advice}' if advice else ''}"

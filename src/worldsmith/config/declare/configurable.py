@@ -1,0 +1,196 @@
+"""`Configurable`: a component class that owns its typed, buildable `Config`.
+
+class AdamW(Configurable):
+    class Config(Configurable.Config):
+        lr: float = 2e-4
+        '''Base learning rate.'''
+
+    def __init__(self, config: Config, *, network: nn.Module): ...
+
+AdamW.Config(lr=1e-4).build(network=network)  # an AdamW
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
+
+from worldsmith.config.declare.class_rules import check_class_body
+from worldsmith.config.declare.ranges import check_ranges, ranges_first
+from worldsmith.config.declare.value_types import check_hint, fit, is_reference, resolved_hints
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.suggest import did_you_mean
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
+class ConfigMeta(type):
+    """Makes every subclass of `Config` a keyword-only dataclass, without a decorator to repeat."""
+
+    def __new__(meta, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ConfigMeta:
+        check_class_body(namespace.get("__qualname__", name), namespace)
+        if "check" in namespace:
+            namespace["check"] = ranges_first(namespace["check"])
+        cls = super().__new__(meta, name, bases, namespace, **kwargs)
+        return cast(ConfigMeta, dataclasses.dataclass(kw_only=True, repr=True, eq=True)(cast(Any, cls)))
+
+    if not TYPE_CHECKING:  # type checkers read the dataclass fields instead
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            if args:
+                example = ", ".join(f"{name}=…" for name in field_names(cls)[:2])
+                raise TypeError(f"{cls.__qualname__} takes keywords only: {cls.__qualname__}({example})")
+            for name in values:
+                if name not in cls.__dataclass_fields__:
+                    raise TypeError(unknown_field(cls, name))
+            return super().__call__(**values)
+
+
+class Config(metaclass=ConfigMeta):
+    """A section of the run tree: typed data with no behaviour of its own.
+
+    Names and types are checked whenever a value is set (AttributeError, TypeError). Text such as
+    ``"${trainer.max_iter}"`` is a reference and is accepted for every type; it is resolved at the root of the tree.
+    """
+
+    __is_worldsmith_config__: ClassVar[bool] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hints = field_hints(type(self))
+        if name not in hints:
+            raise AttributeError(unknown_field(type(self), name))
+        problems: list[Problem] = []
+        value = fit(value, hints[name], (name,), problems)
+        if problems:
+            first = problems[0]
+            raise TypeError(f"{type(self).__qualname__}.{first.path}: expected {first.expected}, found {first.found}")
+        object.__setattr__(self, name, value)
+
+    def check(self) -> None:
+        """Raises ValueError for values that contradict each other. Called on the resolved tree, children first.
+
+        Before the code of a subclass runs, the ranges are checked that the fields' types declare.
+        """
+        check_ranges(self)
+
+
+class Configurable:
+    """A component that is built from its own `Config` and from the runtime objects that its constructor names.
+
+    A subclass that writes no `Config` gets one of its own, derived from its parent's.
+    """
+
+    class Config(Config):
+        _owner: ClassVar[type[Configurable]]
+
+        def build(self, **runtime: Any) -> Any:
+            """Makes the component. It gets a deep copy: nothing that it does changes the caller's tree.
+
+            Raises TypeError for a runtime keyword that the constructor does not take or that it misses, and for a
+            reference that was not resolved.
+            """
+            owner = owner_of(type(self))
+            if owner is None:
+                raise TypeError(f"{type(self).__qualname__} belongs to no component and cannot be built")
+            _check_runtime(owner, runtime)
+            for path, value in unresolved(self):
+                where = f"{type(self).__qualname__}.{format_path(path)}"
+                raise TypeError(f"{where} is still the reference {value!r}; call resolve() on the whole tree first")
+            return owner(copy.deepcopy(self), **runtime)  # type: ignore[call-arg]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("Config")
+        if own is None:
+            parent = next(base.__dict__["Config"] for base in cls.__mro__[1:] if "Config" in base.__dict__)
+            own = ConfigMeta(
+                "Config", (parent,), {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
+            )
+            cls.Config = own  # type: ignore[misc, assignment]
+        if not isinstance(own, type) or not issubclass(own, Configurable.Config):
+            raise TypeError(
+                f"{cls.__qualname__}.Config must derive from Configurable.Config; "
+                "write `class Config(Configurable.Config): …`"
+            )
+        if own is Configurable.Config or "_owner" in own.__dict__:
+            name = own._owner.__qualname__ if "_owner" in own.__dict__ else "Configurable"
+            raise TypeError(
+                f"{cls.__qualname__}.Config is {name}.Config itself; give it its own: `class Config({name}.Config): …`"
+            )
+        init = cls.__dict__.get("__init__")
+        if init and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
+            raise TypeError(
+                f"{cls.__qualname__}.__init__ takes **keywords, which swallow typos; "
+                "name each runtime object, keyword-only"
+            )
+        own._owner = cls
+
+
+def owner_of(config_class: type) -> type[Configurable] | None:
+    """The component class that a Config class builds; None for a section without one."""
+    return config_class.__dict__.get("_owner")
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def field_hints(cls: type) -> dict[str, Any]:
+    """The type of every field of a Config class, in order. Raises TypeError for a type that a config cannot hold."""
+    if cls not in _HINTS:
+        hints = resolved_hints(cls)
+        fields = {name: hints[name] for name in field_names(cls)}
+        for name, hint in fields.items():
+            check_hint(hint, f"{cls.__qualname__}.{name}")
+        _HINTS[cls] = fields
+    return _HINTS[cls]
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    """The names of a Config class's fields, in order."""
+    if cls not in _NAMES:
+        _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    return _NAMES[cls]
+
+
+def unknown_field(cls: type, name: str) -> str:
+    """The message for a field that does not exist."""
+    names = field_names(cls)
+    advice = did_you_mean(name, names) or f"it has: {', '.join(names) or 'none'}"
+    return f"{cls.__qualname__} has no field '{name}'; {advice}"
+
+
+def unresolved(value: Any, path: Path = ()) -> list[tuple[Path, str]]:
+    """The references below a value, with their paths. Opaque data (``custom``) is not looked into."""
+    if is_reference(value):
+        return [(path, value)]
+    if isinstance(value, Config):
+        items: list[tuple[str | int, Any]] = [(n, getattr(value, n)) for n in field_names(type(value)) if n != "custom"]
+    elif isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return []
+    return [found for name, child in items for found in unresolved(child, (*path, name))]
+
+
+def _check_runtime(owner: type[Configurable], runtime: dict[str, Any]) -> None:
+    if owner.__init__ is object.__init__:
+        raise TypeError(f"{owner.__qualname__} has no constructor; write `def __init__(self, config: Config)`")
+    parameters = list(inspect.signature(owner.__init__).parameters.values())[2:]  # after self and config
+    takes = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    required = [name for name, p in takes.items() if p.default is p.empty]
+    listing = ", ".join(name if name in required else f"{name} (optional)" for name in takes) or "nothing"
+    for name in runtime:
+        if name not in takes:
+            advice = did_you_mean(name, takes)
+            raise TypeError(
+                f"{owner.__qualname__} takes no '{name}'; {f'{advice} ' if advice else ''}"
+                f"beside its config it takes: {listing}"
+            )
+    missing = [name for name in required if name not in runtime]
+    if missing:
+        raise TypeError(f"{owner.__qualname__} needs {', '.join(missing)}; beside its config it takes: {listing}")

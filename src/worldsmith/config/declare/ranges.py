@@ -1,0 +1,171 @@
+"""Which numbers and lengths a field may have, declared in its type: ``Annotated[int, Range(ge=1)]``.
+
+`Config.check` reads the declarations on the resolved tree, and the JSON Schema says the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from worldsmith.config.declare.value_types import is_reference, union_members
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Limits of a number: at least, above, at most, below; `also` is one value outside them, such as -1 for "all".
+
+    `finite` refuses infinity and what is no number (nan); `why` is added to the complaint.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    also: int | None = None
+    finite: bool = False
+    why: str = ""
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value is in the range; values that are no numbers are."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value == self.also:
+            return True
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+            and not (self.finite and not math.isfinite(value))
+        )
+
+    def __str__(self) -> str:
+        named = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        limits = " and ".join(f"{word} {limit:.6g}" for word, limit in named if limit is not None)
+        text = " ".join(word for word in ("finite and" if self.finite and limits else "", limits) if word) or "finite"
+        return text if self.also is None else f"{text}, or {self.also}"
+
+    def json_schema(self) -> dict[str, Any]:
+        """The keywords of JSON Schema that say the same."""
+        keywords = {"minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt}
+        if self.finite and self.le is None and self.lt is None:
+            keywords["maximum"] = sys.float_info.max  # JSON has no infinity, and this keyword needs a number
+        return {name: limit for name, limit in keywords.items() if limit is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How many items a list has, or letters a text."""
+
+    least: int = 0
+    most: int | None = None
+
+    def allows(self, value: Any) -> bool:
+        if not isinstance(value, (list, str)):
+            return True
+        return self.least <= len(value) and (self.most is None or len(value) <= self.most)
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"of length {self.least}"
+        return f"of length {self.least} or more" if self.most is None else f"of length {self.least} to {self.most}"
+
+    def json_schema(self, kind: str) -> dict[str, Any]:
+        """The keywords of JSON Schema for an "array" or a "string"."""
+        suffix = "Items" if kind == "array" else "Length"
+        keywords = {f"min{suffix}": self.least, f"max{suffix}": self.most}
+        return {name: limit for name, limit in keywords.items() if limit}
+
+
+Count = Annotated[int, Range(ge=1)]
+"""At least one."""
+NotNegative = Annotated[int, Range(ge=0)]
+Factor = Annotated[float, Range(ge=0, finite=True)]
+"""A number that is not negative and not infinite."""
+DecayRate = Annotated[float, Range(ge=0, lt=1)]
+Share = Annotated[float, Range(ge=0, le=1)]
+"""0 to 1."""
+
+
+@functools.cache
+def annotated_hints(cls: type) -> dict[str, Any]:
+    """The type of every field of a Config class, with what is declared about it."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def check_ranges(section: Any) -> None:
+    """Raises ValueError for the first value outside its declared range. References are left alone."""
+    for name, hint in _declared(section.__class__).items():
+        for where, limits, value in _outside(getattr(section, name), hint, name):
+            why = getattr(limits, "why", "")
+            raise ValueError(f"{where} must be {limits}, found {value}{f'; {why}' if why else ''}")
+
+
+def ranges_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A section's `check` with the declared ranges in front of it."""
+
+    @functools.wraps(check)
+    def both(self: Any) -> None:
+        check_ranges(self)
+        check(self)
+
+    return both
+
+
+@functools.cache
+def _declared(cls: type) -> dict[str, Any]:
+    return {name: hint for name, hint in annotated_hints(cls).items() if _has_limits(hint)}
+
+
+def _has_limits(hint: Any) -> bool:
+    return get_origin(hint) is Annotated or any(_has_limits(argument) for argument in get_args(hint))
+
+
+def _outside(value: Any, hint: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """What is outside its limits: its path, the limits and the value."""
+    if is_reference(value):
+        return
+    if get_origin(hint) is Annotated:
+        inner, *limits = get_args(hint)
+        yield from ((where, limit, value) for limit in limits if not limit.allows(value))
+        yield from _outside(value, inner, where)
+        return
+    for member in union_members(hint):
+        origin, arguments = get_origin(member), get_args(member)
+        if origin is list and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _outside(item, arguments[0], f"{where}[{index}]")
+        elif origin is dict and isinstance(value, dict):
+            for key, item in value.items():
+                yield from _outside(item, arguments[1], f"{where}[{key!r}]")
+        elif origin is Annotated:
+            yield from _outside(value, member, where)
+
+
+def describe_type(hint: Any, *, null: bool = True) -> str:
+    """A type and its limits in words: ``whole number, at least 1``. Without `null`, null is not mentioned."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return ", ".join([describe_type(arguments[0]), *map(str, arguments[1:])])
+    if hint is Any:
+        return "anything"
+    if origin is Literal:
+        *first, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments)
+        return f"{', '.join(first)} or {last}" if first else last
+    if origin in (Union, types.UnionType):
+        members = [member for member in arguments if null or member is not type(None)]
+        return " or ".join(describe_type(member) for member in members)
+    if origin in (list, dict):
+        item = describe_type(arguments[-1])
+        return f"{'list' if origin is list else 'table'} of {f'({item})' if ',' in item or ' or ' in item else item}"
+    return _WORDS.get(hint) or str(hint.__qualname__)
+
+
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}

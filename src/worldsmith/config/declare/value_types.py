@@ -1,0 +1,238 @@
+"""Which types a config field may have, and whether a value fits one of them.
+
+Values are plain data: int, float, str, bool, None, lists, string-keyed dicts and nested Configs. Nothing is converted
+silently, with one exception that loses nothing: a whole number becomes a float where a float is asked.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from dataclasses import replace
+from typing import Any, Literal, Union, get_args, get_origin
+
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.suggest import did_you_mean
+
+INSTEAD = {tuple: "list[…]", set: "list[…]", frozenset: "list[…]", bytes: "str", complex: "float"}
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value is text that is resolved at the root of the tree, such as ``${trainer.max_iter}``."""
+    return isinstance(value, str) and "${" in value
+
+
+def ref(path: str) -> Any:
+    """A reference to another value of the tree, for Python recipes: ``ref("trainer.max_iter")``."""
+    return f"${{{path}}}"
+
+
+def is_config_class(hint: Any) -> bool:
+    return isinstance(hint, type) and getattr(hint, "__is_worldsmith_config__", False)
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a hint; one that is no union is its only alternative."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def check_hint(hint: Any, where: str) -> None:
+    """Raises TypeError, saying what to write instead, for a field type that a config cannot hold."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in (int, float, str, bool, type(None), Any) or is_config_class(hint) or origin is Literal:
+        return
+    if origin in (Union, types.UnionType) or origin is list:
+        for argument in arguments:
+            check_hint(argument, where)
+        return
+    if origin is dict:
+        if arguments[0] is not str:
+            raise TypeError(f"{where}: the keys of a dict in a config are text; write dict[str, …]")
+        return check_hint(arguments[1], where)
+    if hint in (list, dict):
+        example = "list[int]" if hint is list else "dict[str, int]"
+        raise TypeError(f"{where}: say what the {hint.__name__} holds, such as {example}")
+    better = INSTEAD.get(origin or hint, "a component's Config, or the value's name as str")
+    name = getattr(hint, "__qualname__", None) or str(hint)
+    raise TypeError(f"{where}: {name} is not plain data and cannot be in a config; use {better}")
+
+
+def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, references: bool = True) -> Any:
+    """The value as `hint` wants it (containers are copied); what does not fit is added to `problems`."""
+    if references and is_reference(value):
+        return value
+    members = union_members(hint)
+    if len(members) > 1:
+        return _fit_union(value, hint, members, path, problems, references)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        # `True == 1`: the type has to agree too.
+        if any(type(value) is type(choice) and value == choice for choice in arguments):
+            return value
+    elif origin is list:
+        if isinstance(value, list):
+            return [fit(v, arguments[0], (*path, i), problems, references=references) for i, v in enumerate(value)]
+    elif origin is dict:
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    problems.append(mismatch((*path, str(key)), "a key that is text", key))
+            return {k: fit(v, arguments[1], (*path, str(k)), problems, references=references) for k, v in value.items()}
+    elif is_config_class(hint):
+        if isinstance(value, hint):
+            return value
+    elif hint is float:
+        if type(value) in (int, float):
+            return _fit_float(value, path, problems)
+    elif type(value) is hint or (hint is str and isinstance(value, str)):
+        return str(value) if hint is str else value
+    problems.append(misfit(path, hint, value))
+    return value
+
+
+def fits(value: Any, hint: Any) -> bool:
+    problems: list[Problem] = []
+    fit(value, hint, (), problems, references=False)
+    return not problems
+
+
+def misfit(path: Path, hint: Any, value: Any) -> Problem:
+    """The problem of a value that does not fit, with what was probably meant."""
+    return replace(mismatch(path, describe(hint), value), hint=_meant(value, union_members(hint)))
+
+
+def mismatch(path: Path, expected: str, value: Any) -> Problem:
+    return Problem(format_path(path), "", expected=expected, found=describe_value(value))
+
+
+def describe(hint: Any) -> str:
+    """What a hint asks for, in words: ``a whole number or null``."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return "any value"
+    if origin is Literal:
+        choices = [f"'{choice}'" if isinstance(choice, str) else str(choice) for choice in arguments]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member) for member in arguments)
+    if origin is list:
+        return f"a list, each item {describe(arguments[0])}"
+    if origin is dict:
+        return f"a table, each value {describe(arguments[1])}"
+    if is_config_class(hint):
+        return f"a {hint.__qualname__} section"
+    return NAMES.get(hint, str(hint))
+
+
+def describe_value(value: Any) -> str:
+    """A value in words, with its kind where that is the mistake: ``'3' (text)``."""
+    if is_config_class(type(value)):
+        return f"a {type(value).__qualname__} section"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true or false)"
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"{_short(repr(value))} (text)"
+    if isinstance(value, int):
+        return f"{_short_number(value)} (a whole number)"
+    if isinstance(value, float):
+        return f"{value} (a number)"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"a table of {len(value)}"
+    return f"{_short(repr(value))} ({type(value).__name__})"
+
+
+def nested_config_classes(hint: Any) -> list[type]:
+    """The Config classes among the alternatives of a hint."""
+    return [member for member in union_members(hint) if is_config_class(member)]
+
+
+def _fit_union(
+    value: Any, hint: Any, members: tuple[Any, ...], path: Path, problems: list[Problem], references: bool
+) -> Any:
+    # The member of exactly this type goes first, so that 1 stays an int in `float | int`.
+    for member in sorted(members, key=lambda member: member is not type(value)):
+        attempt: list[Problem] = []
+        fitted = fit(value, member, path, attempt, references=references)
+        if not attempt:
+            return fitted
+    real = [member for member in members if member is not type(None)]
+    if len(real) == 1 and get_origin(real[0]) is type(value):
+        return fit(value, real[0], path, problems, references=references)  # says which item is wrong
+    problems.append(misfit(path, hint, value))
+    return value
+
+
+def _fit_float(value: int | float, path: Path, problems: list[Problem]) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        problems.append(mismatch(path, "a number", value))
+        return 0.0
+    if math.isnan(number):
+        problems.append(mismatch(path, "a number", value))
+    return number
+
+
+def _meant(value: Any, members: tuple[Any, ...]) -> str | None:
+    for member in members:
+        if get_origin(member) is Literal and isinstance(value, str):
+            advice = did_you_mean(value, [choice for choice in get_args(member) if isinstance(choice, str)])
+            if advice:
+                return advice
+        if get_origin(member) is list and fits(value, get_args(member)[0]) and not isinstance(value, dict):
+            return f"write a list: [{_written(value)}]"
+        if member is int and isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
+            return f"write {int(value)}"
+        if member is bool and isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return f"write {value.strip().lower()}, without quotes"
+        if member in (int, float) and isinstance(value, str) and _is_number(value, member):
+            return f"write {value.strip()}, without quotes"
+    if str in members and type(value) in (int, float, bool):
+        return f'write "{_written(value)}", with quotes'
+    return None
+
+
+def _is_number(text: str, kind: type) -> bool:
+    if len(text) > 40:
+        return False
+    try:
+        return math.isfinite(kind(text))
+    except ValueError:
+        return False
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return _short(f'"{value}"')
+    return _short_number(value) if isinstance(value, int) else str(value)
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _short_number(value: int) -> str:
+    # Python refuses to print integers of more than 4300 digits.
+    return str(value) if abs(value) < 10**40 else f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
+
+
+def resolved_hints(cls: type) -> dict[str, Any]:
+    """`typing.get_type_hints`, with an error that says how to mend a name that cannot be found."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError as error:
+        raise TypeError(
+            f"{cls.__module__}.{cls.__qualname__}: no '{error.name}' in that module, which a field's type names; "
+            "import it at module level (not under TYPE_CHECKING) and define config classes at module level"
+        ) from None

@@ -1,0 +1,204 @@
+"""The recipe TOML: a strict file that picks a registered recipe and changes some of its values.
+
+File -> schema -> per-task remap -> registered recipe -> tree -> tail overrides -> resolved tree. All mistakes of all
+stages are reported together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config, field_names
+from worldsmith.config.declare.value_types import is_reference
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.check import check_table, experiment_required, parse_toml
+from worldsmith.config.toml.positions import Span, find_positions
+from worldsmith.config.toml.schema import TomlField, remap
+from worldsmith.config.toml.words import build_overrides, format_value
+from worldsmith.config.tree.draft import Draft, finish, recipe_task
+from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
+from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.words.overrides import Override, is_missing, parse_overrides, set_value
+
+__all__ = [
+    "build_overrides",
+    "check_table",
+    "format_value",
+    "load_recipe_toml",
+    "parse_toml",
+    "read_recipe_text",
+    "read_recipe_toml",
+]
+
+RECIPE_WORDS = {("experiment",), ("job", "experiment")}
+"""Override paths that choose the recipe instead of changing it."""
+
+
+def load_recipe_toml(
+    path: str | PathLike[str], tail: Sequence[str] = (), *, warnings: list[str] | None = None
+) -> Config:
+    """The resolved tree of a recipe TOML and its tail overrides.
+
+    What the user should know is added to `warnings`, or printed to stderr if that is None. Raises ConfigError with
+    every mistake.
+    """
+    problems: list[Problem] = []
+    overrides = parse_overrides(tail, problems)
+    draft, overrides = read_recipe_toml(path, overrides)
+    draft.problems = [*problems, *draft.problems]
+    loaded = finish(draft, overrides)
+    if warnings is not None:
+        warnings.extend(loaded.warnings)
+    else:
+        for note in loaded.warnings:
+            print(f"warning: {note}", file=sys.stderr)
+    tree: Config = loaded.tree
+    return tree
+
+
+def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+    """The draft of a recipe TOML, and the overrides that are left to be applied: without those that chose the recipe.
+
+    Raises ConfigError for a text that is no TOML; mistakes in what it says are in the draft.
+    """
+    name = fspath(path)
+    return read_recipe_text(read_config_text(name), name, overrides)
+
+
+def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+    """`read_recipe_toml` for text that is at hand; `name` is what its mistakes call the file."""
+    loader = _Loader(Draft(source=name), parse_toml(text, name), find_positions(text, name))
+    loader.load(overrides)
+    return loader.draft, [override for override in overrides if override.path not in RECIPE_WORDS]
+
+
+@dataclass(slots=True)
+class _Loader:
+    """One read of one file; collects mistakes on the way."""
+
+    draft: Draft
+    table: dict[str, Any]
+    spans: dict[Path, Span]
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def file(self) -> str:
+        return self.draft.source
+
+    def load(self, overrides: Sequence[Override]) -> None:
+        mistakes: list[Problem] = []
+        values = check_table(self.table, mistakes)
+        self.problems += [self.located(mistake) for mistake in mistakes]
+        name = self.start(values, overrides)
+        self.draft.problems = self.problems
+        if self.draft.tree is None or self.draft.task is None:
+            return
+        self.draft.recipes = lambda: lineage(name)
+        self.draft.place = Place(f"recipe '{name}'")
+        self.draft.broken += [self.target(mistake.path, self.draft.task) for mistake in mistakes]
+        self.fill(self.draft.tree, values, self.draft.task)
+
+    def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
+        """Puts a fresh tree of the recipe that the file, or an ``experiment=`` word, names into the draft."""
+        given = {entry.path: value for entry, value in values}
+        name, place = given.get(("job", "experiment"), ""), self.value_place(("job", "experiment"))
+        for override in overrides:
+            if override.path in RECIPE_WORDS:
+                name, place = (override.text or "").strip("'\" "), override.place
+                for index, (entry, _) in enumerate(values):
+                    if entry.path == ("job", "experiment"):
+                        values[index] = (entry, name)
+        task = given.get(("job", "task"), "vfm")
+        if is_reference(name) or is_reference(task):
+            message = "the recipe and the task are chosen before references are resolved; write them out"
+            self.problems.append(Problem("job.experiment", message, place=place))
+            return str(name)
+        if not name:
+            if not any(problem.path == "job.experiment" for problem in self.problems):
+                self.problems.append(self.located(experiment_required()))
+            return str(name)
+        try:
+            tree = get_recipe(name)
+        except ConfigError as error:
+            self.problems += [
+                Problem("job.experiment", problem.message, hint=problem.hint, place=place) for problem in error.problems
+            ]
+            return str(name)
+        own = recipe_task(tree) or task
+        if own != task and not any(problem.path == "job.task" for problem in self.problems):
+            message = f"the recipe '{name}' has task '{own}', the file says '{task}'"
+            if ("job", "task") not in given:
+                message = f"the recipe '{name}' has task '{own}', and a file without a task means '{task}'"
+            found = self.value_place(("job", "task")) or place
+            self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
+        self.draft.tree, self.draft.task = tree, own
+        return str(name)
+
+    def fill(self, tree: Config, values: list[tuple[TomlField, Any]], task: str) -> None:
+        for entry, value in values:
+            if entry.path == (OPAQUE,):
+                if OPAQUE in field_names(type(tree)):
+                    setattr(tree, OPAQUE, value)
+                    own = {path: span.value for path, span in self.spans.items() if path[0] == OPAQUE}
+                    self.draft.places.update(own)
+                continue
+            target = remap(entry.path, task)
+            if entry.path == ("job", "task"):
+                self.note_places(entry.path, entry.path, value)
+                continue
+            if target is None:
+                place = self.value_place(entry.path)
+                where = f"{self.file}:{place.line}: " if place else ""
+                self.draft.warnings.append(f"{where}{format_path(entry.path)} has no effect for task '{task}'")
+                continue
+            leaves = flatten(value) if isinstance(value, dict) and value else [((), value)]
+            if value == {}:
+                continue
+            for rest, leaf in leaves:
+                self.set_leaf(tree, (*target, *rest), (*entry.path, *rest), leaf)
+
+    def set_leaf(self, tree: Config, target: Path, source: Path, value: Any) -> None:
+        self.note_places(target, source, value)
+        mistakes: list[Problem] = []
+        if is_missing(tree, target):
+            span = self.spans.get(source)
+            text = f"the recipe has no '{format_path(target)}', where this key would go"
+            advice = "remove the key, or choose a recipe that has it"
+            place = span.key if span else self.value_place(source)
+            mistakes.append(Problem(format_path(source), text, hint=advice, place=place))
+        else:
+            set_value(tree, target, value, mistakes)
+        self.problems += locate(mistakes, self.draft.places)
+        if mistakes:
+            self.draft.broken.append(target)
+
+    def note_places(self, target: Path, source: Path, value: Any) -> None:
+        """Remembers where a value, and each item of a list, was written."""
+        places = self.draft.places
+        if place := self.value_place(source):
+            places[target] = place
+        for index in range(len(value) if isinstance(value, list) else 0):
+            if item := self.value_place((*source, index)):
+                places[(*target, index)] = item
+
+    def target(self, path: str, task: str) -> Path:
+        parts = parse_path(path) if path else ()
+        names = tuple(part for part in parts if isinstance(part, str))
+        return remap(names, task) or () if names else ()
+
+    def value_place(self, path: Path) -> Place | None:
+        span = self.spans.get(path)
+        return span.value if span else None
+
+    def located(self, problem: Problem) -> Problem:
+        """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
+        wrong_value = problem.expected is not None
+        return locate([problem], {path: s.value if wrong_value else s.key for path, s in self.spans.items()})[0].at(
+            Place(self.file)
+        )

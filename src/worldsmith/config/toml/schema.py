@@ -1,0 +1,219 @@
+"""The recipe TOML as data: every key with its type, documented default and doc, and where it lands in the tree.
+
+The default is what the key means by itself; a key that a file leaves out keeps the value of the recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worldsmith.config.tree.paths import Path
+
+MISSING = "???"
+"""Written as a value: the key counts as left out."""
+
+TASKS = ("vfm", "vlm")
+
+
+@dataclass(frozen=True, slots=True)
+class TomlField:
+    """One key. `type` is a hint as in a Config."""
+
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    doc: str
+
+
+def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
+    return [TomlField((*name.split("."), key), kind, default, doc) for key, kind, default, doc in rows]
+
+
+_LORA_TARGETS = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
+_VAE = "pretrained/tokenizers/video/wan2pt2/Wan2.2_VAE.pth"
+
+FIELDS: tuple[TomlField, ...] = (
+    *_section(
+        "job",
+        ("task", Literal["vfm", "vlm"], "vfm", "What is fine-tuned: vfm a video generator, vlm a reasoner."),
+        ("experiment", str, "", "The registered recipe that this file changes. Required."),
+        ("project", str, "", "First level of the run folder."),
+        ("group", str, "", "Second level of the run folder."),
+        ("name", str, "", "Last level of the run folder."),
+        ("wandb_mode", Literal["online", "offline", "disabled"], "disabled", "Weights & Biases mode."),
+    ),
+    *_section(
+        "model",
+        (
+            "max_num_tokens_after_packing",
+            int,
+            13312,
+            "Tokens per packed sequence. vfm only; without a cap (-1) a pack has no end, so that is refused.",
+        ),
+        (
+            "joint_attn_implementation",
+            Literal["two_way", "three_way", "flex"],
+            "two_way",
+            "Attention layout. vfm only.",
+        ),
+        (
+            "attn_implementation",
+            Literal["cosmos", "flash_attention_2", "sdpa", "eager"],
+            "cosmos",
+            "Attention of the Hugging Face backbone. vlm only.",
+        ),
+        ("lora_enabled", bool, False, "Train low-rank adapters instead of the weights."),
+        ("lora_rank", int, 16, "Rank of the adapters."),
+        ("lora_alpha", int, 32, "Scale of the adapters; their effect is alpha / rank."),
+        ("lora_target_modules", str, _LORA_TARGETS, "Comma-separated names of the layers that get an adapter."),
+        ("precision", str, "bfloat16", "Number format of the forward and backward pass."),
+    ),
+    *_section(
+        "model.ema",
+        ("enabled", bool, True, "Keep a moving average of the weights."),
+        ("rate", float, 0.1, "Width of the average as a share of the run so far."),
+        ("iteration_shift", int, 0, "Steps added to the iteration counter of the average."),
+    ),
+    *_section(
+        "model.parallelism",
+        (
+            "data_parallel_shard_degree",
+            int,
+            -1,
+            "Ranks that share one copy of the weights; -1 takes all that are left.",
+        ),
+        ("data_parallel_replicate_degree", int, 1, "Copies of the sharded group."),
+        ("context_parallel_shard_degree", int, 1, "Ranks that share one sequence."),
+        ("cfg_parallel_shard_degree", int, 1, "Ranks that share the two halves of guidance."),
+        (
+            "fsdp_master_dtype",
+            Literal["float32", "bfloat16"],
+            "float32",
+            "Number format of weights, gradients and moments between steps.",
+        ),
+    ),
+    *_section(
+        "model.compile",
+        ("enabled", bool, False, "Compile the network."),
+        ("compile_dynamic", bool, True, "Compile once for changing shapes."),
+    ),
+    *_section(
+        "model.activation_checkpointing",
+        ("mode", Literal["selective", "full", "none"], "full", "What is recomputed in the backward pass."),
+        ("save_ops_regex", list[str], ["fmha"], "Ops whose outputs the selective mode keeps."),
+        ("preserve_rng_state", bool, True, "Repeat the random numbers in the recomputation."),
+        ("determinism_check", Literal["default", "match"], "default", "match compares recomputed tensors."),
+    ),
+    *_section("model.tokenizer", ("vae_path", str, _VAE, "The video VAE. vfm only.")),
+    *_section(
+        "model.backbone",
+        ("model_name", str, MISSING, "Hub name or folder of the backbone. vlm only."),
+        ("safetensors_path", str, MISSING, "Weights to load instead of the backbone's own. vlm only."),
+    ),
+    *_section(
+        "optimizer",
+        ("betas", list[float], [0.9, 0.99], "AdamW's two decay rates."),
+        ("eps", float, 1e-8, "AdamW's epsilon. vfm only."),
+        ("fused", bool, True, "Use the fused kernel."),
+        ("keys_to_select", list[str], [], "Name parts of the parameters to train; empty trains all."),
+        ("lr", float, 2e-4, "Base learning rate."),
+        ("lr_multipliers", dict[str, float], {}, "Name part of a parameter = factor on the learning rate."),
+        ("weight_decay", float, 0.0, "Decoupled weight decay."),
+    ),
+    *_section(
+        "scheduler",
+        ("cycle_lengths", list[int], [20000], "Steps per cycle."),
+        ("f_max", list[float], [1.0], "Factor at the end of the warm-up, per cycle."),
+        ("f_min", list[float], [0.0], "Factor at the end of the cycle, per cycle."),
+        ("f_start", list[float], [1e-6], "Factor at the start of the warm-up, per cycle."),
+        ("verbosity_interval", int, 0, "Steps between log lines of the learning rate; 0 is silent. vfm only."),
+        ("warm_up_steps", list[int], [100], "Steps of linear warm-up, per cycle."),
+    ),
+    *_section(
+        "trainer",
+        ("distributed_parallelism", str, "fsdp", "Distributed strategy."),
+        ("grad_accum_iter", int, 1, "Packs per optimizer step and rank."),
+        ("logging_iter", int, 50, "Steps between log lines."),
+        ("max_iter", int, 500, "Optimizer steps of the run."),
+    ),
+    *_section(
+        "trainer.callbacks.compile_tokenizer",
+        ("enabled", bool, True, "Compile the VAE once shapes are stable. vfm only."),
+        ("compile_after_iterations", int, 3, "Steps before that. vfm only."),
+        ("warmup_resolutions", list[str] | None, None, "Resolutions to compile ahead. vfm only."),
+    ),
+    *_section(
+        "trainer.callbacks.grad_clip",
+        ("clip_norm", float, 1.0, "Largest L2 norm of the gradient."),
+        ("force_finite", bool, True, "Replace NaN and infinite gradients by zero."),
+    ),
+    *_section(
+        "checkpoint",
+        ("keys_to_skip_loading", list[str], [], "Name parts of tensors that a warm start leaves as they are."),
+        ("load_path", str, MISSING, "Checkpoint folder of the warm start."),
+        ("save_iter", int, 100, "Steps between checkpoints."),
+    ),
+    *_section(
+        "dataloader_train",
+        (
+            "max_samples_per_batch",
+            int | None,
+            None,
+            "Samples per pack; set alone, it replaces the recipe's other cap.",
+        ),
+        (
+            "max_sequence_length",
+            int | None,
+            None,
+            "Tokens per pack; set alone, it replaces the recipe's other cap.",
+        ),
+        ("max_caption_tokens", int | None, None, "Tokens per caption; longer ones are cut. vfm only."),
+        ("seed", int, 42, "Seed of the data order. vfm only."),
+    ),
+    TomlField(("custom",), dict[str, Any], {}, "The project's own data; never looked into."),
+)
+
+REFUSED = {
+    ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; remove the key",
+}
+"""Keys of the format that are known, cannot work here, and why."""
+
+_MODEL = ("model",)
+_CONFIG = ("model", "config")
+_POLICY = ("model", "config", "policy")
+_LOADER = ("dataloader_train",)
+
+REMAPS: dict[str, dict[Path, Path | None]] = {
+    "vfm": {
+        _MODEL: _CONFIG,
+        (*_MODEL, "attn_implementation"): None,
+        (*_MODEL, "backbone"): None,
+    },
+    "vlm": {
+        _MODEL: _CONFIG,
+        (*_MODEL, "attn_implementation"): (*_POLICY, "attn_implementation"),
+        (*_MODEL, "backbone"): (*_POLICY, "backbone"),
+        (*_MODEL, "tokenizer"): None,
+        (*_MODEL, "max_num_tokens_after_packing"): None,
+        (*_MODEL, "joint_attn_implementation"): None,
+        (*_LOADER, "max_samples_per_batch"): (*_LOADER, "max_batch_size"),
+        (*_LOADER, "max_sequence_length"): (*_LOADER, "max_tokens"),
+        (*_LOADER, "max_caption_tokens"): None,
+        (*_LOADER, "seed"): None,
+        ("optimizer", "eps"): None,
+        ("scheduler", "verbosity_interval"): None,
+        ("trainer", "callbacks", "compile_tokenizer"): None,
+    },
+}
+"""Per task: prefix of a TOML path -> prefix in the tree, or None where the key has no effect. Others stay."""
+
+
+def remap(path: Path, task: str) -> Path | None:
+    """The tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the task."""
+    rules = REMAPS[task]
+    for length in range(len(path), 0, -1):
+        if path[:length] in rules:
+            target = rules[path[:length]]
+            return None if target is None else (*target, *path[length:])
+    return path

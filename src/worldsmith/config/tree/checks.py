@@ -1,0 +1,113 @@
+"""Runs the `check()` of every section so that one run shows all that they have to say.
+
+A check stops at its first complaint. The values that it complains about are then put back to their defaults, in a copy,
+and it is asked again; the sections above it see that copy too. A complaint about a value that was put back, or that is
+known to be wrong, says nothing new and is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.access import children, walk
+from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.provenance import class_defaults
+
+MOST = 20
+"""Complaints per section, as a guard against a check that never falls silent."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SAYS_SOMETHING = re.compile(r"['\"]?\s*(?:=|\[|:|is\b|are\b|must\b|has\b|have\b|holds?\b|would\b|differs?\b|×|\d)")
+
+
+def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
+    """What the sections of a resolved tree complain about, children first. `tree` is not changed."""
+    return _Checks(tree, broken).run()
+
+
+class _Checks:
+    def __init__(self, tree: Config, broken: Sequence[Path]) -> None:
+        self.original = tree
+        self.tree = tree
+        self.suspect: list[Path] = [path for path in broken if path]
+        self.problems: list[Problem] = []
+
+    def run(self) -> list[Problem]:
+        for path in list(self.suspect):
+            self.repair(path)
+        for path in reversed([path for path, node in walk(self.original) if isinstance(node, Config)]):
+            self.check(path)
+        return self.problems[::-1]
+
+    def check(self, path: Path) -> None:
+        for _ in range(MOST):
+            section = _find(self.tree, path)
+            safe = not any(starts_with(bad, path) for bad in self.suspect)
+            try:
+                section.check()
+                return
+            except ValueError as error:
+                message = str(error)
+            except Exception:
+                if safe:
+                    raise
+                return  # it was not made for values that are wrong
+            fields = self.mentioned(message, path)
+            if not any(_related(field, bad) for field in fields for bad in self.suspect) and (fields or safe):
+                concerns = tuple(format_path(field) for field in fields)
+                self.problems.append(Problem(format_path(path), message, concerns=concerns))
+            fresh = [field for field in fields if field not in self.suspect]
+            self.suspect += fresh or [path]
+            if not any([self.repair(field) for field in fresh]):
+                return
+
+    def mentioned(self, message: str, path: Path) -> list[Path]:
+        """The values that a message names, by their name in the section or by their path from the root."""
+        found: list[Path] = []
+        for match in _NAME.finditer(message):
+            name = match[0]
+            clear = match.start() == 0 or "_" in name or "." in name or _SAYS_SOMETHING.match(message, match.end())
+            parts = tuple(name.split("."))
+            for candidate in ((*path, *parts), parts):
+                if clear and _is_value(_find(self.original, candidate)) and candidate not in found:
+                    found.append(candidate)
+                    break
+        return found
+
+    def repair(self, path: Path) -> bool:
+        """Puts a value back to its class's default, in a copy. Returns whether that changed anything."""
+        parent_path, name = path[:-1], path[-1]
+        parent = _find(self.tree, parent_path)
+        if not isinstance(parent, Config):
+            return False
+        default = class_defaults(type(parent)).get(str(name), _MISSING)
+        if default is _MISSING or default == getattr(parent, str(name), _MISSING):
+            return False
+        if self.tree is self.original:
+            self.tree = copy.deepcopy(self.original)
+            parent = _find(self.tree, parent_path)
+        setattr(parent, str(name), default)
+        return True
+
+
+_MISSING: Any = object()
+
+
+def _find(tree: Any, path: Path) -> Any:
+    node = tree
+    for part in path:
+        node = dict(children(node)).get(part, _MISSING)
+    return node
+
+
+def _is_value(node: Any) -> bool:
+    return node is not _MISSING and not isinstance(node, Config)
+
+
+def _related(a: Path, b: Path) -> bool:
+    return starts_with(a, b) or starts_with(b, a)

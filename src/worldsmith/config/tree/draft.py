@@ -1,0 +1,130 @@
+"""A tree on its way through the front doors, and the last steps that are the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.contradictions import alternatives_of, degree_problems, remarks
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.provenance import Provenance, changed_paths, remember, trace
+from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.words.overrides import Override, apply_overrides, find_node
+
+Recipes = list[tuple[str, Config]]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the front doors have said so far: the unresolved tree, who wrote which value, and what is wrong.
+
+    A front door fills one of these and hands it to `finish`. `tree` is None if the mistakes leave none. `places` says
+    where values were written, by path; `broken` which paths could not be set. `recipes` makes the trees below this
+    one, oldest first.
+    """
+
+    source: str
+    tree: Any = None
+    recipes: Callable[[], Recipes] = list
+    task: str | None = None
+    places: dict[Path, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    broken: list[Path] = field(default_factory=list)
+    place: Place | None = None
+    """Where to look for a mistake that nobody wrote after the recipe."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A resolved tree, what the user should know about it, and where its values come from."""
+
+    tree: Any
+    warnings: list[str] = field(default_factory=list)
+    raw: Any = None
+    """The tree with its references."""
+    source: str = ""
+    places: dict[Path, Place] = field(default_factory=dict, repr=False)
+    sources: dict[Path, list[str | Path]] = field(default_factory=dict, repr=False)
+    recipes: Callable[[], Recipes] = field(default=list, repr=False, compare=False)
+    now: datetime = field(default_factory=datetime.now, repr=False, compare=False)
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """The origin of every section, table, list and leaf, by path. Worked out when it is asked for."""
+        return trace(self.raw, self.recipes(), self.places, self.sources)
+
+    @cached_property
+    def changed(self) -> set[Path]:
+        """The leaves that differ from those of the recipe (without one: from the defaults of the tree's class)."""
+        recipes = self.recipes()
+        if not recipes:
+            return {path for path, origin in self.provenance.items() if origin.kind != "default"}
+        base, _ = try_resolve(recipes[-1][1], now=self.now, keep_unset=True)
+        return changed_paths(self.tree, base)
+
+
+def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool = False) -> Loaded:
+    """Applies flags and override words, resolves references and checks everything.
+
+    Raises ConfigError with every mistake of all stages. With `keep_unset`, a reference to an environment variable that
+    is not set is no mistake and stays in the tree.
+    """
+    if draft.tree is None:
+        raise ConfigError(draft.problems)
+    apply_overrides(
+        draft.tree,
+        overrides,
+        draft.problems,
+        draft.warnings,
+        draft.task,
+        places=draft.places,
+        broken=draft.broken,
+    )
+    give_way(draft)
+    now = datetime.now()
+    sources: dict[Path, list[str | Path]] = {}
+    resolved, late = try_resolve(draft.tree, now=now, broken=draft.broken, sources=sources, keep_unset=keep_unset)
+    late += degree_problems(resolved)
+    draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
+    if draft.problems:
+        raise ConfigError(draft.problems)
+    warnings = [*draft.warnings, *remarks(resolved)]
+    return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now)
+
+
+def give_way(draft: Draft) -> None:
+    """Clears a value where the user sets an alternative to it: a cap of the TOML replaces the recipe's other one.
+
+    The later layer wins: recipe, file, flags, override words. Two alternatives in one layer are left alone, as a
+    contradiction. A warning says what was cleared. TOML has no null, so a file could not choose otherwise.
+    """
+    for path, section in list(walk(draft.tree)):
+        for group in alternatives_of(section) if isinstance(section, Config) else ():
+            given = [name for name in group if getattr(section, name) is not None]
+            layers = {name: _layer(draft.places.get((*path, name))) for name in given}
+            chosen = [name for name in given if layers[name] == max(layers.values()) > 0]
+            for name in given if len(chosen) == 1 else ():
+                if name == chosen[0]:
+                    continue
+                was = f"{format_path((*path, name))} = {getattr(section, name)}"
+                draft.warnings.append(f"{was} is dropped, since {chosen[0]} is set")
+                setattr(section, name, None)
+                remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
+
+
+def _layer(place: Place | None) -> int:
+    """The rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
+    return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)
+
+
+def recipe_task(tree: Any) -> str | None:
+    """The task that a tree says it is for, which chooses how TOML paths are translated."""
+    task = getattr(find_node(tree, ("job",)), "task", None)
+    return task if isinstance(task, str) else None

@@ -1,0 +1,196 @@
+"""Where every value of a loaded tree comes from: class default, recipe, file and line, flag, override word.
+
+The loader only keeps what each front door wrote and where; the rest is found here, when somebody asks, by comparing
+the tree with the recipe that it starts from and with the defaults of its classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.value_types import is_reference
+from worldsmith.config.errors import Place
+from worldsmith.config.tree.access import children
+from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.plain import OPAQUE
+
+COMMAND_LINE = ("override", "flag")
+"""Kinds of origin whose `where` is the word itself; also the `file` of such a word's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who wrote a value. `reference` is the text ``${…}`` that was written, `leads_to` what it was resolved with."""
+
+    kind: str
+    """default, recipe, file, override or flag."""
+    where: str = ""
+    """The recipe's name, the file, or the word."""
+    line: int | None = None
+    reference: str | None = None
+    leads_to: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.kind} {self.where}".rstrip()
+        if self.kind == "file":
+            text = os.path.basename(self.where) + (f":{self.line}" if self.line is not None else "")
+        if self.reference is not None:
+            text += f": {self.reference}"
+        return f"{text} <- {self.leads_to}" if self.leads_to else text
+
+
+DEFAULT = Origin("default")
+Provenance = Mapping[Path, Origin]
+
+
+def trace(
+    tree: Config,
+    recipes: Sequence[tuple[str, Config]],
+    places: Mapping[Path, Place],
+    sources: Mapping[Path, Sequence[str | Path]],
+) -> dict[Path, Origin]:
+    """The origin of every section, table, list and leaf of an unresolved tree.
+
+    `recipes` are the recipes below it, oldest first, each as it left its function; `places` says where the values
+    were written on the way from the last one to `tree`; `sources` what each reference was resolved with. A value that
+    a recipe writes and that equals the class's default counts as the default.
+    """
+    origins: dict[Path, Origin] = {}
+    below: Config | None = None
+    for name, recipe in recipes:
+        origins = _Layer(below, origins, {}, Origin("recipe", name)).trace(recipe)
+        below = recipe
+    last = Origin("recipe", recipes[-1][0]) if recipes else DEFAULT
+    origins = _Layer(below, origins, places, last).trace(tree)
+    if getattr(tree, OPAQUE, None):
+        origins[(OPAQUE,)] = last
+        origins.update({path: from_place(place) for path, place in places.items() if path[0] == OPAQUE})
+    return _with_references(origins, sources)
+
+
+def origin_of(provenance: Provenance, path: Path) -> Origin:
+    """The origin of a path, or of the nearest thing above it (below a reference to a section nothing is known)."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in provenance:
+            return provenance[path[:length]]
+    return DEFAULT
+
+
+def changed_paths(tree: Any, base: Any, path: Path = ()) -> set[Path]:
+    """The leaves of `tree` that `base` does not have, or has with another value. Plain lists count as leaves."""
+    if isinstance(tree, (Config, dict)) and (type(tree) is type(base)):
+        other = dict(children(base))
+        return {
+            found
+            for name, child in children(tree)
+            for found in changed_paths(child, other.get(name, _ABSENT), (*path, name))
+        }
+    if isinstance(tree, (Config, dict)) and tree_has_children(tree):
+        below = {found for name, child in children(tree) for found in changed_paths(child, _ABSENT, (*path, name))}
+        return below | {(*path, "type")} if isinstance(tree, Config) else below
+    return set() if tree == base and type(tree) is type(base) else {path}
+
+
+def tree_has_children(node: Any) -> bool:
+    return bool(children(node))
+
+
+def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
+    """Notes that `path` was written, and each key of a dict `value`; what was known of places below it is void."""
+    for known in [known for known in places if len(known) > len(path) and starts_with(known, path)]:
+        if not isinstance(value, dict):
+            del places[known]
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            remember(places, (*path, str(key)), place, child)
+    else:
+        places[path] = place
+
+
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One step of a tree's history: `below` it with its origins, what was written since, and who else writes."""
+
+    below: Config | None
+    origins: Mapping[Path, Origin]
+    places: Mapping[Path, Place]
+    writer: Origin
+
+    def trace(self, tree: Config) -> dict[Path, Origin]:
+        found: dict[Path, Origin] = {}
+        below = self.below if self.below is not None else _ABSENT
+        self.visit((), tree, below, _ABSENT, None, found)
+        return found
+
+    def visit(
+        self, path: Path, node: Any, below: Any, default: Any, above: Origin | None, found: dict[Path, Origin]
+    ) -> None:
+        """`below` and `default` are what the layer below and the class have here; `above` wrote the whole table."""
+        place = self.places.get(path)
+        above = from_place(place) if place else above
+        same = type(node) is type(below)
+        if isinstance(node, Config):
+            tag = self.places.get((*path, "type"))
+            if path:
+                unchanged = self.origins.get(path, DEFAULT) if same else None
+                plain = DEFAULT if type(node) is type(default) else self.writer
+                found[path] = from_place(tag) if tag else (unchanged or plain)
+            known = dict(children(below)) if same else {}
+            defaults = dict(children(default)) if type(node) is type(default) else class_defaults(type(node))
+            for name, child in children(node):
+                self.visit((*path, name), child, known.get(name, _ABSENT), defaults.get(name, _ABSENT), None, found)
+            return
+        if above:
+            found[path] = above
+        elif below is not _ABSENT:
+            found[path] = self.origins.get(path, DEFAULT) if same and node == below else self.writer
+        else:
+            found[path] = DEFAULT if type(node) is type(default) and node == default else self.writer
+        known, defaults = dict(children(below)), dict(children(default))
+        for key, child in children(node):
+            self.visit((*path, key), child, known.get(key, _ABSENT), defaults.get(key, _ABSENT), above, found)
+
+
+def from_place(place: Place) -> Origin:
+    """The origin that a place in a file or on the command line stands for."""
+    if place.file in COMMAND_LINE:
+        return Origin(place.file, place.source or "")
+    return Origin("file", place.file, place.line)
+
+
+def class_defaults(cls: type[Config]) -> dict[str, Any]:
+    """The default of every field that has one."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+    return found
+
+
+def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:
+    return {
+        path: _led(origin, sources[path], origins) if path in sources else origin for path, origin in origins.items()
+    }
+
+
+def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
+    """The origin with what its references led to: the environment, or another value and who wrote that."""
+    told, written = [], ""
+    for step in steps:
+        if isinstance(step, tuple):
+            told.append(f"{format_path(step)} ({origin_of(origins, step)})")
+        elif is_reference(step):
+            written = step
+        else:
+            told.append(step)
+    return replace(origin, reference=written or None, leads_to=", ".join(told) or None)

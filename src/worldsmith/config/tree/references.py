@@ -1,0 +1,285 @@
+"""References in the tree, resolved once at the root, before anything is built.
+
+``${trainer.max_iter}`` another value of the tree (it keeps its type), ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``
+an environment variable, ``${now:%Y-%m-%d}`` the local time, ``${asset:tiny_vae}`` the folder of a shipped asset.
+A reference inside longer text becomes text.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, TypeVar, get_args, get_origin
+
+from worldsmith.config.declare.configurable import Config, field_hints, field_names
+from worldsmith.config.declare.value_types import fit, is_reference, union_members
+from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.tree.access import all_paths, children
+from worldsmith.config.tree.checks import check_sections
+from worldsmith.config.tree.contradictions import contradictions
+from worldsmith.config.tree.paths import Path, format_path, parse_path
+from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.suggest import nearest, nearest_path
+from worldsmith.config.words.literals import decode, read_text
+
+_Tree = TypeVar("_Tree", bound=Config)
+_FAILED: Any = object()
+RESOLVERS = ("oc.env", "now", "asset")
+
+
+def resolve(tree: _Tree, *, now: datetime | None = None) -> _Tree:
+    """A copy of the tree without references, every value type-checked and every section's `check()` run.
+
+    Raises ConfigError with every mistake: cycles, dangling references, missing environment variables, contradictions.
+    """
+    resolved, problems = try_resolve(tree, now=now)
+    if problems:
+        raise ConfigError(problems)
+    return resolved
+
+
+def try_resolve(
+    tree: _Tree,
+    *,
+    now: datetime | None = None,
+    broken: Iterable[Path] = (),
+    sources: dict[Path, list[str | Path]] | None = None,
+    keep_unset: bool = False,
+) -> tuple[_Tree, list[Problem]]:
+    """`resolve`, with its mistakes as a list.
+
+    `broken` are the paths that are known to be wrong: no further complaint about them is made. `sources` receives what
+    each reference was resolved with. With `keep_unset`, a reference to a variable that is not set stays as it is.
+    """
+    resolver = _Resolver(tree, now or datetime.now(), keep_unset)
+    try:
+        resolved = resolver.value((), tree, type(tree))
+    except RecursionError:
+        return tree, [Problem("", "references are chained too deeply")]
+    if sources is not None:
+        sources.update(resolver.sources)
+    bad = [*broken, *map(_path_of, resolver.problems), *resolver.kept]
+    bad += [path for path, value in resolver.done.items() if value is _FAILED]  # also what refers to a mistake
+    if resolved is _FAILED:
+        return tree, resolver.problems
+    clashes = contradictions(resolved)
+    bad += [path for clash in clashes for path in map(parse_path, clash.concerns)]
+    return resolved, [*resolver.problems, *clashes, *check_sections(resolved, bad)]
+
+
+class _Resolver:
+    """Walks the tree once; a value that others refer to is resolved on first use and remembered."""
+
+    def __init__(self, tree: Config, now: datetime, keep_unset: bool) -> None:
+        self.tree = tree
+        self.now = now
+        self.keep_unset = keep_unset
+        self.kept: list[Path] = []
+        self.sources: dict[Path, list[str | Path]] = {}
+        self.problems: list[Problem] = []
+        self.done: dict[Path, Any] = {}
+        self.active: list[Path] = []
+
+    def value(self, path: Path, raw: Any, hint: Any) -> Any:
+        if path in self.done:
+            return self.done[path]
+        if path in self.active:
+            chain = [*self.active[self.active.index(path) :], path]
+            text = " -> ".join(format_path(step) or "the root" for step in chain)
+            return self.fail(f"the reference leads back to itself: {text}")
+        self.active.append(path)
+        try:
+            found = self.compute(path, raw, hint)
+        finally:
+            self.active.pop()
+        self.done[path] = found
+        return found
+
+    def compute(self, path: Path, raw: Any, hint: Any) -> Any:
+        if is_reference(raw):
+            self.sources[path] = [raw]
+            found = self.text(raw, hint)
+            if found is _FAILED:
+                return found
+            if is_reference(found):
+                self.kept.append(path)
+                return found
+            count = len(self.problems)
+            fitted = fit(copy.deepcopy(found), hint, path, self.problems, references=False)
+            self.problems[count:] = [_came_from(problem, raw) for problem in self.problems[count:]]
+            return fitted if len(self.problems) == count else _FAILED
+        if isinstance(raw, Config):
+            return self.section(path, raw)
+        if isinstance(raw, (list, dict)):
+            inner = next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(raw)), Any)
+            items = [(key, self.value((*path, key), item, inner)) for key, item in children(raw)]
+            if any(item is _FAILED for _, item in items):
+                return _FAILED
+            return [item for _, item in items] if isinstance(raw, list) else dict(items)
+        count = len(self.problems)
+        fitted = fit(raw, hint, path, self.problems, references=False)
+        return fitted if len(self.problems) == count else _FAILED
+
+    def section(self, path: Path, raw: Config) -> Config:
+        copied = copy.copy(raw)
+        hints = field_hints(type(raw))
+        for name in field_names(type(raw)):
+            old = getattr(raw, name)
+            if name == OPAQUE:
+                found = copy.deepcopy(old)
+            else:
+                found = self.value((*path, name), old, hints[name])
+            # What failed keeps its old value: the error is reported, and the rest can still be looked at.
+            object.__setattr__(copied, name, old if found is _FAILED else found)
+        return copied
+
+    def text(self, raw: str, hint: Any) -> Any:
+        """The value of text that holds references."""
+        pieces: list[Any] = []
+        position = 0
+        while (start := raw.find("${", position)) >= 0:
+            end = _closing(raw, start)
+            if end is None:
+                return self.fail(f"{raw!r} has no closing brace")
+            if start > position:
+                pieces.append(raw[position:start])
+            whole = start == 0 and end == len(raw) - 1
+            found = self.reference(raw[start + 2 : end], hint if whole else str)
+            if found is _FAILED or whole:
+                return found
+            if isinstance(found, (Config, list, dict)):
+                return self.fail(f"{raw[start : end + 1]} is a section or a list and cannot be part of a text")
+            pieces.append(_as_text(found))
+            position = end + 1
+        return "".join([*pieces, raw[position:]])
+
+    def reference(self, inner: str, hint: Any) -> Any:
+        name, colon, argument = inner.partition(":")
+        if not colon:
+            return self.tree_value(inner.strip())
+        name = name.strip()
+        if is_reference(argument):
+            argument = self.text(argument, str)
+            if argument is _FAILED:
+                return argument
+        if name == "oc.env":
+            return self.environment(argument, hint)
+        if name == "now":
+            return self.time(argument)
+        if name == "asset":
+            return self.asset(argument.strip())
+        advice = nearest(name, RESOLVERS, limit=1) or list(RESOLVERS)
+        return self.fail(
+            f"there is no resolver '{name}'", hint=f"write ${{{advice[0]}:…}}; there are: {', '.join(RESOLVERS)}"
+        )
+
+    def environment(self, argument: str, hint: Any) -> Any:
+        name, comma, default = argument.partition(",")
+        name = name.strip()
+        found = os.environ.get(name) if name and "\0" not in name and "=" not in name else None
+        if found is not None:
+            if "${" in found:
+                return self.fail(f"the environment variable '{name}' holds a reference itself ({found!r})")
+            self.came_from(f"environment variable {name}")
+            value = decode(found)
+            problems: list[Problem] = []
+            fit(found, hint, (), problems, references=False)
+            return found if not problems else value  # text stays text where text is asked
+        if not comma and self.keep_unset:
+            self.came_from(f"{name} is not set")
+            return f"${{oc.env:{argument}}}"
+        if not comma:
+            return self.fail(
+                f"the environment variable '{name}' is not set",
+                hint=f"run `export {name or 'NAME'}=…`, or write ${{oc.env:{name or 'NAME'},default}}",
+            )
+        self.came_from(f"its default, {name} is not set")
+        try:
+            return read_text(default.strip(), hint)
+        except ValueError as error:
+            return self.fail(f"the default of ${{oc.env:{name},…}} cannot be read: {error}")
+
+    def time(self, argument: str) -> Any:
+        self.came_from("the time of loading")
+        try:
+            return self.now.strftime(argument)
+        except ValueError as error:
+            return self.fail(f"${{now:{argument}}} is no time format: {error}", hint="write ${now:%Y-%m-%d_%H-%M-%S}")
+
+    def asset(self, name: str) -> Any:
+        from worldsmith.assets import asset_path
+
+        if not name or "/" in name or "\\" in name or ".." in name or "\0" in name:
+            return self.fail(f"'{name}' is no asset name", hint="write a plain name, such as ${asset:tiny_vae}")
+        try:
+            return str(asset_path(name))
+        except FileNotFoundError as error:
+            return self.fail(str(error))
+
+    def tree_value(self, text: str) -> Any:
+        """The resolved value of a path in the tree."""
+        try:
+            path = parse_path(text)
+        except ValueError as error:
+            return self.fail(f"${{{text}}}: {error}")
+        if path[0] == OPAQUE:
+            return self.fail(f"${{{text}}}: '{OPAQUE}' is opaque and cannot be referred to")
+        raw, hint = self.tree, type(self.tree)
+        for depth, part in enumerate(path):
+            if is_reference(raw):
+                raw = self.value(path[:depth], raw, hint)
+                if raw is _FAILED:
+                    return raw
+            known = dict(children(raw))
+            if part not in known:
+                near = nearest_path(path, all_paths(self.tree))
+                advice = f"did you mean ${{{format_path(near)}}}?" if near else None
+                return self.fail(
+                    f"${{{text}}} refers to '{format_path(path[: depth + 1])}', which does not exist", hint=advice
+                )
+            hint = _child_hint(raw, part, hint)
+            raw = known[part]
+        self.came_from(path)
+        return self.value(path, raw, hint)
+
+    def came_from(self, source: str | Path) -> None:
+        self.sources[self.active[-1]].append(source)
+
+    def fail(self, message: str, *, hint: str | None = None) -> Any:
+        self.problems.append(Problem(format_path(self.active[-1]), message, hint=hint))
+        return _FAILED
+
+
+def _child_hint(parent: Any, part: str | int, hint: Any) -> Any:
+    if isinstance(parent, Config):
+        return field_hints(type(parent))[str(part)]
+    return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(parent)), Any)
+
+
+def _closing(text: str, start: int) -> int | None:
+    """The index of the brace that closes the ``${`` at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        if text.startswith("${", index):
+            depth += 1
+        elif text[index] == "}":
+            depth -= 1
+            if depth == 0:
+                return index
+    return None
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _came_from(problem: Problem, raw: str) -> Problem:
+    return Problem(problem.path, problem.message, problem.expected, f"{problem.found} from {raw}", problem.hint)
+
+
+def _path_of(problem: Problem) -> Path:
+    return parse_path(problem.path) if problem.path else ()

@@ -1,0 +1,83 @@
+"""The nearest valid name for one that is wrong: letters dropped, doubled or swapped, wrong case, wrong section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+from worldsmith.config.tree.paths import Path, format_path
+
+ANOTHER_SECTION = 1.2
+"""What a key in the wrong section costs, in edits: more than one slip of the finger, less than two."""
+
+
+def distance(a: str, b: str) -> int:
+    """Edits that turn `a` into `b`; a swap of two neighbours is one edit (optimal string alignment)."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        previous, row = row, [i] + [0] * len(b)
+        for j, right in enumerate(b, start=1):
+            row[j] = min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (left != right))
+            if i > 1 and j > 1 and left == b[j - 2] and a[i - 2] == right:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before = previous
+    return row[-1]
+
+
+def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """The candidates that look like `name`, best first; empty if none does."""
+    scored = []
+    for candidate in dict.fromkeys(candidates):
+        edits = distance(_plain(name), _plain(candidate))
+        if edits <= tolerance(candidate) or _contains(name, candidate):
+            scored.append((edits, -SequenceMatcher(None, name, candidate).ratio(), candidate))
+    return [candidate for _, _, candidate in sorted(scored)[:limit]]
+
+
+def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
+    """The valid path that `path` was probably meant to be: a sibling, the same key elsewhere, or a misspelt section."""
+    name, section = str(path[-1]), format_path(path[:-1])
+    best: tuple[float, float, Path] | None = None
+    for candidate in candidates:
+        if not candidate:
+            continue
+        leaf, parent = str(candidate[-1]), format_path(candidate[:-1])
+        if abs(len(name) - len(leaf)) > tolerance(leaf):
+            continue
+        edits = distance(_plain(name), _plain(leaf))
+        if edits > tolerance(leaf):
+            continue
+        if parent == section:
+            misplaced = 0.0
+        else:
+            near = distance(_plain(section), _plain(parent))
+            misplaced = min(near, ANOTHER_SECTION) if near <= 2 else ANOTHER_SECTION + min(near, 50) / 1000
+        if best is not None and edits + misplaced > best[0]:
+            continue
+        likeness = SequenceMatcher(None, format_path(path), format_path(candidate)).ratio()
+        score = (edits + misplaced, -likeness, candidate)
+        if best is None or score[:2] < best[:2]:
+            best = score
+    return best[2] if best else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
+    """`did you mean 'x'?`, or None if nothing is near."""
+    found = nearest(name, candidates, limit=1)
+    return f"did you mean '{found[0]}'?" if found else None
+
+
+def tolerance(name: str) -> int:
+    """How many edits still look like a slip: one for short names, a third of the letters for long ones."""
+    return max(1, len(name) // 3)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("-", "_")
+
+
+def _contains(name: str, candidate: str) -> bool:
+    return len(name) >= 4 and (
+        _plain(name) in _plain(candidate) or (_plain(candidate) in _plain(name) and len(candidate) >= 4)
+    )

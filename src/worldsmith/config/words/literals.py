@@ -1,0 +1,193 @@
+"""Values as they are written on a command line: ``1e-4``, ``[a, b]``, ``{k: v}``, ``null``, ``'text'``, text.
+
+Which type unquoted text has depends on the field that takes it: ``123`` is a number for an int and text for a str.
+So the text is read to a small tree of literals first, and each literal is fitted to the type that is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from worldsmith.config.declare.value_types import fits, union_members
+
+MAX_DEPTH = 40
+_INTEGER = re.compile(r"[+-]?\d{1,400}(_\d{1,400})*")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+_WORDS = {"true": True, "false": False, "null": None}
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    text: str
+    quoted: bool = False
+
+
+Literal = Scalar | list[Any] | dict[str, Any]
+
+
+def read_text(text: str, hint: Any) -> Any:
+    """The value of a whole word for a field of type `hint`. Raises ValueError if the word is malformed."""
+    stripped = text.strip()
+    if stripped[:1] in ("'", '"'):
+        try:
+            return fit_literal(parse_literal(stripped), hint)
+        except ValueError:
+            if fits(text, hint):  # text such as "it's" or 'a' and 'b'
+                return text
+            raise
+    if stripped[:1] in ("[", "{") and not _text_only(hint):
+        return fit_literal(parse_literal(stripped), hint)
+    return fit_literal(Scalar(text), hint)
+
+
+def fit_literal(literal: Literal, hint: Any) -> Any:
+    """A literal as the value that fits `hint`; if none fits, the value that it looks like."""
+    if isinstance(literal, Scalar):
+        if literal.quoted:
+            return literal.text
+        value = decode(literal.text)
+        return literal.text if not fits(value, hint) and fits(literal.text, hint) else value
+    if isinstance(literal, list):
+        return [fit_literal(item, _inner(hint, list)) for item in literal]
+    return {key: fit_literal(item, _inner(hint, dict)) for key, item in literal.items()}
+
+
+def decode(text: str) -> Any:
+    """Unquoted text as the number, true/false or null that it looks like, else itself."""
+    plain = text.strip()
+    if plain.lower() in _WORDS:
+        return _WORDS[plain.lower()]
+    if _INTEGER.fullmatch(plain):
+        return int(plain)
+    if _FLOAT.fullmatch(plain):
+        return float(plain)
+    return text
+
+
+def parse_literal(text: str) -> Literal:
+    """Reads one literal. Raises ValueError with the position of what is wrong."""
+    parser = _Parser(text)
+    literal = parser.value(0, "")
+    parser.skip_space()
+    if parser.position < len(text):
+        raise parser.error("the value ends here, but more follows")
+    return literal
+
+
+def _inner(hint: Any, container: type) -> Any:
+    for member in union_members(hint):
+        if get_origin(member) is container:
+            return get_args(member)[-1]
+    return Any
+
+
+def _text_only(hint: Any) -> bool:
+    return all(member in (str, type(None)) for member in union_members(hint))
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def error(self, message: str) -> ValueError:
+        return ValueError(f"{message} (at character {self.position + 1} of {self.text!r})")
+
+    def skip_space(self) -> None:
+        while self.peek().isspace():
+            self.position += 1
+
+    def peek(self) -> str:
+        return self.text[self.position : self.position + 1]
+
+    def value(self, depth: int, stops: str) -> Literal:
+        if depth > MAX_DEPTH:
+            raise self.error(f"nested more than {MAX_DEPTH} levels deep")
+        self.skip_space()
+        letter = self.peek()
+        if letter == "[":
+            return self.items(depth)
+        if letter == "{":
+            return self.entries(depth)
+        if letter in ("'", '"') and letter:
+            return Scalar(self.quoted(), quoted=True)
+        return Scalar(self.bare(stops))
+
+    def items(self, depth: int) -> list[Any]:
+        self.position += 1
+        found: list[Any] = []
+        while not self.closes("]"):
+            found.append(self.value(depth + 1, ",]"))
+            self.separator("]")
+        return found
+
+    def entries(self, depth: int) -> dict[str, Any]:
+        self.position += 1
+        found: dict[str, Any] = {}
+        while not self.closes("}"):
+            self.skip_space()
+            key = self.quoted() if self.peek() in ("'", '"') else self.bare(":=,}")
+            self.skip_space()
+            if self.peek() not in (":", "="):
+                raise self.error(f"expected ':' after the key '{key}'")
+            self.position += 1
+            if key in found:
+                raise self.error(f"the key '{key}' is given twice")
+            found[key] = self.value(depth + 1, ",}")
+            self.separator("}")
+        return found
+
+    def closes(self, bracket: str) -> bool:
+        self.skip_space()
+        if not self.peek():
+            raise self.error(f"expected '{bracket}'")
+        if self.peek() != bracket:
+            return False
+        self.position += 1
+        return True
+
+    def separator(self, bracket: str) -> None:
+        self.skip_space()
+        if self.peek() == ",":
+            self.position += 1
+        elif self.peek() != bracket:
+            raise self.error(f"expected ',' or '{bracket}'")
+
+    def quoted(self) -> str:
+        quote, text = self.peek(), ""
+        self.position += 1
+        while self.peek() != quote:
+            letter = self.peek()
+            if not letter:
+                raise self.error(f"the text has no closing {quote}")
+            if letter == "\\":
+                follower = self.text[self.position + 1 : self.position + 2]
+                # Only what needs an escape is one, so that regular expressions and Windows paths survive.
+                text += _ESCAPES.get(follower, f"\\{follower}")
+                self.position += 1
+            else:
+                text += letter
+            self.position += 1
+        self.position += 1
+        return text
+
+    def bare(self, stops: str) -> str:
+        """Unquoted text up to one of `stops`; a reference such as ${oc.env:A,b} is taken whole."""
+        start, depth = self.position, 0
+        while letter := self.peek():
+            if self.text.startswith("${", self.position):
+                depth += 1
+            elif letter == "}" and depth:
+                depth -= 1
+                self.position += 1
+                continue
+            if not depth and letter in stops:
+                break
+            self.position += 1
+        text = self.text[start : self.position].strip()
+        if not text:
+            raise self.error("a value is missing")
+        return text

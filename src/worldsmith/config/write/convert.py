@@ -1,0 +1,158 @@
+"""A loaded run as text in another form that leads to the same tree, references included."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import UserError
+from worldsmith.config.recipes.registry import find_recipe, is_recipe
+from worldsmith.config.toml.recipe_toml import read_recipe_text
+from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, TomlField, remap
+from worldsmith.config.tree.changes import Change, changes, same_value
+from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.plain import OPAQUE, to_dict, to_yaml
+from worldsmith.config.words.overrides import apply_overrides, find_node, is_missing, parse_overrides
+from worldsmith.config.write.toml import toml_value, write_toml
+from worldsmith.config.write.words import write_words
+
+FORMATS = ("toml", "yaml", "json", "python")
+_CHOSEN = {("job", "task"), ("job", "experiment")}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The text, and for TOML what its sections have no place for: the changes, also as override words."""
+
+    text: str
+    rest: list[Change] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+
+def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
+    """The run in one of `FORMATS`. `name` is the recipe that a Python module registers.
+
+    Raises UserError for a value that the form cannot hold.
+    """
+    try:
+        if to == "toml":
+            return to_toml(loaded)
+        if to == "python":
+            return Converted(to_python(loaded, name))
+        if to == "json":
+            from worldsmith.config.write.json_text import dump_json
+
+            return Converted(dump_json(to_dict(loaded.raw, custom=True)))
+        _require_plain(loaded.raw)
+        return Converted(to_yaml(loaded.raw, custom=True))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{loaded.source} cannot be written as {to}: {error}") from error
+
+
+def to_toml(loaded: Loaded) -> Converted:
+    """A recipe TOML with what differs from the recipe. Its text, with the words, is read back and compared."""
+    recipes = loaded.recipes()
+    if not recipes:
+        named = getattr(find_node(loaded.raw, ("job",)), "experiment", "")
+        raise UserError(
+            f"{loaded.source} cannot be written as toml: a recipe TOML starts from a registered recipe, and "
+            f"job.experiment is '{named}'; use --to yaml, json or python"
+        )
+    name, base = recipes[-1]
+    text = f"{_comment(name)}\n\n{write_toml(_table(loaded.raw, name, base))}"
+    draft, _ = read_recipe_text(text, "<toml>", [])
+    give_way(draft)
+    rest = changes(draft.tree, loaded.raw)
+    words = write_words(rest)
+    _require_same(draft.tree, words, loaded.raw)
+    return Converted(text, rest, words)
+
+
+def to_python(loaded: Loaded, name: str | None = None) -> str:
+    """A module that registers the tree as a recipe, by its changes from the recipe that it starts from."""
+    from worldsmith.config.write.python import write_module
+
+    recipes = loaded.recipes()
+    base = recipes[-1] if recipes else None
+    name = name or _free_name(loaded)
+    if is_recipe(name):
+        raise UserError(f"there is a recipe '{name}' already; choose another with --name")
+    module = find_recipe(base[0]).module if base else ""
+    needs = "" if module.startswith("worldsmith.") or module == "__main__" else module
+    origin = f"A recipe made from {_one_line(loaded.source)}."
+    return write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
+
+
+def _comment(recipe: str) -> str:
+    return f"# What this file leaves out keeps the value of the recipe {_one_line(recipe)}."
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _free_name(loaded: Loaded) -> str:
+    stem = re.split(r"[/\\]", loaded.source.rstrip("/\\"))[-1].partition(".")[0]
+    stem = re.sub(r"\W", "_", stem, flags=re.ASCII).strip("_") or "run"
+    return stem if not is_recipe(stem) else f"{stem}_changed"
+
+
+def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
+    """The keys of the recipe TOML that say what differs from the recipe."""
+    task = recipe_task(base) or TASKS[0]
+    table: dict[str, Any] = {"job": {"task": task, "experiment": name}}
+    for entry in FIELDS:
+        target = remap(entry.path, task)
+        if entry.path in _CHOSEN or entry.path == (OPAQUE,) or target is None:
+            continue
+        if is_missing(tree, target) or is_missing(base, target):
+            continue
+        value, before = find_node(tree, target), find_node(base, target)
+        if not same_value(value, before) and (stated := _stated(value, before, entry)) is not None:
+            section = table
+            for part in entry.path[:-1]:
+                section = section.setdefault(part, {})
+            section[entry.path[-1]] = stated
+    custom = getattr(tree, OPAQUE, {})
+    if not same_value(custom, getattr(base, OPAQUE, {})):
+        table[OPAQUE] = custom
+    return table
+
+
+def _stated(value: Any, before: Any, entry: TomlField) -> Any:
+    """The value of a key as the file would say it; None if TOML cannot: null, the text "???", keys that go away."""
+    if isinstance(value, dict) and isinstance(before, dict):
+        value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
+    if value == MISSING or value == {}:
+        return None
+    try:
+        toml_value(value)
+    except ValueError:
+        return None
+    return value
+
+
+def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
+    problems: list[Any] = []
+    found = copy.deepcopy(tree)
+    apply_overrides(found, parse_overrides(words, problems), problems, [])
+    if problems or changes(found, wanted, custom=True):
+        where = ", ".join(format_path(change.path) for change in changes(found, wanted, custom=True))
+        raise ValueError(f"the text would not lead back to the same tree ({where or problems[0].render()})")
+
+
+def _require_plain(tree: Config) -> None:
+    """YAML files hold the tree's own kinds of values: no dates, which only the opaque data of a TOML can have."""
+
+    def visit(value: Any, path: tuple[Any, ...]) -> None:
+        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, child in children:
+            visit(child, (*path, key))
+        if not (value is None or isinstance(value, (str, bool, int, float, list, dict))):
+            raise ValueError(f"{format_path(path)}: a {type(value).__name__} has no form in YAML; write it as text")
+
+    visit(getattr(tree, OPAQUE, {}), (OPAQUE,))

@@ -1,0 +1,122 @@
+"""JSON Schema (draft 2020-12) of the recipe TOML, for editors: the keys, and what the recipe that a file names adds.
+
+Every key takes ``"???"``, which means left out. Ranges and narrower choices come from the trees of the recipes, chosen
+by `job.experiment`; a file for another recipe is held to the plain types only. What the tree's schema cannot say, this
+one cannot say either; that a recipe exists is left to the loader, since other packages bring recipes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, TomlField, remap
+from worldsmith.config.tree.draft import recipe_task
+from worldsmith.config.tree.paths import Path
+from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.words.overrides import find_node, is_missing
+from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
+
+LEFT_OUT = {"const": MISSING}
+TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
+
+
+def toml_schema(recipes: Mapping[str, Config]) -> Schema:
+    """The schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
+    root = _table()
+    for entry in FIELDS:
+        _put(root, entry.path, _described(entry))
+    root["properties"]["job"]["required"] = ["experiment"]
+    groups: list[tuple[list[str], Schema]] = []
+    for name, tree in recipes.items():
+        narrow = _narrow(tree)
+        known = next((names for names, schema in groups if schema == narrow), None)
+        if known is not None:
+            known.append(name)
+        else:
+            groups.append(([name], narrow))
+    return {
+        "$schema": DRAFT,
+        "title": "Recipe TOML",
+        "description": "A file that names a registered recipe and changes some of its values.",
+        **root,
+        "required": ["job"],
+        "allOf": [_for_recipes(names, narrow) for names, narrow in groups],
+        "$defs": {"reference": REFERENCE},
+    }
+
+
+def _described(entry: TomlField) -> Schema:
+    has_default = entry.default is not None and entry.default != MISSING and entry.path != EXPERIMENT
+    return {
+        "description": entry.doc,
+        **({"default": entry.default} if has_default else {}),
+        **_key_schema(entry),
+    }
+
+
+def _key_schema(entry: TomlField) -> Schema:
+    if entry.path == EXPERIMENT:
+        refused: Schema = {"anyOf": [LEFT_OUT, {"pattern": r"\$\{"}]}
+        return {"type": "string", "minLength": 1, "not": refused}
+    if entry.path == TASK:
+        return {"enum": [*TASKS, MISSING]}
+    if entry.path == (OPAQUE,):
+        return {"anyOf": [{"type": "object"}, LEFT_OUT]}
+    return _optional(_without_null(entry.type))
+
+
+def _optional(schema: Schema) -> Schema:
+    """What a key takes: its values, a reference, or "???"."""
+    if schema == {} or schema == {"type": "string"}:
+        return schema
+    return {"anyOf": [*with_reference(schema)["anyOf"], LEFT_OUT]}
+
+
+def _without_null(hint: Any) -> Schema:
+    """TOML has no null."""
+    schemas = [value_schema(member) for member in union_members(hint) if member is not type(None)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _narrow(tree: Config) -> Schema:
+    """What a recipe's tree asks of the keys beyond the schema of all files."""
+    task = recipe_task(tree) or TASKS[0]
+    found: Schema = {"properties": {}}
+    meant = [task, MISSING] if task == TASKS[0] else [task]
+    _put(found, TASK, {"enum": meant})
+    if task != TASKS[0]:
+        found["properties"]["job"]["required"] = ["task"]
+    for entry in FIELDS:
+        target = remap(entry.path, task)
+        if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
+            continue
+        narrow = dict(LEFT_OUT) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
+        if narrow != _key_schema(entry):
+            _put(found, entry.path, narrow)
+    return found
+
+
+def hint_at(tree: Config, path: Path) -> Any:
+    parent = find_node(tree, path[:-1])
+    return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
+
+
+def _for_recipes(names: list[str], narrow: Schema) -> Schema:
+    named = {"properties": {"job": {"properties": {"experiment": {"enum": names}}, "required": ["experiment"]}}}
+    return {"if": {**named, "required": ["job"]}, "then": narrow}
+
+
+def _table() -> Schema:
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
+    """Places a key below its sections, which are made on the way: strict ones if the root is."""
+    node = root
+    for name in path[:-1]:
+        node = node["properties"].setdefault(name, _table() if "additionalProperties" in root else {"properties": {}})
+    node["properties"][path[-1]] = schema

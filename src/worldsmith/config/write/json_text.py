@@ -1,0 +1,85 @@
+"""A tree as JSON text and JSON text as plain data with places. JSON proper: no NaN, no infinity, no repeated keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.yaml.text import Document, read_yaml
+
+_ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+
+
+def dump_json(data: Any) -> str:
+    """Indented JSON. Raises ValueError, with the path, for a value that JSON has no form for."""
+    _check(data, ())
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    return _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+def read_json(text: str, file: str) -> Document:
+    """Reads one document. Raises ConfigError for what is no JSON."""
+    problems: list[Problem] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                problems.append(Problem("", f"the key '{key}' is given twice", place=Place(file)))
+            found[key] = value
+        return found
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON number")
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        text.encode()
+        json.dumps(data, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        lines = text.split("\n")
+        source = lines[error.lineno - 1] if error.lineno <= len(lines) else None
+        place = Place(file, error.lineno, error.colno, 1, source)
+        raise ConfigError([Problem("", f"not valid JSON: {error.msg}", place=place)]) from None
+    except UnicodeEncodeError:
+        message = "the text holds half of a surrogate pair, which is no character"
+        raise ConfigError([Problem("", message, place=Place(file))]) from None
+    except (ValueError, RecursionError) as error:
+        message = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
+        raise ConfigError([Problem("", message, place=Place(file))]) from None
+    if problems:
+        raise ConfigError(problems)
+    return Document(data, _spans(text, file))
+
+
+def _spans(text: str, file: str) -> dict[Path, Span]:
+    """Nearly every JSON text is YAML too, whose reader knows the places. Where it is not, the file alone is named."""
+    text = _PAIR.sub(lambda match: "x" * len(match[0]), text.replace("\t", " "))  # which YAML does not know
+    try:
+        return read_yaml(text, file).spans
+    except ConfigError:
+        return {}
+
+
+def _check(value: Any, path: Path) -> None:
+    where = format_path(path) or "the tree"
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check(key, path)
+            _check(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check(item, (*path, index))
+    elif isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(f"{where}: JSON has no form for {value}; use --to yaml, toml or python")
+    elif isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ValueError(f"{where}: half of a surrogate pair is no character")
+    elif value is not None and not isinstance(value, (bool, int)):
+        raise ValueError(f"{where}: JSON has no form for {type(value).__name__}; write it as text")

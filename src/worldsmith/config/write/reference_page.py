@@ -1,0 +1,152 @@
+"""The reference page of recipe TOML and run tree, written from the same tables and types that the loader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_origin
+
+from worldsmith.config.declare.class_tags import tag_of
+from worldsmith.config.declare.configurable import Config, Configurable
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import annotated_hints, describe_type
+from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.toml.schema import FIELDS, MISSING, REFUSED, TomlField, remap
+from worldsmith.config.tree.difference import show_value
+from worldsmith.config.tree.draft import recipe_task
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import OPAQUE, required_fields
+from worldsmith.config.tree.provenance import class_defaults
+from worldsmith.config.words.overrides import find_node, is_missing
+from worldsmith.config.write.json_schema import about, has_sections, loadable_classes, untagged_class
+from worldsmith.config.write.json_schema_toml import hint_at
+
+HEAD = """# Configuration reference
+
+<!-- Generated: `worldsmith schema reference -o docs/config_reference.md`. A test compares it with the code. -->
+
+A run is one typed tree. A recipe TOML, a YAML file, a Python recipe, flags and override words all write to it. This
+page lists the keys of the recipe TOML, then every section of the tree. Editors read the same from
+[`schema/recipe.schema.json`](schema/recipe.schema.json) and [`schema/tree.schema.json`](schema/tree.schema.json);
+`worldsmith config new FILE --from RECIPE` writes a commented file with the values of one recipe.
+"""
+TOML = """## The recipe TOML
+
+`[job].experiment` names a registered recipe. A key that the file leaves out, or sets to `"???"`, keeps the recipe's
+value; the default below is what the key means by itself. Any value may be a reference: `"${trainer.max_iter}"`,
+`"${oc.env:NAME}"`, `"${oc.env:NAME,default}"`, `"${now:%Y-%m-%d}"`. The last columns say where a key goes in the tree
+of a generator (`task = "vfm"`) and of a reasoner (`task = "vlm"`); a key without effect for the task is reported.
+"""
+TREE = """## The tree
+
+Paths of override words (`worldsmith train FILE -- optimizer.lr=1e-4`) and flags (`--optimizer.lr 1e-4`), and the keys
+of YAML and JSON trees. Where a place takes several classes, `type` names the one.
+"""
+
+
+def reference_page(trees: Mapping[str, Config]) -> str:
+    """Markdown. `trees` are the unresolved trees of the recipes whose classes are described."""
+    return "\n".join([HEAD, *_toml_part(trees), *_TreePart(trees).lines])
+
+
+def _toml_part(trees: Mapping[str, Config]) -> list[str]:
+    lines, section = [TOML], None
+    for entry in FIELDS:
+        if entry.path == (OPAQUE,):
+            continue
+        if entry.path[:-1] != section:
+            section = entry.path[:-1]
+            lines += ["", f"### `[{'.'.join(section)}]`", ""]
+            lines += _rows(["key", "type", "default", "description", "generator", "reasoner"])
+        targets = [remap(entry.path, task) for task in ("vfm", "vlm")]
+        landing = [f"`{format_path(target)}`" if target else "no effect" for target in targets]
+        landing[1] = "same" if landing[0] == landing[1] else landing[1]
+        default = "" if entry.default in (None, MISSING) else f"`{show_value(entry.default)}`"
+        kind = describe_type(_type_of(entry, trees), null=False)
+        lines.append(_row([f"`{entry.path[-1]}`", kind, default, entry.doc, *landing]))
+    lines += [
+        "",
+        "### `[custom]`",
+        "",
+        "The project's own data: any keys, kept with the run and read by nothing.",
+    ]
+    if REFUSED:
+        lines += ["", "Known keys that are refused:", ""]
+        lines += [f"- `{format_path(path)}`: {reason}" for path, reason in REFUSED.items()]
+    return [*lines, ""]
+
+
+def _type_of(entry: TomlField, trees: Mapping[str, Config]) -> Any:
+    """The type of a key where it lands, which is the narrower one; that of the table if no recipe has the place."""
+    for tree in trees.values():
+        target = remap(entry.path, recipe_task(tree) or "vfm")
+        if target is not None and not is_missing(tree, target):
+            return hint_at(tree, target)
+    return entry.type
+
+
+class _TreePart:
+    """Every section below the roots, once per class, in the order of the tree."""
+
+    def __init__(self, trees: Mapping[str, Config]) -> None:
+        self.lines = [TREE]
+        self.seen: set[type] = set()
+        self.trees = trees
+        for root in dict.fromkeys(type(tree) for tree in trees.values()):
+            self.section((), root, root)
+
+    def section(self, path: tuple[str, ...], cls: type[Config], hint: Any) -> None:
+        if cls in self.seen:
+            return
+        self.seen.add(cls)
+        where = f"`{'.'.join(path)}`: " if path else ""
+        facts = about(cls)
+        self.lines += ["", f"### {where}{facts['title']}", ""]
+        if "description" in facts:
+            self.lines += [" ".join(str(facts["description"]).split()), ""]
+        if cls is not untagged_class(hint) or not path:
+            self.lines += [f"`type: {tag_of(cls)}`", ""]
+        self.fields(cls)
+        for name, kind in annotated_hints(cls).items():
+            self.below((*path, name), kind)
+
+    def fields(self, cls: type[Config]) -> None:
+        docs, defaults, required = field_docs(cls), class_defaults(cls), required_fields(cls)
+        hints = annotated_hints(cls)
+        if not hints:
+            self.lines.append("No fields.")
+            return
+        self.lines += _rows(["field", "type", "default", "description"])
+        for name, hint in hints.items():
+            default = (
+                "required" if name in required else "" if has_sections(hint) else f"`{show_value(defaults[name])}`"
+            )
+            kind = _section_words(hint) if has_sections(hint) else describe_type(hint)
+            self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
+
+    def below(self, path: tuple[str, ...], hint: Any) -> None:
+        for member in union_members(hint):
+            if get_origin(member) in (list, dict):
+                key = "NAME" if get_origin(member) is dict else "0"
+                self.below((*path, key), get_args(member)[-1])
+        for cls in self.used(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
+            self.section(path, cls, hint)
+
+    def used(self, path: Path) -> Iterable[type[Config]]:
+        """The classes that the recipes have in a place that takes any component."""
+        found = (find_node(tree, path) for tree in self.trees.values())
+        return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
+
+
+def _section_words(hint: Any) -> str:
+    inner = [
+        _section_words(get_args(member)[-1]) for member in union_members(hint) if get_origin(member) in (list, dict)
+    ]
+    return f"table of {inner[0]}s" if inner else "section"
+
+
+def _rows(titles: list[str]) -> list[str]:
+    return [_row(titles), f"|{'---|' * len(titles)}"]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in cells)} |"

@@ -1,0 +1,216 @@
+"""Dialects: YAML files of other systems, translated to our tree with the place of every value kept.
+
+A dialect says which files are its own and moves their keys. What it does not name is reported as an unknown key, so
+nothing is dropped silently. The first dialect is ours, whose files are written in terms of our tree already.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from worldsmith.config.declare.class_tags import class_of
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
+from worldsmith.config.tree.suggest import did_you_mean, nearest_path
+from worldsmith.config.yaml.text import Document
+
+OURS = "worldsmith"
+ROOT = "worldsmith.training.trainer.Trainer"
+GROUP = "worldsmith.dialects"
+"""The entry point group of other packages' dialects: name = module."""
+CHOICE = "dialect"
+"""A key at the top of a file: the name of the dialect, where it cannot be told from the other keys."""
+_ABSENT: Any = object()
+
+Claims = Callable[[dict[str, Any]], bool]
+Reader = Callable[["Translation"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A registered dialect. `read` is None for files that are in terms of our tree already."""
+
+    name: str
+    doc: str
+    claims: Claims
+    read: Reader | None
+    module: str
+
+
+@dataclass(slots=True)
+class Translation:
+    """The merged files of a foreign stack (`source`) on their way to our tree. Paths are text, such as ``args.lr``."""
+
+    source: Document
+    data: dict[str, Any] = field(default_factory=dict)
+    spans: dict[Path, Span] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    known: set[Path] = field(default_factory=set)
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """The value at a path of the source, which counts as read; `default` if the files leave it out."""
+        parts = parse_path(path)
+        self.known.add(parts)
+        found = _find(self.source.data, parts)
+        return default if found is _ABSENT else found
+
+    def put(self, path: str, value: Any, *, source: str | None = None) -> None:
+        """Sets a value of our tree (or ``recipe``); mistakes in it are shown at `source`."""
+        target = parse_path(path)
+        node = self.data
+        for part in target[:-1]:
+            node = node.setdefault(str(part), {})
+        node[str(target[-1])] = value
+        origin = parse_path(source) if source else None
+        for known, span in self.source.spans.items() if origin else ():
+            if starts_with(known, origin or ()):
+                self.spans[(*target, *known[len(origin or ()) :])] = span
+
+    def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
+        """Takes a value to our tree if the files have it. A ValueError or TypeError of `convert` becomes a mistake."""
+        value = self.get(source, _ABSENT)
+        if value is _ABSENT:
+            return
+        try:
+            self.put(target, convert(value) if convert else value, source=source)
+        except (ValueError, TypeError) as error:
+            self.refuse(source, str(error))
+
+    def ignore(self, path: str, reason: str) -> None:
+        """A key that has no meaning here: a warning if the files have it."""
+        if self.get(path, _ABSENT) is not _ABSENT:
+            span = self.source.spans.get(parse_path(path))
+            where = f"{span.key.file}:{span.key.line}: " if span else ""
+            self.warnings.append(f"{where}{path} has no effect: {reason}")
+
+    def refuse(self, path: str, reason: str) -> None:
+        """A key that cannot work here: a mistake if the files have it."""
+        if self.get(path, _ABSENT) is not _ABSENT:
+            self.problem(path, reason)
+
+    def problem(self, path: str, message: str, hint: str | None = None) -> None:
+        span = self.source.spans.get(parse_path(path))
+        self.problems.append(Problem(path, message, hint=hint, place=span.value if span else None))
+
+    def finish(self) -> None:
+        """Adds a mistake for every key that was not read, at the highest level where the dialect knows nothing."""
+        sections = {path[:length] for path in self.known for length in range(len(path))}
+        reported: set[Path] = set()
+        for leaf, _ in flatten(self.source.data):
+            if any(starts_with(leaf, path) for path in self.known):
+                continue
+            unknown = next((leaf[:n] for n in range(1, len(leaf) + 1) if leaf[:n] not in sections), None)
+            if unknown is None or unknown in reported:
+                continue
+            reported.add(unknown)
+            near = nearest_path(unknown, [*self.known, *(section for section in sections if section)])
+            span = self.source.spans.get(unknown)
+            advice = f"did you mean '{format_path(near)}'?" if near else None
+            message = "this key is not known to the dialect of these files"
+            self.problems.append(Problem(format_path(unknown), message, hint=advice, place=span.key if span else None))
+
+
+_DIALECTS: dict[str, Dialect] = {}
+
+
+def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
+    """Registers a function that reads a `Translation`. `claims` says, from the merged data, whether files are its own.
+
+    Raises ValueError for a name that is taken.
+    """
+
+    def register(read: Reader) -> Reader:
+        taken = _DIALECTS.get(name)
+        if taken and taken.module != read.__module__:
+            raise ValueError(f"dialect '{name}' of {read.__module__} is already registered by {taken.module}")
+        doc = (inspect.getdoc(read) or "").partition("\n")[0]
+        _DIALECTS[name] = Dialect(name, doc, claims, read, read.__module__)
+        return read
+
+    return register
+
+
+def dialect_names() -> list[str]:
+    """All dialects, ours first; then those that installed packages bring or that were imported."""
+    _load_installed()
+    return list(_DIALECTS)
+
+
+def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
+    """The dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
+    names = dialect_names()
+    if chosen is not None:
+        if chosen in names:
+            return _DIALECTS[chosen]
+        advice = did_you_mean(str(chosen), names) or f"there are: {', '.join(names)}"
+        raise ConfigError([Problem(CHOICE, f"there is no dialect '{chosen}'", hint=advice), *_load_installed()])
+    claiming = [found for found in _DIALECTS.values() if found.claims(data)]
+    if len(claiming) == 1:
+        return claiming[0]
+    if claiming:
+        message = f"these files could be of several dialects: {', '.join(found.name for found in claiming)}"
+        raise ConfigError([Problem("", message, hint=f"write `{CHOICE}: {claiming[0].name}` at the top of one file")])
+    listing = "; ".join(f"{found.name} ({found.doc})" if found.doc else found.name for found in _DIALECTS.values())
+    near = [f"for '{key}': {found}" for key in data if (found := did_you_mean(key, _own_keys()))]
+    message = f"no dialect knows the keys {', '.join(map(repr, data)) or '(none)'}"
+    advice = "; ".join([*near[:3], f"dialects: {listing}"])
+    raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
+
+
+def translate(chosen: Dialect, source: Document) -> Translation:
+    """The source in terms of our tree. Mistakes are in `problems` of the result."""
+    translation = Translation(source)
+    if chosen.read is not None:
+        chosen.read(translation)
+        translation.finish()
+    return translation
+
+
+def _is_ours(data: dict[str, Any]) -> bool:
+    """Files that name a recipe or the root's class, or hold sections of our tree.
+
+    Other systems have a `model` section too: ours holds a name and a config.
+    """
+    own = [key for key in data if key in _own_keys()]
+    if own == ["model"]:
+        model = data["model"]
+        return isinstance(model, dict) and ("name" in model or "config" in model)
+    return bool(own)
+
+
+def _own_keys() -> list[str]:
+    return ["recipe", "type", *field_names(class_of(ROOT))]
+
+
+@cache
+def _load_installed() -> list[Problem]:
+    """Imports the dialects of installed packages; returns why some are missing."""
+    from worldsmith.config.recipes.packages import import_module
+
+    broken: list[Problem] = []
+    for point in sorted(entry_points(group=GROUP)):
+        try:
+            import_module(point.module, f"the dialect '{point.name}' (entry point of {GROUP})")
+        except ConfigError as error:
+            broken += error.problems
+    return broken
+
+
+def _find(data: Any, path: Path) -> Any:
+    for part in path:
+        known = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
+        if part not in known:
+            return _ABSENT
+        data = known[part]
+    return data
+
+
+_DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the run tree", _is_ours, None, __name__)

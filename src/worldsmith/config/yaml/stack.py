@@ -1,0 +1,179 @@
+"""YAML stacks: ``--base a.yaml b.yaml -- overrides``, merged in order, later ones win, the command line last.
+
+A file may name ``recipe: NAME`` to start from; else the merged tree has to be complete. Mappings are merged, lists and
+single values replaced, ``???`` counts as left out. A section that names another class than before (``type``, or
+``target`` with ``params``) drops what was written for the old one, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from worldsmith.config.declare.class_tags import class_of
+from worldsmith.config.declare.configurable import Config, field_names
+from worldsmith.config.declare.value_types import mismatch
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.draft import Draft, Loaded, finish, recipe_task
+from worldsmith.config.tree.merge import TreeMerge
+from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.tree.plain import TAG, from_dict, to_dict
+from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.yaml.dialects import CHOICE, ROOT, detect, translate
+from worldsmith.config.yaml.text import Document, read_yaml
+
+RECIPE = "recipe"
+
+
+def load_stack(
+    paths: Sequence[str], words: Sequence[str] = (), *, flags: Sequence[str] = (), keep_unset: bool = False
+) -> Loaded:
+    """The resolved tree of YAML files, typed flags and override words.
+
+    The arguments are those of `load`. Raises ConfigError with every mistake of all of them.
+    """
+    problems: list[Problem] = []
+    overrides = [*parse_overrides(flags, problems, "flag"), *parse_overrides(words, problems)]
+    draft = read_stack(paths)
+    draft.problems = [*problems, *draft.problems]
+    return finish(draft, overrides, keep_unset=keep_unset)
+
+
+def read_stack(paths: Sequence[str]) -> Draft:
+    """Reads and merges the files. Mistakes are in `problems` of the result; nothing is raised for them."""
+    files = [str(path) for path in paths]
+    draft = Draft(", ".join(files), place=Place(", ".join(files)))
+    if not files:
+        draft.problems.append(Problem("", "no file is given", hint="write --base a.yaml b.yaml"))
+    documents = [document for file in files if (document := _read(file, draft)) is not None]
+    complete = len(documents) == len(files)
+    if not documents:
+        return draft
+    merged = merge_documents(documents)
+    try:
+        chosen = detect(_without(merged, CHOICE).data, merged.data.get(CHOICE))
+        layers = documents
+        if chosen.read is not None:
+            translation = translate(chosen, _without(merged, CHOICE))
+            draft.problems += translation.problems
+            draft.warnings += translation.warnings
+            layers = [Document(translation.data, translation.spans)]
+        start = _start(draft, layers)
+    except ConfigError as error:
+        if complete:  # else the part that is missing may be what the rest builds on
+            places = {path: span.value for path, span in merged.spans.items()}
+            draft.problems += [problem.at(draft.place) for problem in locate(error.problems, places)]
+        return draft
+    _merge(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
+    draft.task = recipe_task(draft.tree)
+    draft.broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
+    return draft
+
+
+def merge_documents(documents: Sequence[Document]) -> Document:
+    """Several documents as one: mappings merged, all else replaced by the later one."""
+    data: dict[str, Any] = {}
+    spans: dict[Path, Span] = {}
+    for document in documents:
+        _merge_plain(data, document.data, (), spans, document.spans)
+    return Document(data, spans)
+
+
+def _read(file: str, draft: Draft) -> Document | None:
+    """One file; None, with a problem, if it cannot be read or is no mapping."""
+    try:
+        if file.lower().endswith(".toml"):
+            raise ConfigError([Problem("", "a stack is made of YAML files", hint=f"give {file} without --base")])
+        document = read_yaml(read_config_text(file), file)
+        if not isinstance(document.data, dict):
+            raise ConfigError([mismatch((), "sections with their fields", document.data)])
+    except ConfigError as error:
+        draft.problems += [problem.at(Place(file)) for problem in error.problems]
+        return None
+    if not document.data:
+        draft.warnings.append(f"{file}: the file says nothing")
+    return document
+
+
+def _start(draft: Draft, layers: list[Document]) -> tuple[type[Config], dict[str, Any], list[Path]]:
+    """The root's class, the data below all layers, and the paths that exist. ConfigError for an unknown recipe."""
+    names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
+    if names:
+        name, span = names[-1]
+        if not isinstance(name, str):
+            raise ConfigError([mismatch((RECIPE,), "the name of a recipe", name)])
+        if any(other != name for other, _ in names):
+            others = ", ".join(f"'{other}'" for other, _ in names[:-1] if other != name)
+            draft.warnings.append(f"the stack starts from recipe '{name}', the last one named, not from {others}")
+        try:
+            tree = get_recipe(name)
+        except ConfigError as error:
+            place = span.value if span else None
+            raise ConfigError(
+                Problem(RECIPE, problem.message, hint=problem.hint, place=place) for problem in error.problems
+            ) from None
+        draft.recipes = lambda: lineage(name)
+        draft.place = Place(f"recipe '{name}'")
+        return type(tree), to_dict(tree, custom=True), all_paths(tree)
+    tag = next((layer.data[TAG] for layer in reversed(layers) if TAG in layer.data), ROOT)
+    try:
+        root = class_of(tag)
+    except ValueError as error:
+        raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {ROOT}")]) from None
+    return root, {TAG: tag}, [(name,) for name in field_names(root)]
+
+
+def _merge(
+    draft: Draft, layers: list[Document], start: tuple[type[Config], dict[str, Any], list[Path]], complete: bool
+) -> None:
+    root, data, known = start
+    merge = TreeMerge(data, known)
+    for layer in layers:
+        merge.put(layer, root)
+    draft.places = merge.leaves
+    draft.problems += merge.problems
+    draft.warnings += merge.warnings
+    if not complete:
+        return
+    try:
+        draft.tree = from_dict(merge.data, root)
+    except ConfigError as error:
+        keys = {path: span.key for path, span in merge.spans.items()}
+        missing = [problem.at(draft.place) for problem in locate(error.problems, keys)]
+        if draft.place == Place(draft.source):
+            advice = f"write it, or start from a recipe: `{RECIPE}: NAME` in one of the files"
+            missing = [replace(problem, hint=problem.hint or advice) for problem in missing]
+        broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
+        # A section whose mistake is reported already lacks what could not be read.
+        draft.problems += [p for p in missing if not any(starts_with(parse_path(p.path), path) for path in broken)]
+
+
+def _merge_plain(
+    below: dict[str, Any], above: dict[str, Any], path: Path, spans: dict[Path, Span], layer: dict[Path, Span]
+) -> None:
+    for key, value in above.items():
+        here = (*path, key)
+        if here in layer:
+            spans[here] = layer[here]
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            _merge_plain(below[key], value, here, spans, layer)
+            continue
+        for known in [known for known in spans if starts_with(known, here)]:
+            del spans[known]
+        spans.update({known: span for known, span in layer.items() if starts_with(known, here)})
+        below[key] = _copy(value)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(child) for key, child in value.items()}
+    return [_copy(child) for child in value] if isinstance(value, list) else value
+
+
+def _without(document: Document, *keys: str) -> Document:
+    return Document({key: value for key, value in document.data.items() if key not in keys}, document.spans)

@@ -1,0 +1,94 @@
+"""Resolution tiers, aspect buckets, and the resize + centre-crop geometry.
+
+Tiers from 256 are the published table of the Cosmos3 generator; 64, 96 and 128 are ours, for runs on a laptop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worldsmith.data.clips.token_count import SPATIAL_COMPRESSION
+
+RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
+    # tier: {aspect "W,H": (width, height) in pixels}
+    "64": {"1,1": (64, 64), "4,3": (96, 64), "3,4": (64, 96), "16,9": (128, 64), "9,16": (64, 128)},
+    "96": {"1,1": (96, 96), "4,3": (128, 96), "3,4": (96, 128), "16,9": (160, 96), "9,16": (96, 160)},
+    "128": {"1,1": (128, 128), "4,3": (160, 128), "3,4": (128, 160), "16,9": (224, 128), "9,16": (128, 224)},
+    "256": {"1,1": (256, 256), "4,3": (320, 256), "3,4": (256, 320), "16,9": (320, 192), "9,16": (192, 320)},
+    "480": {"1,1": (640, 640), "4,3": (736, 544), "3,4": (544, 736), "16,9": (832, 480), "9,16": (480, 832)},
+    "704": {"1,1": (960, 960), "4,3": (1088, 832), "3,4": (832, 1088), "16,9": (1280, 704), "9,16": (704, 1280)},
+    "720": {"1,1": (960, 960), "4,3": (1104, 832), "3,4": (832, 1104), "16,9": (1280, 720), "9,16": (720, 1280)},
+    "768": {"1,1": (1024, 1024), "4,3": (1184, 880), "3,4": (880, 1184), "16,9": (1360, 768), "9,16": (768, 1360)},
+    "1080": {"1,1": (1440, 1440), "4,3": (1664, 1248), "3,4": (1248, 1664), "16,9": (1920, 1080), "9,16": (1080, 1920)},
+    "1280": {"1,1": (1712, 1712), "4,3": (1968, 1472), "3,4": (1472, 1968), "16,9": (2272, 1280), "9,16": (1280, 2272)},
+    "2048": {"1,1": (2728, 2728), "4,3": (3160, 2368), "3,4": (2368, 3160), "16,9": (3640, 2048), "9,16": (2048, 3640)},
+    "gt_2048": {
+        "1,1": (5464, 5464),
+        "4,3": (6304, 4728),
+        "3,4": (4728, 6304),
+        "16,9": (7280, 4096),
+        "9,16": (4096, 7280),
+    },
+}
+
+
+def encodable(tier: str) -> bool:
+    """True when every size of the tier is a multiple of the VAE's 16 pixels."""
+    return all(side % SPATIAL_COMPRESSION == 0 for size in RESOLUTIONS[tier].values() for side in size)
+
+
+TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
+"""Tiers that can be trained. 1080, 2048 and gt_2048 contain sizes that the VAE cannot encode without a remainder."""
+
+
+def check_tier(tier: str) -> None:
+    """Raises ValueError for a tier that does not exist or cannot be encoded."""
+    if tier not in RESOLUTIONS:
+        raise ValueError(f"resolution '{tier}' is not a tier; choose one of {', '.join(TIERS)}")
+    if tier not in TIERS:
+        sizes = ", ".join(f"{w}x{h}" for w, h in RESOLUTIONS[tier].values())
+        raise ValueError(
+            f"resolution '{tier}' has sizes ({sizes}) that are not all multiples of {SPATIAL_COMPRESSION} pixels, "
+            f"which the video VAE needs; choose one of {', '.join(TIERS)}"
+        )
+
+
+def aspect_bucket(width: int, height: int) -> str:
+    """The published aspect bucket, "W,H", of a picture of width x height pixels."""
+    ratio = width / height
+    for limit, name in ((0.65, "9,16"), (0.88, "3,4"), (1.16, "1,1"), (1.55, "4,3")):
+        if ratio < limit:
+            return name
+    return "16,9"
+
+
+def target_size(tier: str, width: int, height: int) -> tuple[int, int]:
+    """(width, height) to train at for a source of width x height."""
+    return RESOLUTIONS[tier][aspect_bucket(width, height)]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Resize to (width, height), then cut (crop_width, crop_height) out at (left, top). All in pixels."""
+
+    width: int
+    height: int
+    left: int
+    top: int
+    crop_width: int
+    crop_height: int
+
+
+def cover_and_crop(width: int, height: int, target: tuple[int, int]) -> Geometry:
+    """The smallest resize that covers `target` = (width, height), and its centre crop."""
+    target_width, target_height = target
+    ratio = max(target_width / width, target_height / height)
+    resized_width, resized_height = round(width * ratio), round(height * ratio)
+    return Geometry(
+        width=resized_width,
+        height=resized_height,
+        left=round((resized_width - target_width) / 2),
+        top=round((resized_height - target_height) / 2),
+        crop_width=target_width,
+        crop_height=target_height,
+    )

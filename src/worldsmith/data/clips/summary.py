@@ -1,0 +1,60 @@
+"""A look at a data set before a run: what is there, what is left out and why."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from worldsmith.data.clips.sample import Rejection
+from worldsmith.data.clips.token_count import sample_tokens
+from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.stream.errors import SampleError
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """Counts of a data set. `rejections` has those of the file's lines and those of the probed windows."""
+
+    records: int
+    windows: int
+    probed: int
+    rejections: list[Rejection]
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Number of rejections per reason."""
+        return dict(sorted(Counter(r.reason for r in self.rejections).items()))
+
+    def __str__(self) -> str:
+        drops = ", ".join(f"{reason} {n}" for reason, n in self.drops.items()) or "nothing"
+        return f"{self.records} records, {self.windows} windows; left out: {drops} ({self.probed} clips opened)"
+
+
+def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None = None) -> DatasetSummary:
+    """Looks at every line, and opens `probe` clips spread evenly over the data set (their first frame is decoded).
+
+    With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
+    """
+    from worldsmith.data.clips.sample_maker import identify, select_part
+
+    windows = spread(dataset.windows, probe)
+    rejections = list(dataset.rejections)
+    for window in windows:
+        try:
+            _, info = identify(window)
+            selection, (width, height) = select_part(window, info, dataset.config, random.Random(0))
+            tokens = sample_tokens(0, selection.count, height, width)
+            if max_tokens is not None and tokens > max_tokens:
+                size = f"{width}x{height}, {selection.count} frames"
+                raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")
+        except SampleError as error:
+            rejections.append(Rejection(window.key, error.reason, error.detail, window.path))
+    return DatasetSummary(dataset.num_records, len(dataset), len(windows), rejections)
+
+
+def spread(windows: list[Window], count: int) -> list[Window]:
+    """`count` windows at even distances, or all when there are fewer."""
+    if len(windows) <= count:
+        return windows
+    return [windows[i * len(windows) // count] for i in range(count)]

@@ -1,0 +1,242 @@
+"""The data set file: one JSON object per line, one clip per object, one or more captioned windows per clip."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
+from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
+from worldsmith.data.clips.conditioning import check_conditioning
+from worldsmith.data.clips.resolution import check_tier
+from worldsmith.data.clips.sample import Rejection
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.order import sample_rng
+
+FILE_NAMES = [
+    folder + name + ending
+    for folder in ("train/", "")
+    for name in ("video_dataset_file.jsonl",)
+    for ending in ("", ".gz")
+]
+WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One captioned stretch of a clip."""
+
+    key: str
+    path: str
+    relative_path: str
+    start_frame: int
+    end_frame: int
+    """The last frame, inclusive."""
+    temporal_interval: int
+    captions: dict[str, Any]
+
+
+class VideoDataset(Configurable):
+    """Reads the records of a data set file and flattens their windows; opens no video.
+
+    What cannot be used is in `rejections`. The order of `windows` follows the hash of the uuid, so that it does not
+    depend on the order of the lines.
+    """
+
+    class Config(Configurable.Config):
+        path: str = ""
+        """The .jsonl or .jsonl.gz file, or a folder with [train/]video_dataset_file.jsonl."""
+        resolution: str = "256"
+        """Resolution tier; the size follows from the aspect of each clip."""
+        num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
+        """Frames per sample; -1 = the whole window at its own temporal_interval."""
+        temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk"] = "max_30fps"
+        """Distance of frames when num_video_frames is set: 1, at most 30 fps, or spread over the window."""
+        frame_selection_mode: Literal["first", "center", "random"] = "first"
+        """Where in the window the frames start when num_video_frames is set."""
+        conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
+        """Frame rate that the model and the caption are told; -1 = that of the selected frames."""
+        conditioning_config: dict[str, Factor] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})
+        """Weight for each number of clean leading latent frames; empty = always 0 (text-to-video)."""
+        cfg_dropout_rate: Share = 0.1
+        """Probability that the caption is emptied, for classifier-free guidance."""
+        cfg_dropout_keep_metadata: bool = False
+        """Keep the metadata sentences of a plain caption when it is emptied."""
+        append_duration_fps_timestamps: bool = True
+        """Append the duration and frame rate to plain captions."""
+        append_resolution_info: bool = True
+        """Append the size to plain captions."""
+        caption_suffix: str = ""
+        """Text after every plain caption; "" = none."""
+        caption_keys: list[str] = field(default_factory=lambda: list(CAPTION_KEYS))
+        """Caption keys of a window in order of preference; the weighted legacy styles come after them."""
+        min_frames: Count = 61
+        """Windows with fewer frames are left out."""
+        max_duration: Annotated[float, Range(gt=0)] = 61.0
+        """Clips that are longer, in seconds, are left out."""
+        min_short_edge: NotNegative = 0
+        """Clips whose shorter side is below this, in pixels, are left out; 0 = off."""
+
+        def check(self) -> None:
+            check_tier(self.resolution)
+            check_conditioning(self.conditioning_config)
+            if self.num_video_frames == -1 and (self.temporal_interval_mode, self.frame_selection_mode) != (
+                "max_30fps",
+                "first",
+            ):
+                raise ValueError(
+                    f"temporal_interval_mode='{self.temporal_interval_mode}' and frame_selection_mode="
+                    f"'{self.frame_selection_mode}' have no effect with num_video_frames=-1 (whole windows); "
+                    "set num_video_frames, or leave them at 'max_30fps' and 'first'"
+                )
+
+    def __init__(self, config: Config) -> None:
+        """Raises DataError when there is no data set file or it cannot be read."""
+        self.config = config
+        self.file = find_file(config.path)
+        self.num_records = 0
+        self.rejections: list[Rejection] = []
+        windows: list[Window] = []
+        seen: set[str] = set()
+        for number, line in read_lines(self.file):
+            self.num_records += 1
+            windows.extend(self._windows(number, line, seen))
+        self.windows = sorted(
+            windows, key=lambda w: (hashlib.sha256(w.key.rpartition("_w")[0].encode()).digest(), w.key)
+        )
+
+    def __len__(self) -> int:
+        """Number of usable windows, as far as can be told without opening the clips."""
+        return len(self.windows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all windows: paths, frames, captions."""
+        digest = hashlib.sha256()
+        for w in self.windows:
+            facts = [w.key, w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
+            digest.update(json.dumps(facts).encode())
+        return digest.hexdigest()
+
+    def _windows(self, number: int, line: bytes, seen: set[str]) -> Iterator[Window]:
+        """The usable windows of one line; everything else goes to `rejections`."""
+        uuid, path = f"{self.file.name}:{number}", str(self.file)
+        try:
+            record = parse_record(line)
+            if record["uuid"] in seen:
+                raise SampleError("bad_record", f"the uuid '{record['uuid']}' was used before")
+            uuid = record["uuid"]
+            seen.add(uuid)
+            path = str(self.file.parent / record["vision_path"])
+            self._check_clip(record)
+        except SampleError as error:
+            self.rejections.append(Rejection(uuid, error.reason, error.detail, path, number))
+            return
+        for index, raw in enumerate(record["t2w_windows"]):
+            key = f"{uuid}_w{index}"
+            try:
+                start, end, interval = self._check_window(raw, record.get("nb_frames"))
+            except SampleError as error:
+                self.rejections.append(Rejection(key, error.reason, error.detail, path, number))
+                continue
+            captions = {k: v for k, v in raw.items() if k not in WINDOW_NUMBERS}
+            yield Window(key, path, record["vision_path"], start, end, interval, captions)
+
+    def _check_clip(self, record: dict[str, Any]) -> None:
+        duration, short_edge = record.get("duration"), min(record.get("width", 1 << 30), record.get("height", 1 << 30))
+        if duration is not None and duration > self.config.max_duration:
+            raise SampleError("too_long", f"{duration} s; max_duration is {self.config.max_duration} s")
+        if short_edge < self.config.min_short_edge:
+            raise SampleError(
+                "too_small", f"shorter side {short_edge} px; min_short_edge is {self.config.min_short_edge}"
+            )
+
+    def _check_window(self, raw: Any, nb_frames: int | None) -> tuple[int, int, int]:
+        if not isinstance(raw, dict):
+            raise SampleError("bad_record", f"a window must be an object, found {raw!r}")
+        start, end, interval = raw.get("start_frame"), raw.get("end_frame"), raw.get("temporal_interval", 1)
+        if not (type(start) is int and type(end) is int and type(interval) is int):
+            raise SampleError(
+                "bad_record",
+                f"{', '.join(WINDOW_NUMBERS)} must be whole numbers, found {start!r}, {end!r}, {interval!r}",
+            )
+        if start < 0 or end < start or interval < 1 or (nb_frames is not None and start >= nb_frames):
+            of = f" of {nb_frames} frames" if nb_frames is not None else ""
+            raise SampleError("window_out_of_range", f"window {start}..{end}, interval {interval}{of}")
+        if end - start + 1 < self.config.min_frames:
+            raise SampleError(
+                "too_short",
+                f"window {start}..{end} has {end - start + 1} frames; min_frames is {self.config.min_frames}",
+            )
+        if choose_caption(raw, self.config.caption_keys, sample_rng(0, 0, "present")) is None:
+            found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
+            raise SampleError(
+                "no_caption",
+                f"none of {', '.join(self.config.caption_keys)} or the legacy styles holds text; found {found}",
+            )
+        return start, end, interval
+
+
+def find_file(path: str) -> Path:
+    """The data set file at `path`, or in the folder `path`."""
+    if not path:
+        raise DataError(
+            "dataloader_train.dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)"
+        )
+    given = Path(path)
+    if given.is_file():
+        return given
+    if not given.is_dir():
+        raise DataError(f"{given} does not exist; dataloader_train.dataset.path must be a .jsonl file or its folder")
+    for name in FILE_NAMES:
+        if (given / name).is_file():
+            return given / name
+    raise DataError(f"{given} has no data set file; looked for {', '.join(FILE_NAMES)}")
+
+
+def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, text) of every line that is not blank; plain or gzip, told from the first bytes."""
+    with open(file, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(file, "rb") if zipped else open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line
+    except (gzip.BadGzipFile, EOFError, OSError) as error:
+        raise DataError(f"{file} cannot be read to its end: {error}") from None
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line, its types checked. Raises SampleError: bad_json, bad_record, remote_path."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SampleError("bad_json", str(error)) from None
+    if not isinstance(record, dict):
+        raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
+    for name in ("uuid", "vision_path"):
+        if not (isinstance(record.get(name), str) and record[name]):
+            raise SampleError("bad_record", f"'{name}' must be text, found {record.get(name)!r}")
+    for name in ("duration", "width", "height", "nb_frames"):
+        value = record.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise SampleError("bad_record", f"'{name}' must be a number, found {value!r}")
+        if value is None:
+            record.pop(name, None)
+    windows = record.get("t2w_windows")
+    if not (isinstance(windows, list) and windows):
+        raise SampleError("bad_record", f"'t2w_windows' must be a list with at least one window, found {windows!r}")
+    if "://" in record["vision_path"]:
+        raise SampleError(
+            "remote_path",
+            f"'{record['vision_path']}' is remote; copy the clip beside the data set file and name its relative path",
+        )
+    return record

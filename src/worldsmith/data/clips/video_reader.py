@@ -1,0 +1,174 @@
+"""Reading clips with PyAV: what a file is, and its frames at the training size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import av
+import av.error
+import numpy as np
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.stream import VideoStream
+
+from worldsmith.data.clips.resolution import Geometry
+from worldsmith.data.stream.errors import SampleError
+
+# BITEXACT: the same pixels on every processor, so that a run that is resumed elsewhere sees the same data.
+SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+
+MAX_PLAUSIBLE_FPS = 1000
+VARIABLE_RATE = 0.02
+"""Frames are not evenly spaced when base and average rate differ by more than this part."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """A clip as it is shown: `width` and `height` in pixels after the rotation that its metadata asks for."""
+
+    width: int
+    height: int
+    fps: float
+    num_frames: int
+    rotation: int
+    """Quarter turns counter-clockwise that bring a decoded frame upright, 0..3."""
+    variable_rate: bool = False
+    """Whether the frames are unevenly spaced; `fps` is then their average."""
+
+    @property
+    def duration(self) -> float:
+        return self.num_frames / self.fps
+
+
+@lru_cache(maxsize=65536)
+def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
+    """Facts about a file, remembered per (path, size, mtime). Decodes one frame. Raises SampleError."""
+    with opened(path) as (container, stream):
+        # Matroska and WebM do not state the number of frames; counting packets is exact and does not decode.
+        num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+    with opened(path) as (container, stream):
+        first = next(container.decode(stream), None)
+        if num_frames == 0 or first is None:
+            raise SampleError("no_frames", "the file has a video stream without frames")
+        turns = round(first.rotation / 90) % 4
+        width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
+        fps, variable_rate = frame_rate(stream)
+        return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
+
+
+def read_frames(path: str, info: VideoInfo, indices: range, geometry: Geometry) -> np.ndarray:
+    """The frames `indices` as uint8 [3, T, H, W], scaled bicubically while decoding and then cropped.
+
+    Decodes from the start, one frame after the other: exact for every stream, also those with a variable rate.
+    Raises SampleError: truncated when the file ends or breaks before the last frame.
+    """
+    out = np.empty((3, len(indices), geometry.crop_height, geometry.crop_width), np.uint8)
+    rows = slice(geometry.top, geometry.top + geometry.crop_height)
+    columns = slice(geometry.left, geometry.left + geometry.crop_width)
+    width, height = (geometry.height, geometry.width) if info.rotation % 2 else (geometry.width, geometry.height)
+    reformatter = VideoReformatter()
+    done = 0
+    with opened(path) as (container, stream):
+        for number, frame in enumerate(decode(container, stream, info)):
+            if number == indices[done]:
+                scaled = reformatter.reformat(frame, width, height, "rgb24", interpolation=SCALING, threads=1)
+                upright = np.rot90(scaled.to_ndarray(), info.rotation)
+                out[:, done] = upright[rows, columns].transpose(2, 0, 1)
+                done += 1
+                if done == len(indices):
+                    return out
+    raise SampleError("truncated", f"frame {indices[done]} is missing; the container states {info.num_frames} frames")
+
+
+def decode(container: InputContainer, stream: VideoStream, info: VideoInfo) -> Iterator[VideoFrame]:
+    """Frames in display order; a damaged one is an error, not a grey picture."""
+    number = 0
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.error.FFmpegError as error:
+            raise SampleError("truncated", f"decoding broke at frame {number} of {info.num_frames}: {error}") from None
+        for frame in frames:
+            if frame.is_corrupt:
+                raise SampleError("truncated", f"frame {number} of {info.num_frames} is damaged")
+            yield frame
+            number += 1
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
+    try:
+        with av.open(path, metadata_errors="ignore") as container:
+            # A cover picture of a song is a video stream, too, but not one to train on.
+            streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+            if not streams:
+                raise SampleError(*why_unreadable(path, "no_video_stream", "the file has no video stream"))
+            stream = streams[0]
+            if stream.codec_context is None:
+                raise SampleError(*why_unreadable(path, "unknown_codec", "there is no decoder for the video stream"))
+            stream.codec_context.thread_count = 1  # the loader's workers are the parallelism
+            yield container, stream
+    except FileNotFoundError:
+        raise SampleError("missing_file", "the file does not exist") from None
+    except PermissionError as error:
+        raise SampleError("unreadable", str(error)) from None
+    except (av.error.FFmpegError, OSError) as error:
+        raise SampleError(*why_unreadable(path, "not_a_video", str(error))) from None
+
+
+def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
+    """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
+    if os.path.isdir(path):
+        return "not_a_video", "this is a folder"
+    if os.path.getsize(path) == 0:
+        return "empty_file", "the file has 0 bytes"
+    if is_cut_mp4(path):
+        return "truncated", "the MP4 file ends inside a box or before its index (moov)"
+    return reason, detail
+
+
+def is_cut_mp4(path: str) -> bool:
+    """True for an MP4/MOV file that ends too early, seen from its top-level boxes (ISO/IEC 14496-12)."""
+    size, position, names = os.path.getsize(path), 0, []
+    with open(path, "rb") as file:
+        while position < size:
+            file.seek(position)
+            header = file.read(16)
+            if position == 0 and header[4:8] != b"ftyp":
+                return False
+            length = int.from_bytes(header[:4], "big")
+            if length == 1:  # the real length follows in 64 bits
+                length = int.from_bytes(header[8:16], "big")
+            if length == 0:  # up to the end of the file
+                length = size - position
+            if len(header) < 8 or length < 8:
+                return True
+            names.append(header[4:8])
+            position += length
+    return position > size or b"moov" not in names
+
+
+def frame_rate(stream: VideoStream) -> tuple[float, bool]:
+    """(frames per second, whether they are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
+
+    The base rate of unevenly spaced frames is only a clock that all their times fit, often several times too fast.
+    Raises SampleError when neither rate is usable.
+    """
+    base, average = usable(stream.base_rate), usable(stream.average_rate or stream.guessed_rate)
+    if base and (average is None or abs(average - base) <= VARIABLE_RATE * base):
+        return base, False
+    if average:
+        return average, bool(stream.base_rate)
+    raise SampleError("no_frame_rate", "the container states no usable frame rate")
+
+
+def usable(rate: Fraction | None) -> float | None:
+    return float(rate) if rate and 0 < rate <= MAX_PLAUSIBLE_FPS else None

@@ -1,0 +1,114 @@
+"""The list of samples that are left out, and the point at which there are too many of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+from worldsmith.data.clips.sample import Rejection
+from worldsmith.data.stream.errors import DataError
+
+log = logging.getLogger(__name__)
+
+LOGGED_PER_REASON = 3
+
+
+class Quarantine:
+    """Writes each rejected sample once to `quarantine.jsonl`, also over epochs and resumed runs.
+
+    `counts` and the stop rule look at this process only: files that were repaired before a resume no longer count.
+    """
+
+    def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
+        """With `folder` None nothing is written, only counted. Ranks above 0 write a file of their own."""
+        name = "quarantine.jsonl" if rank == 0 else f"quarantine_rank{rank}.jsonl"
+        self.file = Path(folder) / name if folder is not None else None
+        self.counts: Counter[str] = Counter()
+        self.unwritten = 0
+        """Samples that could not be listed."""
+        self.keys: set[str] = set()
+        self.bad_keys: set[str] = set()
+        """Keys of samples that are broken; those that only lie outside the configured limits are not among them."""
+        self._written = read_keys(self.file) if self.file else set()
+
+    def add(self, rejection: Rejection) -> bool:
+        """Counts and lists a rejection; False when it is known already."""
+        if rejection.key in self.keys:
+            return False
+        self.keys.add(rejection.key)
+        self.counts[rejection.reason] += 1
+        if not rejection.is_filter:
+            self.bad_keys.add(rejection.key)
+        if self.counts[rejection.reason] <= LOGGED_PER_REASON:
+            more = (
+                " (further ones of this kind are only listed)"
+                if self.counts[rejection.reason] == LOGGED_PER_REASON
+                else ""
+            )
+            log.warning("left out %s: %s: %s%s", rejection.key, rejection.reason, rejection.detail, more)
+        if self.file is not None and rejection.key not in self._written:
+            self._written.add(rejection.key)
+            line: dict[str, str | int] = {
+                "key": rejection.key,
+                "path": rejection.path,
+                "reason": rejection.reason,
+                "detail": rejection.detail,
+            }
+            if rejection.line is not None:
+                line["line"] = rejection.line
+            self._list(self.file, json.dumps(line, ensure_ascii=False))
+        return True
+
+    def _list(self, file: Path, line: str) -> None:
+        """A list that cannot be written, as on a full disk, costs a warning and never the run."""
+        try:
+            append_line(file, line)
+        except OSError as error:
+            self.unwritten += 1
+            if self.unwritten == 1:
+                log.warning("%s cannot be written, the run goes on: %s", file, error)
+
+    def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
+        """Raises DataError when too many of `total` samples are bad.
+
+        Up to `bad_samples_allowed` are tolerated whatever their share, while they are at most half of the data.
+        """
+        allowed = max(int(max_bad_fraction * total), min(bad_samples_allowed, total // 2))
+        if len(self.bad_keys) > allowed:
+            raise DataError(
+                f"{len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
+                "Repair or remove them, or raise dataloader_train.max_bad_fraction "
+                f"(now {max_bad_fraction}) or dataloader_train.bad_samples_allowed (now {bad_samples_allowed})."
+            )
+
+    def describe(self) -> str:
+        """Counts per reason and where the list is."""
+        counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
+        listed = f"; listed in {self.file}" if self.file else ""
+        return f"left out: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
+
+
+def read_keys(file: Path) -> set[str]:
+    """Keys already listed in `file`. A last line that was cut by a crash is skipped."""
+    keys = set()
+    if file.exists():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                keys.add(str(json.loads(line)["key"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return keys
+
+
+def append_line(file: Path, line: str) -> None:
+    """One write of one whole line, so that a reader never sees a half of it; repairs a cut last line first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "ab+") as out:
+        size = out.seek(0, 2)
+        if size:
+            out.seek(size - 1)
+            if out.read(1) != b"\n":
+                line = "\n" + line
+        out.write((line + "\n").encode())

@@ -1,0 +1,253 @@
+"""Which latents a latent token sees, layer by layer: the settings of `joint_attn_implementation`, without torch.
+
+- two_way: all latents of its sample, and the sample's text.
+- three_way: the same, where a layer may restrict the latents to neighbourhoods in their (time, height, width) grid.
+- flex: as two_way, computed by FlexAttention.
+
+Text sees the earlier text of its own sample in every mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from worldsmith.config import Config
+from worldsmith.config.declare.ranges import Count, Range, Share
+from worldsmith.config.errors import UserError
+
+T = TypeVar("T")
+Grid = tuple[int, int, int]
+"""Latent tokens of a sample along time, height and width."""
+
+AXES = ("time", "height", "width")
+PROFILES = {"1d": 1, "2d": 2, "3d": 3}
+
+
+class NeighborhoodConfig(Config):
+    """The neighbourhood of a latent token. Lists have one item per axis of the profile; all empty: no restriction.
+
+    The meaning of window, stride, dilation and causality is NATTEN's. Sizes are either counts of tokens or shares of
+    the grid, which fit every resolution; the two are not mixed.
+    """
+
+    window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
+    """Tokens seen along each axis; -1: the whole axis."""
+    window_size_float: list[Annotated[float, Range(gt=0, le=1)]] = field(default_factory=list)
+    """The same as a share of the axis; at least 2 tokens."""
+    stride: list[Count] = field(default_factory=list)
+    """Consecutive tokens that share one window, per axis, at most the window; empty: each has its own."""
+    stride_float: list[Share] = field(default_factory=list)
+    """The same as a share of the window; 0: each token has its own."""
+    dilation: list[Count] = field(default_factory=list)
+    """Step between the tokens of a window, per axis; empty: 1."""
+    dilation_float: list[Share] = field(default_factory=list)
+    """The same as a share of the largest step that fits; 0: 1."""
+    is_causal: list[bool] = field(default_factory=list)
+    """Per axis: see no later token. Empty: false."""
+
+    def check(self) -> None:
+        counts, shares = ("window_size", "stride", "dilation"), ("window_size_float", "stride_float", "dilation_float")
+        given = [name for name in (*counts, *shares, "is_causal") if getattr(self, name)]
+        if not given:
+            return
+        used = [name for name in given if name in counts], [name for name in given if name in shares]
+        if all(used):
+            raise ValueError(
+                f"{', '.join(used[0])} count tokens and {', '.join(used[1])} are shares of the grid; use one kind"
+            )
+        if not self.window_size and not self.window_size_float:
+            raise ValueError(f"{', '.join(given)} without a window; add window_size or window_size_float")
+        window = "window_size" if self.window_size else "window_size_float"
+        for name in given:
+            if len(getattr(self, name)) != len(getattr(self, window)):
+                raise ValueError(
+                    f"{name} has {len(getattr(self, name))} items, but {window} has {len(getattr(self, window))}; "
+                    "write one per axis"
+                )
+        for axis, size in enumerate(self.window_size):
+            stride, dilation = _item(self.stride, axis, 1), _item(self.dilation, axis, 1)
+            if size == -1 and dilation != 1:
+                raise ValueError(f"dilation[{axis}] is {dilation}, but window_size[{axis}] = -1 takes every token")
+            if size != -1 and stride > size:
+                raise ValueError(f"stride[{axis}] ({stride}) is larger than window_size[{axis}] ({size})")
+
+
+@dataclass(frozen=True, slots=True)
+class AxisWindow:
+    """A neighbourhood along one axis, in tokens."""
+
+    window: int
+    stride: int = 1
+    dilation: int = 1
+    causal: bool = False
+
+
+Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
+"""A neighbourhood along time, height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What the latents of a layer see of each other: by rank of the grid without its axes of length 1, or by time."""
+
+    profiles: Mapping[int, NeighborhoodConfig]
+    """Rank -> neighbourhood; a rank without one is dense."""
+    temporal_causal: bool = False
+    """See the own and earlier frames, whole."""
+    where: str = ""
+    """Path of the setting."""
+
+    def windows(self, grid: Grid) -> Windows | None:
+        """The neighbourhood in a grid; None where every latent sees all. Raises UserError when it does not fit."""
+        if self.temporal_causal:
+            frames, rows, columns = grid
+            return None if frames == 1 else (AxisWindow(frames, causal=True), AxisWindow(rows), AxisWindow(columns))
+        long = [axis for axis, length in enumerate(grid) if length > 1]
+        profile = self.profiles.get(len(long))
+        if profile is None or not (profile.window_size or profile.window_size_float):
+            return None
+        axes = [AxisWindow(1), AxisWindow(1), AxisWindow(1)]
+        for index, axis in enumerate(long):
+            axes[axis] = fit_axis(profile, index, grid[axis])
+            self.check_fit(axes[axis], axis, grid)
+        if all(own.window == length and not own.causal for own, length in zip(axes, grid, strict=True)):
+            return None
+        return axes[0], axes[1], axes[2]
+
+    def check_fit(self, own: AxisWindow, axis: int, grid: Grid) -> None:
+        """Raises UserError for a neighbourhood that is larger than the grid."""
+        length, needed = grid[axis], own.window * own.dilation
+        if needed > length:
+            raise UserError(
+                f"{self.where}: a window of {own.window} with dilation {own.dilation} needs {needed} tokens of "
+                f"{AXES[axis]}, but a sample has {length} (its grid is {' x '.join(map(str, grid))}); "
+                "make it smaller, or use window_size_float, which fits every grid"
+            )
+        if own.stride > own.window:
+            raise UserError(
+                f"{self.where}: stride {own.stride} is larger than the window, which is {own.window} tokens of "
+                f"{AXES[axis]} in the grid {' x '.join(map(str, grid))}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionModes:
+    """The attention of all layers: the distinct patterns, and each layer's index among them."""
+
+    implementation: str
+    patterns: tuple[Pattern, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all latents of a sample see each other in every layer."""
+        return not any(pattern.temporal_causal or pattern.profiles for pattern in self.patterns)
+
+
+def attention_modes(
+    implementation: str,
+    num_layers: int,
+    natten_parameter_list: Sequence[Mapping[str, NeighborhoodConfig]] = (),
+    video_temporal_causal: bool = False,
+) -> AttentionModes:
+    """Reads the settings of a network. Raises ValueError for those that have no effect or contradict each other.
+
+    Args:
+        implementation: "two_way", "three_way" or "flex".
+        natten_parameter_list: per layer, profile ("1d", "2d", "3d") -> neighbourhood; empty: all layers dense.
+        video_temporal_causal: latents see no later frame, in any layer.
+    """
+    given = [
+        name
+        for name, value in (
+            ("natten_parameter_list", len(natten_parameter_list) > 0),
+            ("video_temporal_causal", video_temporal_causal),
+        )
+        if value
+    ]
+    if given and implementation != "three_way":
+        raise ValueError(
+            f"{given[0]} restricts what latents see, which joint_attn_implementation = '{implementation}' cannot; "
+            "set joint_attn_implementation = 'three_way', or leave it out"
+        )
+    if len(given) == 2:
+        raise ValueError(
+            "natten_parameter_list and video_temporal_causal both say what latents see; leave one out "
+            "(is_causal = [true, false, false] makes the windows of a layer causal in time)"
+        )
+    if video_temporal_causal:
+        return AttentionModes(implementation, (Pattern({}, True, "video_temporal_causal"),), (0,) * num_layers)
+    if not natten_parameter_list:
+        return AttentionModes(implementation, (Pattern({}),), (0,) * num_layers)
+    if len(natten_parameter_list) != num_layers:
+        raise ValueError(
+            f"natten_parameter_list has {len(natten_parameter_list)} items and the network {num_layers} layers; "
+            "write one per layer, {} for a dense one"
+        )
+    patterns: list[Pattern] = []
+    layers = []
+    for index, entry in enumerate(natten_parameter_list):
+        profiles = read_profiles(entry, f"natten_parameter_list[{index}]")
+        known = [pattern.profiles for pattern in patterns]
+        if profiles not in known:
+            patterns.append(Pattern(profiles, where=f"natten_parameter_list[{index}]"))
+        layers.append(known.index(profiles) if profiles in known else len(known))
+    return AttentionModes(implementation, tuple(patterns), tuple(layers))
+
+
+def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
+    """Rank -> neighbourhood of a layer, without the dense ones. Raises ValueError for a profile that fits no grid."""
+    profiles = {}
+    for name, profile in entry.items():
+        if name not in PROFILES:
+            raise ValueError(f"{where}: '{name}' is no profile; a layer has '1d', '2d' and '3d', by axes longer than 1")
+        rank = len(profile.window_size or profile.window_size_float)
+        if rank not in (0, PROFILES[name]):
+            raise ValueError(f"{where}.{name}: the window has {rank} items; a {name} grid has {PROFILES[name]} axes")
+        if rank:
+            profiles[rank] = profile
+    return profiles
+
+
+def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
+    """A neighbourhood along an axis of `length` tokens, whose settings are the index-th ones."""
+    causal = _item(profile.is_causal, index, False)
+    if profile.window_size:
+        size = profile.window_size[index]
+        stride, dilation = _item(profile.stride, index, 1), _item(profile.dilation, index, 1)
+        return AxisWindow(length if size == -1 else size, stride, dilation, causal)
+    window = min(length, max(2, int(profile.window_size_float[index] * length)))
+    stride = min(window, max(1, int(_item(profile.stride_float, index, 0.0) * window)))
+    most = length // window
+    return AxisWindow(window, stride, min(most, max(1, int(_item(profile.dilation_float, index, 0.0) * most))), causal)
+
+
+def describe_modes(modes: AttentionModes) -> str:
+    """One line for the log: which layers see less than everything."""
+    if modes.implementation != "three_way":
+        return f"{modes.implementation}: every layer dense"
+    if modes.patterns[0].temporal_causal:
+        return "three_way: no layer's latents see later frames"
+    restricted = [index for index, pattern in enumerate(modes.layers) if modes.patterns[pattern].profiles]
+    ranks = sorted({f"{rank}d" for pattern in modes.patterns for rank in pattern.profiles})
+    if not restricted:
+        return "three_way: every layer dense"
+    return (
+        f"three_way: {len(restricted)} of {len(modes.layers)} layers with windows (for {', '.join(ranks)} grids; "
+        "grids of other ranks are dense)"
+    )
+
+
+def check_device(implementation: str, device: str) -> None:
+    """Raises UserError for an implementation that cannot train on a device ("cuda:0"), saying what can."""
+    if implementation == "flex" and not device.startswith("cuda"):
+        raise UserError(
+            f"joint_attn_implementation = 'flex' trains on CUDA only, and this is '{device}', where FlexAttention has "
+            "no backward pass; here joint_attn_implementation = 'two_way' computes the same"
+        )
+
+
+def _item(values: Sequence[T], index: int, default: T) -> T:
+    return values[index] if values else default
