@@ -28,6 +28,8 @@ COMMANDS = {
 One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
 `launch` has a function of that name instead, since what follows its options is another command, word for word.
 """
+ELSEWHERE = {"config": "config.command", "schema": "config.schema"}
+"""Commands whose module has another name than they have."""
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
     "--trust": "PACKAGE  let files name classes of this package (any number of times)",
@@ -90,7 +92,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The command's module and what its words say."""
     head, tail = split_tail(words)
-    module = importlib.import_module(f"worldsmith.cli.{name}")
+    module = importlib.import_module(f"worldsmith.cli.{ELSEWHERE.get(name, name)}")
     parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(parser)
     read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))

@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 from config_mutations import MUTATIONS, Doc, place, put, sections
 
-from worldsmith.cli.schema import render
+from worldsmith.cli.config.schema import render
 from worldsmith.config import ConfigError, get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe

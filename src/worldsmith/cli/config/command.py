@@ -21,8 +21,8 @@ OWN = {
     "diff": "print what differs between two runs; exit code 1 if anything does",
 }
 ELSEWHERE = {
-    "convert": ("worldsmith.cli.config_convert", "write the tree as TOML, YAML, JSON or Python"),
-    "new": ("worldsmith.cli.config_new", "begin a commented file with every knob"),
+    "convert": ("worldsmith.cli.config.convert", "write the tree as TOML, YAML, JSON or Python"),
+    "new": ("worldsmith.cli.config.new", "begin a commented file with every knob"),
 }
 """Actions that live in modules of their own, with `add_arguments(parser)` and `run(args)`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from worldsmith.cli.config_convert import write_new
+from worldsmith.cli.config.convert import write_new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
