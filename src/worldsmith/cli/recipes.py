@@ -10,6 +10,7 @@ from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, owner_of
+from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.packages import broken_packages
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.toml.recipe_toml import format_value
@@ -32,10 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the list or one recipe. Raises ConfigError for an unknown name."""
-    names = [args.name] if args.name else recipe_names()
-    found = [describe(name) for name in names]
-    for problem in broken_packages():
-        print(f"warning: {problem.message}", file=sys.stderr)
+    found, broken = [], []
+    for name in [args.name] if args.name else recipe_names():
+        try:
+            found.append(describe(name))
+        except ConfigError as error:
+            if args.name:
+                raise
+            broken += error.problems
+    for problem in [*broken_packages(), *broken]:
+        print(f"warning: {problem.render()}", file=sys.stderr)
     if args.name:
         print_one(found[0], args.json)
     elif args.json:

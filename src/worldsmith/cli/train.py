@@ -85,14 +85,14 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     from worldsmith.data.stream.errors import DataError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.run_folder import run_path
-    from worldsmith.training.trainer import Outcome, Trainer
+    from worldsmith.training.trainer import Outcome
 
     folder = run_path(tree.job)
     try:
         try:
             if is_complete(tree, folder):
                 return 0
-            trainer = Trainer(tree, resume_changed=resume_changed, launch=launch)
+            trainer = tree.build(resume_changed=resume_changed, launch=launch)  # the class that the recipe names
         except (ValueError, DataError) as error:
             raise UserError(str(error)) from error
         try:

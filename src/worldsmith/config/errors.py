@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -112,6 +114,23 @@ def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
         if parts[:length] in places:
             return places[parts[:length]]
     return next((place for known, place in places.items() if starts_with(known, parts)), None)
+
+
+def blamed_line(error: BaseException) -> Place | None:
+    """The line of a recipe's or a component's own code that an error comes from: the last one that is not ours."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return Place(error.filename, error.lineno)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    own = [frame for frame in frames if not frame.filename.startswith(os.path.dirname(__file__))]
+    if not own:
+        return None
+    line = own[-1].line or ""  # without its indentation
+    return Place(own[-1].filename, own[-1].lineno, 1, len(line), line or None)
+
+
+def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
+    """What a user reads of an error in such code, in place of a traceback."""
+    return Problem(path, f"{what}: {type(error).__name__}: {error}", place=blamed_line(error))
 
 
 def sort_problems(problems: Iterable[Problem]) -> list[Problem]:

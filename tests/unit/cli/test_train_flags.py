@@ -251,7 +251,6 @@ def test_a_file_error_is_the_users_mistake_only_before_the_first_step(
 ) -> None:
     """A file system that fails later is a failure (1), after which the same command may be started again."""
     from worldsmith.config.sections import JobConfig
-    from worldsmith.training import trainer
     from worldsmith.training.run_folder import Launch
 
     class Failing:
@@ -262,12 +261,59 @@ def test_a_file_error_is_the_users_mistake_only_before_the_first_step(
         def train(self) -> None:
             raise OSError(5, "Input/output error", "clip.mp4")
 
-    monkeypatch.setattr(trainer, "Trainer", Failing)
     monkeypatch.setattr(train, "is_complete", lambda *args: False)
-    tree = SimpleNamespace(job=JobConfig(project="a", group="b", name="c"))
+    tree = SimpleNamespace(job=JobConfig(project="a", group="b", name="c"), build=Failing)
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
     if when == "training":
         assert train.train(tree, Launch(), resume_changed=False) == 1  # type: ignore[arg-type]
     else:
         with pytest.raises(PermissionError):
             train.train(tree, Launch(), resume_changed=False)  # type: ignore[arg-type]
+
+
+MY_TRAINER = """
+from worldsmith.config import get_recipe, recipe
+from worldsmith.config.tree.access import children
+from worldsmith.distributed.world import World
+from worldsmith.training.trainer import Outcome, Trainer
+
+class Patient(Trainer):
+    class Config(Trainer.Config):
+        wait: float = 1.5
+        '''Seconds before the first step.'''
+
+    def __init__(self, config, *, resume_changed=False, launch=None):
+        self.config, self.world, self.iteration = config, World(), 0
+
+    def train(self):
+        print("waited", self.config.wait)
+        return Outcome.FINISHED
+
+@recipe("patient")
+def patient():
+    return Patient.Config(**dict(children(get_recipe("moving_shapes"))))
+"""
+
+
+def test_a_subclass_of_the_trainer_is_what_a_recipe_that_names_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "patient_runs.py").write_text(MY_TRAINER)
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    done = subprocess.run(
+        [sys.executable, "-m", "worldsmith.cli.main", "train", "patient", "--import", "patient_runs", "--wait", "2.5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "waited 2.5"), done.stderr
+
+
+def test_one_broken_recipe_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "my_runs.py").write_text(f"{MY_RUNS.replace('above=3.0', 'abov=3.0')}")
+    code, out, err, _ = worldsmith("recipes", "--import", "my_runs", folder=tmp_path)
+    assert code == 0
+    assert "moving_shapes" in out and "alarmed" not in out
+    assert f"warning: {tmp_path}/my_runs.py:14:1: the recipe 'alarmed' cannot be made: TypeError" in err
+    code, _, err, _ = worldsmith("recipes", "alarmed", "--import", "my_runs", folder=tmp_path)
+    assert code == 2 and "did you mean 'above'" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,26 @@ def test_shared_sections_check_their_values(section: JobConfig, words: str) -> N
     with pytest.raises(ValueError, match=words):
         section.check()
     type(section)().check()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("tree.trainer.max_itr = 3", "AttributeError: LoopConfig has no field 'max_itr'; did you mean 'max_iter'"),
+        ("tree.trainer.max_iter = 'many'", "TypeError: LoopConfig.max_iter: expected a whole number"),
+        ("tree.optimizer.momentum.value = 1", "AttributeError: 'Config' object has no attribute 'momentum'"),
+        ("{}['key']", "KeyError: 'key'"),
+    ],
+)
+def test_a_mistake_in_a_python_recipe_is_told_with_its_line_and_without_a_traceback(
+    tmp_path: Path, body: str, words: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def change(tree):\n    {body}\n    return tree\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    recipe("mistaken", starts_from="small")(namespace["change"])
+    with pytest.raises(ConfigError) as caught:
+        load("mistaken")
+    assert f"{file}:2:1: the recipe 'mistaken' cannot be made: {words}" in str(caught.value)
+    assert f"   2 | {body}\n" in str(caught.value)

@@ -114,6 +114,12 @@ class Configurable:
                 f"{cls.__qualname__}.Config must derive from Configurable.Config; "
                 "write `class Config(Configurable.Config): …`"
             )
+        for base in cls.__bases__:
+            if issubclass(base, Configurable) and not issubclass(own, base.Config):
+                raise TypeError(
+                    f"{cls.__qualname__}.Config must derive from {base.__qualname__}.Config, whose component it "
+                    f"extends; write `class Config({base.__qualname__}.Config): …`"
+                )
         if own is Configurable.Config or "_owner" in own.__dict__:
             name = own._owner.__qualname__ if "_owner" in own.__dict__ else "Configurable"
             raise TypeError(

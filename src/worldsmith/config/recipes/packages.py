@@ -13,13 +13,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from types import ModuleType
 
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.errors import ConfigError, Problem, blamed_line
 from worldsmith.config.recipes.registry import Recipe, check_shape, registered
 from worldsmith.config.tree.suggest import did_you_mean
 
@@ -128,11 +127,6 @@ def _import_problem(name: str, what: str, error: BaseException) -> Problem:
     if missing and (name == error.name or name.startswith(f"{error.name}.")):  # type: ignore[attr-defined]
         hint = "it is neither installed, nor in the working directory, nor on PYTHONPATH"
         return Problem("", f"{what} cannot be imported: there is no module '{error.name}'", hint=hint)  # type: ignore[attr-defined]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    own = [frame for frame in frames if not frame.filename.startswith(os.path.dirname(__file__))]
-    place = ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f", at {error.filename}:{error.lineno}"
-    elif own:
-        place = f", at {own[-1].filename}:{own[-1].lineno}"
-    return Problem("", f"{what} cannot be imported: {type(error).__name__}: {error}{place}")
+    place = blamed_line(error)
+    where = f", at {place.file}:{place.line}" if place else ""
+    return Problem("", f"{what} cannot be imported: {type(error).__name__}: {error}{where}")

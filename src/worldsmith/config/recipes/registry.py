@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast, overload
 
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.errors import ConfigError, Problem, code_problem
 from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.suggest import did_you_mean
 
@@ -105,7 +105,7 @@ def find_recipe(name: str) -> Recipe:
 def get_recipe(name: str) -> Config:
     """A fresh tree of a recipe, with its references unresolved. The packages of its classes are trusted from then on.
 
-    Raises ConfigError for an unknown name and for a function that returns no config.
+    Raises ConfigError for an unknown name, and for a function that fails or returns no config.
     """
     found = find_recipe(name)
     if name in _ACTIVE:
@@ -114,6 +114,10 @@ def get_recipe(name: str) -> Config:
     _ACTIVE.append(name)
     try:
         tree = found.make()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError([code_problem(f"the recipe '{name}' cannot be made", error)]) from error
     finally:
         _ACTIVE.pop()
     if not isinstance(tree, Config):

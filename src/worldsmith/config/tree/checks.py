@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import Problem
+from worldsmith.config.errors import Problem, code_problem
 from worldsmith.config.tree.access import children, walk
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.provenance import class_defaults
@@ -53,10 +53,11 @@ class _Checks:
                 return
             except ValueError as error:
                 message = str(error)
-            except Exception:
-                if safe:
-                    raise
-                return  # it was not made for values that are wrong
+            except Exception as error:
+                if safe:  # else it was not made for values that are wrong
+                    what = f"{type(section).__qualname__}.check() cannot be run"
+                    self.problems.append(code_problem(what, error, format_path(path)))
+                return
             fields = self.mentioned(message, path)
             if not any(_related(field, bad) for field in fields for bad in self.suspect) and (fields or safe):
                 concerns = tuple(format_path(field) for field in fields)
