@@ -96,7 +96,7 @@ def test_an_aliased_or_foreign_config_class_is_refused() -> None:
         type("Thief", (Engine,), {"Config": Engine.Config})
     with pytest.raises(TypeError, match=r"class Config\(Configurable.Config\)"):
         type("Thief", (Configurable,), {"Config": Configurable.Config})
-    with pytest.raises(TypeError, match=r"Stranger.Config must derive from Engine.Config.*class Config\(Engine.Config\)"):
+    with pytest.raises(TypeError, match=r"Stranger.Config must derive from Engine.Config"):
         type("Stranger", (Engine,), {"Config": type("Config", (Configurable.Config,), {})})
     with pytest.raises(TypeError, match=r"must derive from Configurable.Config"):
         type("Plain", (Configurable,), {"Config": type("Config", (), {})})

@@ -102,7 +102,8 @@ def test_a_check_that_cannot_bear_a_wrong_value_is_left_out_but_a_bug_is_a_mista
     (bug,) = check_sections(Brittle())
     assert "Brittle.check() cannot be run: IndexError: list index out of range" in bug.message
     assert bug.file == __file__
-    assert bug.place is not None and bug.place.source == "_ = self.items[self.count]"
+    assert bug.place is not None
+    assert bug.place.source == "_ = self.items[self.count]"
 
 
 @pytest.mark.parametrize(
