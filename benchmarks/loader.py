@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from worldsmith.data.clips.latent_cache import LatentCache
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 
 LATENT_CHANNELS = 48
 
 
-def build(arguments: argparse.Namespace, folder: str = "") -> PackingDataLoader:
-    config = PackingDataLoader.Config(
+def build(arguments: argparse.Namespace, folder: str = "") -> VideoLoader:
+    config = VideoLoader.Config(
         max_samples_per_batch=2, num_workers=arguments.workers, latent_cache=folder, shuffle=False
     )
     config.dataset.path, config.dataset.resolution = str(arguments.dataset), arguments.resolution
@@ -32,7 +32,7 @@ def build(arguments: argparse.Namespace, folder: str = "") -> PackingDataLoader:
     return config.build(tokenizer=lambda text: list(text.encode()), latent_cache=cache)
 
 
-def samples_per_second(loader: PackingDataLoader, seconds: float) -> float:
+def samples_per_second(loader: VideoLoader, seconds: float) -> float:
     """The first pack is left out: it pays for starting workers."""
     stream = iter(loader)
     next(stream)

@@ -11,8 +11,8 @@ import av
 import numpy as np
 import pytest
 
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine
 
 FRAMES = 17
@@ -68,8 +68,8 @@ def damaged_set(folder: Path) -> Path:
 
 def loader_for(
     path: Path, quarantine: Path, workers: int = 0, resolution: str = "64", **changes: object
-) -> PackingDataLoader:
-    config = PackingDataLoader.Config(max_samples_per_batch=2, num_workers=workers, **changes)
+) -> VideoLoader:
+    config = VideoLoader.Config(max_samples_per_batch=2, num_workers=workers, **changes)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(path), resolution, 5
     return config.build(tokenizer=lambda text: list(text.encode())[:20], quarantine=Quarantine(quarantine))
 

@@ -16,7 +16,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import from_dict, to_dict
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -59,7 +59,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "objective": to_dict(RectifiedFlow.Config()),
         "trainer": {"seed": 0},
         "checkpoint": to_dict(Checkpointer.Config(init="scratch")),
-        "dataloader_train": to_dict(PackingDataLoader.Config(dataset=dataset, max_sequence_length=500)),
+        "dataloader_train": to_dict(VideoLoader.Config(dataset=dataset, max_sequence_length=500)),
     }
     folder = root / "run"
     folder.mkdir()

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.dcp.parts import load_part, stored_shapes
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -149,7 +149,7 @@ def tiny_config(
             callbacks={"grad_clip": GradClip.Config(clip_norm=1.0), "metrics": Metrics.Config(tensorboard=False)},
         ),
         checkpoint=Checkpointer.Config(init="scratch", save_iter=save_iter),
-        dataloader_train=PackingDataLoader.Config(
+        dataloader_train=VideoLoader.Config(
             dataset=dataset,
             max_sequence_length=500,
             num_workers=workers,

@@ -11,7 +11,7 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import edge, nano, super_
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -76,7 +76,7 @@ def vision_sft_nano() -> Trainer.Config:
         checkpoint=Checkpointer.Config(
             load_path="${oc.env:BASE_CHECKPOINT_PATH}", keys_to_skip_loading=["net_ema."], save_iter=100
         ),
-        dataloader_train=PackingDataLoader.Config(
+        dataloader_train=VideoLoader.Config(
             dataset=VideoDataset.Config(
                 path="${oc.env:DATASET_PATH}",
                 resolution="256",

@@ -8,7 +8,7 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -56,7 +56,7 @@ def vision_sft_tiny() -> Trainer.Config:
             },
         ),
         checkpoint=Checkpointer.Config(init="scratch", save_iter=100),
-        dataloader_train=PackingDataLoader.Config(
+        dataloader_train=VideoLoader.Config(
             dataset=VideoDataset.Config(path="${oc.env:DATASET_PATH}", resolution="256", min_frames=5),
             max_sequence_length=ref("model.config.max_num_tokens_after_packing"),
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",

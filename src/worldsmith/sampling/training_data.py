@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree.plain import from_dict
-from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.errors import DataError, SampleError
 
 if TYPE_CHECKING:
+    from worldsmith.data.clips.sample_maker import Part
     from worldsmith.models.cosmos3.generator import GenerationDefaults
 
 logger = logging.getLogger(__name__)
@@ -29,22 +30,22 @@ def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | N
     if run_tree is None:
         return defaults
     try:
-        clip = first_clip(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
+        part = first_part(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
         return defaults
-    height, width = clip.size
-    return replace(defaults, height=height, width=width, num_frames=clip.num_frames, fps=clip.fps)
+    frames = part.selection.count
+    return replace(defaults, height=part.height, width=part.width, num_frames=frames, fps=part.fps)
 
 
-def first_clip(config: VideoDataset.Config) -> VideoSample:
-    """The first usable sample of a data set. Raises DataError when the first few cannot be read."""
-    from worldsmith.data.clips.sample_maker import SampleMaker
+def first_part(config: VideoDataset.Config) -> Part:
+    """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
+    from worldsmith.data.clips.sample_maker import identify, select_part
 
     dataset = VideoDataset(config)
-    maker = SampleMaker(dataset, seed=0, shuffle=False, latent_cache=None)
-    for position in range(min(CLIPS_TO_TRY, len(dataset))):
-        item = maker[position].item
-        if isinstance(item, VideoSample):
-            return item
+    for window in dataset.windows[:CLIPS_TO_TRY]:
+        try:
+            return select_part(window, identify(window)[1], config, random.Random(0))
+        except SampleError:
+            continue
     raise DataError(f"none of the first clips of {dataset.file} can be read")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from worldsmith.config.tree.degrees import Degrees
-    from worldsmith.data.stream.loader import PackingDataLoader
+    from worldsmith.data.clips.video_loader import VideoLoader
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
@@ -167,7 +167,7 @@ def data_lines(
 
     settings = copy.deepcopy(config.dataloader_train)
     settings.num_workers, settings.latent_cache = 0, ""
-    loader: PackingDataLoader = settings.build(tokenizer=generator.tokenize)
+    loader: VideoLoader = settings.build(tokenizer=generator.tokenize)
     lines = [f"data         {summarize(loader.dataset, max_tokens=loader.config.max_sequence_length)}"]
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE

@@ -16,7 +16,7 @@ from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.models.spec import ModelSpec
@@ -83,7 +83,7 @@ class Trainer(Configurable):
         """The loop and its callbacks."""
         checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
         """What the run starts from and what it saves."""
-        dataloader_train: PackingDataLoader.Config = field(default_factory=PackingDataLoader.Config)
+        dataloader_train: VideoLoader.Config = field(default_factory=VideoLoader.Config)
         """The training data."""
         data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
         """Caps of a reasoner's data path; a generator does not read them."""
@@ -273,7 +273,7 @@ class Trainer(Configurable):
 
         cache = config.dataloader_train.latent_cache
         self.latent_cache = LatentCache(Path(cache), self.generator.latent_fingerprint) if cache else None
-        self.loader: PackingDataLoader = config.dataloader_train.build(
+        self.loader: VideoLoader = config.dataloader_train.build(
             tokenizer=self.generator.tokenize,
             latent_cache=self.latent_cache,
             quarantine=Quarantine(self.run_folder, rank=world.rank),

@@ -21,7 +21,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -69,7 +69,7 @@ def write_tree(folder: Path, config: Cosmos3Generator.Config, **checkpoint: Any)
         "trainer": {"seed": SEED},
         "checkpoint": to_dict(Checkpointer.Config(init="scratch", **checkpoint)),
         "dataloader_train": to_dict(
-            PackingDataLoader.Config(dataset=dataset, max_sequence_length=100, max_caption_tokens=77)
+            VideoLoader.Config(dataset=dataset, max_sequence_length=100, max_caption_tokens=77)
         ),
     }
     folder.mkdir(exist_ok=True)

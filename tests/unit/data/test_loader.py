@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from worldsmith.data.clips.latent_cache import LatentCache
 from worldsmith.data.clips.sample import VideoSample
-from worldsmith.data.clips.sample_maker import SampleMaker
+from worldsmith.data.clips.sample_maker import ClipMaker
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine
 
 # A 96x64 clip of 5, 9 or 17 frames has 12, 18 or 30 vision tokens at tier 64; captions give some more.
@@ -26,10 +26,8 @@ def tokenize(caption: str) -> list[int]:
     return list(caption.encode())[:12]
 
 
-def make(
-    folder: Path, runtime: dict | None = None, dataset: dict | None = None, **changes: object
-) -> PackingDataLoader:
-    config = PackingDataLoader.Config(max_sequence_length=CAP)
+def make(folder: Path, runtime: dict | None = None, dataset: dict | None = None, **changes: object) -> VideoLoader:
+    config = VideoLoader.Config(max_sequence_length=CAP)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(folder), "64", 5
     for name, value in (dataset or {}).items():
         setattr(config.dataset, name, value)
@@ -198,9 +196,9 @@ def test_state_of_another_data_set_is_refused_naming_both(
     loader = make(clips(3))
     state = loader.state_dict()
     other = make(write_jsonl(tmp_path / "other", [record("a"), record("b")]))
-    with pytest.raises(ValueError, match=r"number of windows of .*: 3 -> 2"):
+    with pytest.raises(ValueError, match=r"number of samples of .*: 3 -> 2"):
         other.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"windows \(paths, frames or captions\) of .*: x -> "):
+    with pytest.raises(ValueError, match=r"content of .*: x -> "):
         loader.load_state_dict({**state, "dataset_fingerprint": "x"})
     with pytest.raises(ValueError, match="rank 0 of 2, and this is rank 0 of 1"):
         loader.load_state_dict({**state, "world_size": 2})
@@ -311,8 +309,8 @@ def test_all_bad_ends_after_one_look_at_each(
     tmp_path: Path, write_jsonl: Callable, record: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    original = SampleMaker.__getitem__
-    monkeypatch.setattr(SampleMaker, "__getitem__", lambda self, p: looks.append(p) or original(self, p))
+    original = ClipMaker.make
+    monkeypatch.setattr(ClipMaker, "make", lambda self, p: looks.append(p) or original(self, p))
     loader = make(write_jsonl(tmp_path, [record(f"absent{i}") for i in range(20)]), max_bad_fraction=1.0)
     with pytest.raises(DataError):
         next(iter(loader))
@@ -336,7 +334,7 @@ def test_an_empty_data_set_is_an_error_with_the_reasons(
     tmp_path: Path, write_jsonl: Callable, record: Callable
 ) -> None:
     file = write_jsonl(tmp_path, [record("a", frames=4), "{"])
-    with pytest.raises(DataError, match=r"2 records and no usable window \(left out: bad_json 1, too_short 1\)"):
+    with pytest.raises(DataError, match=r"2 records and no usable sample \(left out: bad_json 1, too_short 1\)"):
         make(file)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_runs import make_tokenizer
 
 PROGRAM = """
 import sys, time
-from worldsmith.data.stream.loader import PackingDataLoader
-config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
+from worldsmith.data.clips.video_loader import VideoLoader
+config = VideoLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
 packs = iter(config.build(tokenizer=lambda text: [1]))
 next(packs)
@@ -25,9 +26,9 @@ time.sleep(120)
 
 ASKED = """
 import sys, time
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.training.stop_signals import StopSignals
-config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
+config = VideoLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
 with StopSignals() as stop:
     packs = iter(config.build(tokenizer=lambda text: [1]))
@@ -99,3 +100,36 @@ def test_the_config_module_imports_neither_torch_nor_a_decoder() -> None:
         "print([m for m in ('torch', 'av', 'numpy', 'transformers') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+TOKENISES = """
+import os, sys, time
+from itertools import islice
+import psutil
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+tokenizer = TextTokenizer(TextTokenizer.Config(path=sys.argv[2]))
+tokenizer.tokenizer(["threads that tokenise a batch"] * 2000)
+def load(workers):
+    config = VideoLoader.Config(max_samples_per_batch=1, num_workers=workers)
+    config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
+    return config.build(tokenizer=lambda text: tokenizer.tokenizer([text] * 2000)["input_ids"][-1])
+expected = [pack[0].text_ids for pack in islice(load(0), 12)]
+packs, found = iter(load(2)), []
+for number in range(12):
+    found.append(next(packs)[0].text_ids)
+    if number % 4 == 1:
+        psutil.Process().children()[0].kill()
+print(found == expected and len(set(map(tuple, found))) > 1)
+"""
+
+
+def test_workers_tokenise_after_the_tokenizers_threads_have_run(clips: Callable, tmp_path: Path) -> None:
+    """A fork takes no thread along: a tokenizer that waits for its threads would wait for ever."""
+    make_tokenizer(tmp_path / "tokenizer")
+    done = subprocess.run(
+        [sys.executable, "-c", TOKENISES, str(clips(3)), str(tmp_path / "tokenizer")],
+        capture_output=True, text=True, timeout=60, 
+        env={**os.environ, "RAYON_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "true"},
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

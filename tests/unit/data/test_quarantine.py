@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from small_disk import largest_file
 
-from worldsmith.data.clips.sample import Rejection
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.quarantine import Quarantine
+from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
 
 def bad(number: int, reason: str = "truncated") -> Rejection:

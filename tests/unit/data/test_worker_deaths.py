@@ -19,14 +19,14 @@ import psutil
 import pytest
 
 from worldsmith.data.clips import sample_maker
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream import fetch, worker
-from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine
 
 
-def make(folder: Path, workers: int, *, prefetch: int = 2, **runtime: object) -> PackingDataLoader:
+def make(folder: Path, workers: int, *, prefetch: int = 2, **runtime: object) -> VideoLoader:
     """A loader of packs of one sample."""
-    config = PackingDataLoader.Config(max_samples_per_batch=1, num_workers=workers, prefetch_factor=prefetch)
+    config = VideoLoader.Config(max_samples_per_batch=1, num_workers=workers, prefetch_factor=prefetch)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(folder), "64", 5
     return config.build(tokenizer=lambda caption: list(caption.encode())[:12], **runtime)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tiny_runs
 from worldsmith.config.errors import UserError
-from worldsmith.data.clips.sample import Rejection
+from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.trainer import Outcome, Trainer

@@ -10,11 +10,14 @@ import os
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worldsmith.data.clips.sample import VideoSample
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,12 @@ class LatentCache:
             return None
         return latents
 
+    def look_up(self, key: str, shape: tuple[int, int, int]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
+        """What `get` finds, and what happened."""
+        damaged = self.corrupt
+        latents = self.get(key, shape)
+        return latents, "hit" if latents is not None else "miss" if self.corrupt == damaged else "corrupt"
+
     def put(self, key: str, latents: Tensor) -> None:
         """Stores latents [C, t, h, w] as float32, if that is possible."""
         import torch
@@ -128,6 +137,18 @@ class LatentCache:
         log.warning("cached latents %s are damaged (%s); the clip is encoded again", path, why)
         with contextlib.suppress(OSError):  # another process was quicker, or the cache is read-only
             path.unlink()
+
+
+def latents_of(sample: VideoSample, encode: Callable[[Tensor], Tensor], cache: LatentCache | None) -> Tensor:
+    """The sample's latents [C, t, h, w], on whatever device: those that it brought, or encoded now and then kept."""
+    if sample.latents is not None:
+        return sample.latents
+    if sample.video is None:
+        raise ValueError(f"sample {sample.key} has neither latents nor a video")
+    latents = encode(sample.video)
+    if cache is not None and sample.cache_key is not None:
+        cache.put(sample.cache_key, latents)
+    return latents
 
 
 def checksum(latents: Tensor) -> str:

@@ -1,9 +1,9 @@
-"""What the loader hands out (`VideoSample`) and what it leaves out (`Rejection`)."""
+"""What the loader of clips hands out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,24 +41,13 @@ class VideoSample:
     resolution: str
     """Resolution tier, e.g. "256"."""
 
+    def __getstate__(self) -> list[Any]:
+        """For the way out of a worker. As a tensor the pixels would need shared memory, tiny in many containers."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [value.numpy() if hasattr(value, "numpy") else value for value in values]
 
-@dataclass(slots=True, frozen=True)
-class Rejection:
-    """A sample, or a line of the data set file, that is left out."""
+    def __setstate__(self, state: list[Any]) -> None:
+        import torch
 
-    key: str
-    """Key of the sample; "<file name>:<line>" when the line has no usable uuid."""
-    reason: str
-    """Short slug, e.g. missing_file, not_a_video, truncated, bad_json, no_caption."""
-    detail: str
-    path: str
-    line: int | None = None
-    """Line number in the data set file, when that is what is wrong."""
-
-    @property
-    def is_filter(self) -> bool:
-        """True when the sample is sound and only outside the limits that the config sets."""
-        return self.reason in FILTER_REASONS
-
-
-FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "over_token_cap"})
+        for field, value in zip(fields(self), state, strict=True):
+            setattr(self, field.name, torch.from_numpy(value) if hasattr(value, "__array__") else value)

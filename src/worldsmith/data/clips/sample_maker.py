@@ -1,91 +1,89 @@
-"""From a stream position to a sample: the work of a loader process."""
+"""From a stream position to a sample of a clip: the work of a loader process."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+import torch
 
 from worldsmith.data.clips.captions import choose_caption, render_caption
 from worldsmith.data.clips.conditioning import draw_condition_frames
 from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
 from worldsmith.data.clips.latent_cache import LatentCache, file_identity
 from worldsmith.data.clips.resolution import cover_and_crop, target_size
-from worldsmith.data.clips.sample import Rejection, VideoSample
-from worldsmith.data.clips.token_count import latent_shape
+from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.token_count import latent_shape, sample_tokens
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import VideoInfo, probe, read_frames
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.order import sample_index, sample_rng
-
-CacheOutcome = Literal["off", "hit", "miss", "corrupt"]
-
-
-@dataclass(slots=True)
-class Made:
-    """What a worker returns: a sample that still lacks its text ids, its token count and its tensors, or a rejection.
-
-    Pixels and latents are numpy arrays: tensors would need shared memory to travel, which is tiny in many containers.
-    """
-
-    item: VideoSample | Rejection
-    video: np.ndarray | None = None
-    latents: np.ndarray | None = None
-    cache: CacheOutcome = "off"
-    variable_rate: bool = False
-    """Whether the frames of the clip are unevenly spaced in time."""
+from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.quarantine import Rejection
 
 
-class SampleMaker:
-    """Maps a stream position to a sample. All randomness of a sample comes from (seed, position)."""
+class ClipMaker(SampleMaker[VideoSample]):
+    """Maps a stream position to a window of a clip, with pixels or cached latents, text ids and token count."""
 
-    def __init__(self, dataset: VideoDataset, *, seed: int, shuffle: bool, latent_cache: LatentCache | None) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.shuffle = shuffle
+    dataset: VideoDataset
+
+    def __init__(
+        self,
+        dataset: VideoDataset,
+        *,
+        tokenizer: Callable[[str], list[int]],
+        max_caption_tokens: int,
+        latent_cache: LatentCache | None,
+        seed: int,
+        shuffle: bool,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(dataset, seed=seed, shuffle=shuffle, max_tokens=max_tokens)
+        self.tokenizer = tokenizer
+        self.max_caption_tokens = max_caption_tokens
         self.latent_cache = latent_cache
 
-    def __getitem__(self, position: int) -> Made:
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
         window = self.window(position)
-        try:
-            return self._make(window, position)
-        except SampleError as error:
-            return Made(Rejection(window.key, error.reason, error.detail, window.path))
+        return Rejection(window.key, reason, detail, window.path, window.line)
 
     def window(self, position: int) -> Window:
-        return self.dataset.windows[sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)]
+        return self.dataset.windows[self.index(position)]
 
-    def _make(self, window: Window, position: int) -> Made:
-        config = self.dataset.config
+    def make(self, position: int) -> Made[VideoSample]:
+        config, window = self.dataset.config, self.window(position)
         identity, info = identify(window)
-        selection, (width, height) = select_part(window, info, config, sample_rng(self.seed, position, "frames"))
+        part = select_part(window, info, config, sample_rng(self.seed, position, "frames"))
+        selection, width, height, fps = part.selection, part.width, part.height, part.fps
         shape = latent_shape(selection.count, height, width)
-        fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
+        notes: dict[str, str] = {}
+        caption = self._caption(window, position, selection.count, fps, (height, width))
+        text_ids = self._text_ids(caption, window, notes)
+        num_tokens = sample_tokens(len(text_ids), selection.count, height, width)
+        self.check_size(num_tokens, f"{width}x{height}, {selection.count} frames")
+        if info.variable_rate:
+            notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {fps:.2f} FPS, their average, is used"
 
         key, latents = None, None
-        cache: CacheOutcome = "off"
         if self.latent_cache is not None:
             frames = [selection.start, selection.interval, selection.count]
             source = [window.start_frame, window.end_frame, window.temporal_interval]
             key = self.latent_cache.key_for(file=identity, window=source, frames=frames, size=[height, width])
-            damaged = self.latent_cache.corrupt
-            latents = self.latent_cache.get(key, shape)
-            cache = "hit" if latents is not None else "miss" if self.latent_cache.corrupt == damaged else "corrupt"
+            latents, outcome = self.latent_cache.look_up(key, shape)
+            notes[f"cache_{outcome}"] = ""
         video = None
         if latents is None:
-            video = read_frames(
-                window.path, info, selection.indices, cover_and_crop(info.width, info.height, (width, height))
-            )
-
+            geometry = cover_and_crop(info.width, info.height, (width, height))
+            video = torch.from_numpy(read_frames(window.path, info, selection.indices, geometry))
         sample = VideoSample(
             key=window.key,
             position=position,
-            text_ids=[],
-            caption=self._caption(window, position, selection.count, fps, (height, width)),
-            video=None,
-            latents=None,
+            text_ids=text_ids,
+            caption=caption,
+            video=video,
+            latents=latents,
             latent_shape=shape,
             size=(height, width),
             num_frames=selection.count,
@@ -93,11 +91,17 @@ class SampleMaker:
             condition_frames=draw_condition_frames(
                 config.conditioning_config, shape[0], sample_rng(self.seed, position, "conditioning")
             ),
-            num_tokens=0,
+            num_tokens=num_tokens,
             cache_key=key,
             resolution=config.resolution,
         )
-        return Made(sample, video, None if latents is None else latents.numpy(), cache, info.variable_rate)
+        return Made(sample, notes)
+
+    def _text_ids(self, caption: str, window: Window, notes: dict[str, str]) -> list[int]:
+        ids, most = self.tokenizer(caption), self.max_caption_tokens
+        if len(ids) > most:
+            notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, cut to {most}"
+        return list(ids[:most])
 
     def _caption(self, window: Window, position: int, num_frames: int, fps: float, size: tuple[int, int]) -> str:
         config = self.dataset.config
@@ -130,10 +134,18 @@ def identify(window: Window) -> tuple[list[Any], VideoInfo]:
     return identity, probe(window.path, identity[1], identity[2])
 
 
-def select_part(
-    window: Window, info: VideoInfo, config: VideoDataset.Config, rng: random.Random
-) -> tuple[FrameSelection, tuple[int, int]]:
-    """The frames to read and their (width, height) in training.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is used of a clip, and at which size in pixels and frame rate."""
+
+    selection: FrameSelection
+    width: int
+    height: int
+    fps: float
+
+
+def select_part(window: Window, info: VideoInfo, config: VideoDataset.Config, rng: random.Random) -> Part:
+    """The frames to read, and how training sees them.
 
     The limits of the config are held against the file itself: what the data set file states may be wrong or absent.
     Raises SampleError for a clip or a window outside of them.
@@ -152,4 +164,5 @@ def select_part(
         frame_selection_mode=config.frame_selection_mode,
         rng=rng,
     )
-    return selection, target_size(config.resolution, info.width, info.height)
+    fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
+    return Part(selection, *target_size(config.resolution, info.width, info.height), fps)

@@ -6,10 +6,10 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from worldsmith.data.clips.sample import Rejection
 from worldsmith.data.clips.token_count import sample_tokens
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None 
     for window in windows:
         try:
             _, info = identify(window)
-            selection, (width, height) = select_part(window, info, dataset.config, random.Random(0))
-            tokens = sample_tokens(0, selection.count, height, width)
+            part = select_part(window, info, dataset.config, random.Random(0))
+            tokens = sample_tokens(0, part.selection.count, part.height, part.width)
             if max_tokens is not None and tokens > max_tokens:
-                size = f"{width}x{height}, {selection.count} frames"
+                size = f"{part.width}x{part.height}, {part.selection.count} frames"
                 raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")
         except SampleError as error:
-            rejections.append(Rejection(window.key, error.reason, error.detail, window.path))
+            rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
     return DatasetSummary(dataset.num_records, len(dataset), len(windows), rejections)
 
 

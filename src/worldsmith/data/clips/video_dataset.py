@@ -16,9 +16,9 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.conditioning import check_conditioning
 from worldsmith.data.clips.resolution import check_tier
-from worldsmith.data.clips.sample import Rejection
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.quarantine import Rejection
 
 FILE_NAMES = [
     folder + name + ending
@@ -41,6 +41,8 @@ class Window:
     """The last frame, inclusive."""
     temporal_interval: int
     captions: dict[str, Any]
+    line: int
+    """Of the data set file."""
 
 
 class VideoDataset(Configurable):
@@ -101,6 +103,7 @@ class VideoDataset(Configurable):
         """Raises DataError when there is no data set file or it cannot be read."""
         self.config = config
         self.file = find_file(config.path)
+        self.name = str(self.file)
         self.num_records = 0
         self.rejections: list[Rejection] = []
         windows: list[Window] = []
@@ -115,6 +118,14 @@ class VideoDataset(Configurable):
     def __len__(self) -> int:
         """Number of usable windows, as far as can be told without opening the clips."""
         return len(self.windows)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.windows)
+
+    @property
+    def limits(self) -> str:
+        return f"min_frames is {self.config.min_frames}, max_duration {self.config.max_duration} s."
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,7 +158,7 @@ class VideoDataset(Configurable):
                 self.rejections.append(Rejection(key, error.reason, error.detail, path, number))
                 continue
             captions = {k: v for k, v in raw.items() if k not in WINDOW_NUMBERS}
-            yield Window(key, path, record["vision_path"], start, end, interval, captions)
+            yield Window(key, path, record["vision_path"], start, end, interval, captions, number)
 
     def _check_clip(self, record: dict[str, Any]) -> None:
         duration, short_edge = record.get("duration"), min(record.get("width", 1 << 30), record.get("height", 1 << 30))

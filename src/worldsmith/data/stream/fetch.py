@@ -7,10 +7,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
-from worldsmith.data.clips.sample import Rejection
-from worldsmith.data.clips.sample_maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Made, S, SampleMaker
 from worldsmith.data.stream.positions import Positions
+from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.worker import DeadWorkerError, Worker
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ PAUSE = 1.0
 
 
 def fetch(
-    maker: SampleMaker, positions: Positions, *, workers: int, prefetch: int, counts: Counter[str]
-) -> Iterator[Made]:
+    maker: SampleMaker[S], positions: Positions, *, workers: int, prefetch: int, counts: Counter[str]
+) -> Iterator[Made[S]]:
     """The samples at the positions, made in this process if there are no `workers`.
 
     A worker that dies is replaced by one that holds a single sample ready; nothing is lost or changes. A sample at
@@ -34,12 +35,12 @@ def fetch(
     if not workers:
         yield from map(maker.__getitem__, positions)
         return
-    team: list[Worker] = []
+    team: list[Worker[S]] = []
     try:
         team.extend(Worker(maker, positions, first, workers, prefetch) for first in range(workers))
         for number, position in enumerate(positions):
             place, attempts = number % workers, 0
-            made: Made | None = None
+            made: Made[S] | None = None
             while made is None:
                 try:
                     made = team[place].receive()
@@ -47,9 +48,10 @@ def fetch(
                     attempts += 1
                     counts["workers_died"] += 1
                     known = team[place].ahead == 1 and (death.signal in CRASHES or attempts >= ATTEMPTS)
-                    report(death, maker.window(position).key, counts["workers_died"], left_out=known)
+                    rejection = blame(maker, position, death, attempts)
+                    report(death, rejection.key, counts["workers_died"], left_out=known)
                     if known:
-                        made = leave_out(maker, position, death, attempts)
+                        made = Made(rejection)
                     elif attempts > 1:
                         time.sleep(PAUSE)
                     following = number + workers if known else number
@@ -60,10 +62,9 @@ def fetch(
             worker.end()
 
 
-def leave_out(maker: SampleMaker, position: int, death: DeadWorkerError, attempts: int) -> Made:
-    window = maker.window(position)
+def blame(maker: SampleMaker[Any], position: int, death: DeadWorkerError, attempts: int) -> Rejection:
     times = f" ({attempts} have died there)" if attempts > 1 else ""
-    return Made(Rejection(window.key, "crashes_worker", f"{death} while it read this sample{times}", window.path))
+    return maker.reject(position, "crashes_worker", f"{death} while it read this sample{times}")
 
 
 def report(death: DeadWorkerError, key: str, number: int, *, left_out: bool) -> None:

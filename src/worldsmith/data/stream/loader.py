@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
-from worldsmith.data.clips.sample import Rejection, VideoSample
-from worldsmith.data.clips.token_count import sample_tokens
-from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.packing import SequentialPacker, check_caps
-from worldsmith.data.stream.positions import Cursor, Positions, merge_positions
-from worldsmith.data.stream.quarantine import Quarantine
+from worldsmith.data.stream.positions import Cursor, merge_positions
+from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
 if TYPE_CHECKING:
-    from worldsmith.data.clips.latent_cache import LatentCache
-    from worldsmith.data.clips.sample_maker import Made
+    from worldsmith.data.stream.maker import SampleMaker
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +26,16 @@ class PackingDataLoader(Configurable):
     Position p of the stream is sample p % n of epoch p // n; rank r of w takes the positions with p % w == r. Worker
     processes and what they prefetch change nothing. `state_dict()` is that of the pack handed out last.
     Samples that cannot be used go to the quarantine and never stop the run, unless there are too many (DataError).
+    A subclass names the data set in its Config and gives the maker of its samples.
     """
 
     class Config(Configurable.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("max_sequence_length", "max_samples_per_batch"),)
 
-        dataset: VideoDataset.Config = field(default_factory=VideoDataset.Config)
-        """The data set."""
         max_sequence_length: Count | None = None
         """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
-        max_caption_tokens: Count = 2048
-        """Caption ids beyond this many are cut off, after the chat template."""
         lookahead: Count = 10
         """Samples that may be set aside, because they do not fit, before a pack is closed."""
         seed: int = 42
@@ -58,8 +50,6 @@ class PackingDataLoader(Configurable):
         """Share of broken samples at which the run stops."""
         bad_samples_allowed: NotNegative = 8
         """This many broken samples never stop a run while they are at most half of the data."""
-        latent_cache: str = ""
-        """Folder for encoded clips; "" = off."""
 
         def check(self) -> None:
             check_caps(self.max_sequence_length, self.max_samples_per_batch, self.lookahead)
@@ -68,56 +58,48 @@ class PackingDataLoader(Configurable):
         self,
         config: Config,
         *,
-        tokenizer: Callable[[str], list[int]],
-        latent_cache: LatentCache | None = None,
+        maker: SampleMaker[Any],
         quarantine: Quarantine | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`tokenizer` maps a caption to its chat-templated ids. Raises DataError when no window can be used."""
-        config.dataset.check()
+        """Raises DataError when the maker's data set has nothing that can be used."""
         config.check()
-        if config.latent_cache and latent_cache is None:
-            raise ValueError(
-                f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
-            )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
         self.config = config
-        self.tokenizer = tokenizer
-        self.latent_cache = latent_cache
+        self.maker = maker
+        self.dataset = maker.dataset
         self.quarantine = quarantine if quarantine is not None else Quarantine(None)
         self.rank = rank
         self.world_size = world_size
         self.counts: Counter[str] = Counter()
-        """samples, captions_truncated, variable_rate, workers_died, cache_hit, cache_miss, cache_corrupt."""
-        self.dataset: VideoDataset = config.dataset.build()
+        """samples, workers_died, and what the maker notes of its samples."""
         for rejection in self.dataset.rejections:
             self.quarantine.add(rejection)
-        self._total = len(self.dataset) + sum(not rejection.is_filter for rejection in self.dataset.rejections)
+        bad = sum(not rejection.is_filter for rejection in self.dataset.rejections)
+        self._total = self.dataset.num_samples + bad
         if not len(self.dataset):
             raise DataError(
-                f"{self.dataset.file} has {self.dataset.num_records} records and no usable window "
-                f"({self.quarantine.describe()}). min_frames is {config.dataset.min_frames}, "
-                f"max_duration {config.dataset.max_duration} s."
+                f"{self.dataset.name} has {self.dataset.num_records} records and no usable sample "
+                f"({self.quarantine.describe()}). {self.dataset.limits}"
             )
         self._check_quarantine()
         self._state = self._snapshot(rank, [])
         self._iteration = 0
 
-    def __iter__(self) -> Iterator[list[VideoSample]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         """Continues after the pack that was handed out last. Only the newest iterator may be used."""
         self._iteration += 1
         iteration = self._iteration
-        set_aside = deque(self._state["set_aside"])
-        cursor = Cursor(set_aside, self._state["next_position"])
-        packer: SequentialPacker[VideoSample] = SequentialPacker(
+        cursor = Cursor(deque(self._state["set_aside"]), self._state["next_position"])
+        packer: SequentialPacker[Any] = SequentialPacker(
             lambda sample: sample.num_tokens,
             max_sequence_length=self.config.max_sequence_length,
             max_samples_per_batch=self.config.max_samples_per_batch,
             lookahead=self.config.lookahead,
         )
-        samples = self._samples(cursor, packer)
+        samples = self._samples(cursor)
         while True:
             pack = packer.pack(samples)
             if iteration != self._iteration:
@@ -163,20 +145,15 @@ class PackingDataLoader(Configurable):
 
     def changes_since(self, state: Mapping[str, Any]) -> list[str]:
         """What makes this another stream than that of a saved state, in words; empty when it is the same."""
-        now = self._identity()
         names = {
-            "dataset_length": "number of windows",
-            "dataset_fingerprint": "windows (paths, frames or captions)",
+            "dataset_length": f"number of samples of {self.dataset.name}",
+            "dataset_fingerprint": f"content of {self.dataset.name}",
             "seed": "dataloader_train.seed",
             "shuffle": "dataloader_train.shuffle",
         }
+        now = self._identity()
         changed = [name for name in names if state[name] != now[name]]
-        return [
-            f"{names[name]} of {self.dataset.file}: {short(state[name])} -> {short(now[name])}"
-            if name.startswith("dataset")
-            else f"{names[name]}: {state[name]} -> {now[name]}"
-            for name in changed
-        ]
+        return [f"{names[name]}: {short(state[name])} -> {short(now[name])}" for name in changed]
 
     def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
         self._state = self._snapshot(next_position, list(set_aside))
@@ -194,56 +171,39 @@ class PackingDataLoader(Configurable):
         place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // len(self.dataset)}
         return {**self._identity(), **place, "next_position": next_position, "set_aside": set_aside}
 
-    def _samples(self, cursor: Cursor, packer: SequentialPacker[VideoSample]) -> Iterator[VideoSample]:
+    def _samples(self, cursor: Cursor) -> Iterator[Any]:
         """The samples of this rank in order; those that cannot be used are quarantined here."""
+        from worldsmith.data.stream.fetch import fetch
+
         unusable: set[str] = set()
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.
-        limit = min(10 * len(self.dataset), 10_000)
-        positions = cursor.positions(self.world_size)
-        for position, made in zip(positions, self._fetch(positions)):
+        limit = min(10 * self.dataset.num_samples, 10_000)
+        positions, config = cursor.positions(self.world_size), self.config
+        found = fetch(
+            self.maker, positions, workers=config.num_workers, prefetch=config.prefetch_factor, counts=self.counts
+        )
+        for position, made in zip(positions, found):
             cursor.advance(position, self.world_size)
-            self.counts[f"cache_{made.cache}"] += made.cache != "off"
-            item = self._finish(made.item, made, packer) if isinstance(made.item, VideoSample) else made.item
-            if isinstance(item, VideoSample):
+            self._count(made.notes)
+            if not isinstance(made.item, Rejection):
                 rejected_in_a_row = 0
-                unusable.discard(item.key)
+                unusable.discard(made.item.key)
                 self.counts["samples"] += 1
-                yield item
+                yield made.item
                 continue
-            if self.quarantine.add(item):
+            if self.quarantine.add(made.item):
                 self._check_quarantine()
-            unusable.add(item.key)
+            unusable.add(made.item.key)
             rejected_in_a_row += 1
-            if rejected_in_a_row >= limit or len(unusable) == len(self.dataset):
-                raise DataError(f"no sample of {self.dataset.file} can be used: {self.quarantine.describe()}")
+            if rejected_in_a_row >= limit or len(unusable) == self.dataset.num_samples:
+                raise DataError(f"no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
 
-    def _finish(
-        self, sample: VideoSample, made: Made, packer: SequentialPacker[VideoSample]
-    ) -> VideoSample | Rejection:
-        """Tokenises here, not in the workers: it is quick, and tokenizers with threads of their own dislike a fork."""
-        import torch
-
-        ids = self.tokenizer(sample.caption)
-        if len(ids) > self.config.max_caption_tokens:
-            if not self.counts["captions_truncated"]:
-                log.warning(
-                    "caption of %s has %d tokens, cut to %d", sample.key, len(ids), self.config.max_caption_tokens
-                )
-            self.counts["captions_truncated"] += 1
-        if made.variable_rate:
-            if not self.counts["variable_rate"]:
-                log.warning("%s: frames are unevenly spaced; %.2f FPS, their average, is used", sample.key, sample.fps)
-            self.counts["variable_rate"] += 1
-        sample.text_ids = list(ids[: self.config.max_caption_tokens])
-        sample.num_tokens = sample_tokens(len(sample.text_ids), sample.num_frames, *sample.size)
-        sample.video = None if made.video is None else torch.from_numpy(made.video)
-        sample.latents = None if made.latents is None else torch.from_numpy(made.latents)
-        if packer.fits_alone(sample):
-            return sample
-        size = f"{sample.size[1]}x{sample.size[0]}, {sample.num_frames} frames"
-        detail = f"{sample.num_tokens} tokens ({size}); max_sequence_length is {self.config.max_sequence_length}"
-        return Rejection(sample.key, "over_token_cap", detail, str(self.dataset.file))
+    def _count(self, notes: Mapping[str, str]) -> None:
+        for name, words in notes.items():
+            if words and not self.counts[name]:
+                log.warning("%s", words)
+            self.counts[name] += 1
 
     def _check_quarantine(self) -> None:
         self.quarantine.check(
@@ -251,14 +211,6 @@ class PackingDataLoader(Configurable):
             max_bad_fraction=self.config.max_bad_fraction,
             bad_samples_allowed=self.config.bad_samples_allowed,
         )
-
-    def _fetch(self, positions: Positions) -> Iterator[Made]:
-        from worldsmith.data.clips.sample_maker import SampleMaker
-        from worldsmith.data.stream.fetch import fetch
-
-        config = self.config
-        maker = SampleMaker(self.dataset, seed=config.seed, shuffle=config.shuffle, latent_cache=self.latent_cache)
-        return fetch(maker, positions, workers=config.num_workers, prefetch=config.prefetch_factor, counts=self.counts)
 
 
 def short(value: Any) -> str:

@@ -5,14 +5,34 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-from worldsmith.data.clips.sample import Rejection
 from worldsmith.data.stream.errors import DataError
 
 log = logging.getLogger(__name__)
 
 LOGGED_PER_REASON = 3
+FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "over_token_cap"})
+
+
+@dataclass(slots=True, frozen=True)
+class Rejection:
+    """A sample, or a line of the data set file, that is left out."""
+
+    key: str
+    """Key of the sample; "<file name>:<line>" when the line names none."""
+    reason: str
+    """Short slug, e.g. missing_file, truncated, bad_json."""
+    detail: str
+    path: str
+    line: int | None = None
+    """Line number in the data set file, if it has lines."""
+
+    @property
+    def is_filter(self) -> bool:
+        """True when the sample is sound and only outside the limits that the config sets."""
+        return self.reason in FILTER_REASONS
 
 
 class Quarantine:

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
-if TYPE_CHECKING:
-    from worldsmith.data.clips.sample_maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Made, S, SampleMaker
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals by which a scheduler or a terminal asks all processes of a job to stop."""
@@ -33,17 +32,17 @@ class DeadWorkerError(Exception):
         super().__init__(f"loader worker {pid} {how}")
 
 
-class Worker:
+class Worker(Generic[S]):
     """Makes every `stride`-th of the positions from number `first` on, in order, and at most `ahead` of them unasked.
 
     It has a pipe of its own and shares no lock, so that its end at any moment is the end of its pipe and of nothing
     else. With `ahead` 1 a position that does not come is the one at which it died.
     """
 
-    def __init__(self, maker: SampleMaker, positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
+    def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
         self.ahead = ahead
         # Linux forks: a worker is there in milliseconds, and it uses no thread pool that it inherited (one torch
-        # thread, its own decoders, no tokenizer). Elsewhere system libraries do not survive a fork.
+        # thread, its own decoders, a tokenizer without threads). Elsewhere system libraries do not survive a fork.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._samples, sender = context.Pipe(duplex=False)
         arguments = (maker, positions, first, stride, ahead, sender, os.getpid())
@@ -54,7 +53,7 @@ class Worker:
         finally:
             sender.close()
 
-    def receive(self) -> Made:
+    def receive(self) -> Made[S]:
         """Waits for the next sample. Raises DeadWorkerError, or what has gone wrong in the program that makes it."""
         try:
             made = self._samples.recv()
@@ -89,14 +88,21 @@ def workers_deaf() -> Iterator[None]:
 
 
 def work(
-    maker: SampleMaker, positions: Iterable[int], first: int, stride: int, ahead: int, pipe: Connection, parent: int
+    maker: SampleMaker[Any],
+    positions: Iterable[int],
+    first: int,
+    stride: int,
+    ahead: int,
+    pipe: Connection,
+    parent: int,
 ) -> None:
     """What the process does; a thread sends, so that the next sample is made while the pipe is full."""
     import torch
 
     torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads stayed behind in the parent
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
-    unsent: SimpleQueue[Made | Exception] = SimpleQueue()
+    unsent: SimpleQueue[Made[Any] | Exception] = SimpleQueue()
     free = threading.Semaphore(ahead)
     threading.Thread(target=send_all, args=(unsent, pipe, free), daemon=True).start()
     for position in islice(positions, first, None, stride):

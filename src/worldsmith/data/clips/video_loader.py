@@ -1,0 +1,60 @@
+"""`VideoLoader`: packs of captioned clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from worldsmith.config.declare.ranges import Count
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.loader import PackingDataLoader
+
+if TYPE_CHECKING:
+    from worldsmith.data.clips.latent_cache import LatentCache
+    from worldsmith.data.stream.quarantine import Quarantine
+
+
+class VideoLoader(PackingDataLoader):
+    """The stream of the windows of a `VideoDataset`, as packs of `VideoSample`.
+
+    Counts beside those of every loader: captions_truncated, variable_rate, cache_hit, cache_miss, cache_corrupt.
+    """
+
+    class Config(PackingDataLoader.Config):
+        dataset: VideoDataset.Config = field(default_factory=VideoDataset.Config)
+        """The data set."""
+        max_caption_tokens: Count = 2048
+        """Caption ids beyond this many are cut off, after the chat template."""
+        latent_cache: str = ""
+        """Folder for encoded clips; "" = off."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: Callable[[str], list[int]],
+        latent_cache: LatentCache | None = None,
+        quarantine: Quarantine | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """`tokenizer` maps a caption to its chat-templated ids. Raises DataError when no window can be used."""
+        from worldsmith.data.clips.sample_maker import ClipMaker
+
+        config.dataset.check()
+        config.check()
+        if config.latent_cache and latent_cache is None:
+            raise ValueError(
+                f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
+            )
+        maker = ClipMaker(
+            config.dataset.build(),
+            tokenizer=tokenizer,
+            max_caption_tokens=config.max_caption_tokens,
+            latent_cache=latent_cache,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            max_tokens=config.max_sequence_length,
+        )
+        super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)

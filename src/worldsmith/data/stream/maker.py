@@ -1,0 +1,99 @@
+"""What a loader asks of its data: a data set that is known before it is read, and a maker of its samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.order import sample_index
+from worldsmith.data.stream.quarantine import Rejection
+
+
+class StreamSample(Protocol):
+    """What a loader must know of a sample."""
+
+    key: str
+    position: int
+    """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all randomness of the sample."""
+    num_tokens: int
+    """What counts against the cap of a pack."""
+
+
+class StreamDataset(Protocol):
+    """What a loader must know of a data set; `len` is the number of positions in a pass."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: a file or a folder."""
+
+    @property
+    def num_records(self) -> int: ...
+
+    @property
+    def num_samples(self) -> int:
+        """Different samples that all passes together can give."""
+
+    @property
+    def rejections(self) -> Sequence[Rejection]:
+        """What is left out already."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with everything that makes it another stream."""
+
+    @property
+    def limits(self) -> str:
+        """The settings that leave samples out, with their values; "" = none."""
+
+    def __len__(self) -> int: ...
+
+
+S = TypeVar("S", bound=StreamSample)
+
+
+@dataclass(slots=True)
+class Made(Generic[S]):
+    """What a worker returns: a complete sample or a rejection, and what is to be counted of it."""
+
+    item: S | Rejection
+    notes: dict[str, str] = field(default_factory=dict)
+    """Counter -> what is said when it counts for the first time; "" = nothing."""
+
+
+class SampleMaker(ABC, Generic[S]):
+    """Maps a stream position to a sample, in a worker process. All randomness comes from (seed, position)."""
+
+    def __init__(self, dataset: StreamDataset, *, seed: int, shuffle: bool, max_tokens: int | None = None) -> None:
+        """`max_tokens`: an exclusive cap; larger samples are rejected as "over_token_cap". None: there is none."""
+        self.dataset: Any = dataset
+        self.seed, self.shuffle, self.max_tokens = seed, shuffle, max_tokens
+
+    @abstractmethod
+    def make(self, position: int) -> Made[S]:
+        """The sample, with all that training needs of it. Raises SampleError for one that cannot be used."""
+
+    @abstractmethod
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
+        """The rejection of the sample, with its name and place."""
+
+    def __getitem__(self, position: int) -> Made[S]:
+        try:
+            made = self.make(position)
+            if not isinstance(made.item, Rejection):
+                self.check_size(made.item.num_tokens)
+            return made
+        except SampleError as error:
+            return Made(self.reject(position, error.reason, error.detail))
+
+    def index(self, position: int) -> int:
+        """Which sample of the data set stands at a position."""
+        return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
+
+    def check_size(self, num_tokens: int, what: str = "") -> None:
+        """Raises SampleError for a sample that no pack can hold; may be called before it is read."""
+        if self.max_tokens is not None and num_tokens >= self.max_tokens:
+            size = f" ({what})" if what else ""
+            raise SampleError("over_token_cap", f"{num_tokens} tokens{size}; max_sequence_length is {self.max_tokens}")

@@ -1,0 +1,100 @@
+"""The loader over a data set that is no video: numbers, whose size is their value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from worldsmith.config import Configurable
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.quarantine import Quarantine, Rejection
+
+
+@dataclass
+class Number:
+    key: str
+    position: int
+    num_tokens: int
+
+
+class Numbers(Configurable):
+    class Config(Configurable.Config):
+        values: list[int] = field(default_factory=list)
+
+    name, limits = "the numbers", "All must be positive."
+
+    def __init__(self, config: Config) -> None:
+        self.values = config.values
+        self.num_records = self.num_samples = len(self.values)
+        self.rejections: list[Rejection] = []
+        self.fingerprint = str(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class NumberMaker(SampleMaker[Number]):
+    def make(self, position: int) -> Made[Number]:
+        value = self.dataset.values[self.index(position)]
+        if value < 0:
+            raise SampleError("negative", f"{value} is below 0")
+        return Made(Number(str(value), position, value), {"odd": f"{value} is odd"} if value % 2 else {})
+
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
+        return Rejection(f"number {self.index(position)}", reason, detail, "numbers")
+
+
+class NumberLoader(PackingDataLoader):
+    class Config(PackingDataLoader.Config):
+        dataset: Numbers.Config = field(default_factory=Numbers.Config)
+
+    def __init__(self, config: Config, *, quarantine: Quarantine | None = None, rank: int = 0, world_size: int = 1):
+        maker = NumberMaker(config.dataset.build(), seed=config.seed, shuffle=config.shuffle, max_tokens=10)
+        super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
+
+
+def load(*values: int, quarantine: Quarantine | None = None, **changes: object) -> NumberLoader:
+    settings = {"max_sequence_length": 10, "bad_samples_allowed": 8, "shuffle": False, **changes}
+    return NumberLoader.Config(dataset=Numbers.Config(values=list(values)), **settings).build(quarantine=quarantine)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numbers_are_packed_and_resumed(workers: int) -> None:
+    packs = [[s.num_tokens for s in pack] for pack in islice(load(4, 5, 6, 2), 4)]
+    assert packs[0] == [4, 5]
+    first = load(4, 5, 6, 2, num_workers=workers)
+    head = [[s.num_tokens for s in pack] for pack in islice(first, 2)]
+    second = load(4, 5, 6, 2, num_workers=workers)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert head + [[s.num_tokens for s in pack] for pack in islice(second, 2)] == packs
+
+
+def test_what_cannot_be_used_is_listed_and_what_is_noted_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = load(
+        3, -1, 12, 5, 4, 2, quarantine=Quarantine(tmp_path), max_samples_per_batch=3, max_sequence_length=None
+    )
+    (pack,) = islice(loader, 1)
+    assert [s.num_tokens for s in pack] == [3, 5, 4]
+    assert loader.counts == {"samples": 3, "odd": 2}
+    assert "3 is odd" in caplog.text
+    assert "5 is odd" not in caplog.text
+    listed = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert [(line["key"], line["reason"], line["detail"]) for line in listed] == [
+        ("number 1", "negative", "-1 is below 0"),
+        ("number 2", "over_token_cap", "12 tokens; max_sequence_length is 10"),
+    ]
+
+
+def test_nothing_usable_ends_at_once() -> None:
+    with pytest.raises(DataError, match=r"no sample of the numbers can be used: left out: negative 2"):
+        next(iter(load(-1, -2, max_bad_fraction=1.0)))
+    with pytest.raises(DataError, match=r"the numbers has 0 records and no usable sample .* All must be positive"):
+        load()
