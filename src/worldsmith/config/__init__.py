@@ -5,6 +5,7 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import ref
 from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.recipes.registry import get_recipe, recipe, recipe_names
+from worldsmith.config.toml.schema import toml_keys
 
 __all__ = [
     "Config",
@@ -17,4 +18,5 @@ __all__ = [
     "recipe",
     "recipe_names",
     "ref",
+    "toml_keys",
 ]

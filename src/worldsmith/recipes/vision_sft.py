@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
-from worldsmith.config import recipe, ref
+from worldsmith.config import recipe, ref, toml_keys
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -27,6 +27,21 @@ from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
+
+toml_keys("model", Cosmos3Generator.Config, "max_num_tokens_after_packing", at="model.config", only="vfm")
+toml_keys("model", Cosmos3Generator.Config, "joint_attn_implementation", at="model.config", only="vfm")
+toml_keys("model", Cosmos3Generator.Config, "lora_target_modules", at="model.config")
+toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
+toml_keys("trainer", LoopConfig, "seed")
+toml_keys(
+    "trainer.callbacks.compile_tokenizer",
+    CompileTokenizer.Config,
+    *("enabled", "compile_after_iterations", "warmup_resolutions"),
+    only="vfm",
+)
+toml_keys("checkpoint", Checkpointer.Config, "keep_latest_k")
+toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset", only="vfm")
+toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 """Name parts of everything that only generation uses; what is left is the understanding tower."""

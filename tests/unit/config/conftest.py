@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from worldsmith.config import Config, Configurable, recipe
+from worldsmith.config import Config, Configurable, recipe, toml_keys
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.recipes.registry import registered
 from worldsmith.config.sections import (
@@ -19,6 +19,7 @@ from worldsmith.config.sections import (
     JobConfig,
     ParallelismConfig,
 )
+from worldsmith.config.toml import schema
 
 trust(__name__)
 
@@ -38,7 +39,8 @@ class Ema(Configurable):
 
 class Vae(Configurable):
     class Config(Configurable.Config):
-        vae_path: str = "vae"
+        vae_path: str = "pretrained/tokenizers/video/wan2pt2/Wan2.2_VAE.pth"
+        """Where the VAE is."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -48,11 +50,14 @@ class Generator(Configurable):
     class Config(Configurable.Config):
         precision: Literal["bfloat16", "float32"] = "bfloat16"
         max_num_tokens_after_packing: int = 13312
+        """Tokens of a pack."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
+        """Layout of the attention."""
         lora_enabled: bool = False
         lora_rank: int = 16
         lora_alpha: int = 32
-        lora_target_modules: str = "q_proj"
+        lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
+        """What gets an adapter."""
         ema: Ema.Config = field(default_factory=Ema.Config)
         parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
         compile: CompileConfig = field(default_factory=CompileConfig)
@@ -138,6 +143,7 @@ class Cosine(Linear):
 class Callback(Configurable):
     class Config(Configurable.Config):
         enabled: bool = True
+        """Whether it does anything."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -152,7 +158,9 @@ class GradClip(Callback):
 class CompileTokenizer(Callback):
     class Config(Callback.Config):
         compile_after_iterations: int = 3
+        """Steps before that."""
         warmup_resolutions: list[str] | None = None
+        """Sizes to compile ahead."""
 
 
 class LoopConfig(Config):
@@ -181,6 +189,7 @@ class Loader(Configurable):
         max_samples_per_batch: int | None = None
         max_sequence_length: int | None = None
         max_caption_tokens: int | None = None
+        """Tokens of a caption."""
         seed: int = 42
 
     def __init__(self, config: Config) -> None:
@@ -232,7 +241,22 @@ def small_vlm() -> Trainer.Config:
     )
 
 
+def small_keys() -> dict[Any, schema.TomlField]:
+    """The keys of the recipe TOML that these recipes add."""
+    names = ("max_num_tokens_after_packing", "joint_attn_implementation")
+    toml_keys("model", Generator.Config, *names, at="model.config", only="vfm")
+    toml_keys("model", Generator.Config, "lora_target_modules", at="model.config")
+    toml_keys("model.tokenizer", Vae.Config, "vae_path", at="model.config.tokenizer", only="vfm")
+    names = ("enabled", "compile_after_iterations", "warmup_resolutions")
+    toml_keys("trainer.callbacks.compile_tokenizer", CompileTokenizer.Config, *names, only="vfm")
+    toml_keys("dataloader_train", Loader.Config, "max_caption_tokens", only="vfm")
+    return dict(schema._ADDED)
+
+
 # Taken back, so that tests of the shipped recipes, in the same process, do not see them.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(schema, "_ADDED", {})
+    SMALL_KEYS = small_keys()
 SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 
 
@@ -240,6 +264,7 @@ SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
     monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(SMALL))
+    monkeypatch.setattr(schema, "_ADDED", dict(SMALL_KEYS))
     monkeypatch.setitem(sys.modules, "worldsmith.recipes", types.ModuleType("worldsmith.recipes"))
 
 

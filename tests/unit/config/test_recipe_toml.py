@@ -12,7 +12,7 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.toml.recipe_toml import build_overrides, load_recipe_toml
-from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.toml.schema import toml_fields
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 
@@ -126,8 +126,10 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_the_schema_has_every_documented_key_with_its_default_and_a_doc() -> None:
-    assert {".".join(entry.path): entry.default for entry in FIELDS} == {key: row[0] for key, row in TABLE.items()}
-    assert all(entry.doc.endswith(".") for entry in FIELDS)
+    assert {".".join(entry.path): entry.default for entry in toml_fields()} == {
+        key: row[0] for key, row in TABLE.items()
+    }
+    assert all(entry.doc.endswith(".") for entry in toml_fields())
 
 
 @pytest.mark.parametrize("key", [key for key in TABLE if key not in ("job.task", "job.experiment", "custom")])

@@ -13,12 +13,12 @@ import pytest
 from worldsmith.config import ConfigError
 from worldsmith.config.errors import Problem
 from worldsmith.config.load import load
-from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.toml.schema import toml_fields
 from worldsmith.config.tree.paths import flatten, format_path
 
 FILES = sorted((Path(__file__).parents[3] / "examples/toml/sft_config").glob("*.toml"))
 KINDS = ("drop", "swap", "double", "case", "section")
-KEYS = {entry.path for entry in FIELDS}
+KEYS = {entry.path for entry in toml_fields()}
 SECTIONS = {key[:length] for key in KEYS for length in range(1, len(key))}
 COUNT = 300
 

@@ -40,7 +40,7 @@ CHANGED = [
 """Within the sections of the recipe TOML."""
 BEYOND = [
     "dataloader_train.dataset.caption_suffix='a, b'",
-    "trainer.seed=7",
+    "trainer.max_consecutive_skipped=7",
     "~trainer.callbacks.iter_speed",
     "+trainer.callbacks.more={type: worldsmith.training.callbacks.grad_clip.GradClip, clip_norm: 2.0}",
     "scheduler={type: worldsmith.training.scheduler.LambdaLinear}",
@@ -144,7 +144,7 @@ def test_what_the_toml_cannot_say_is_refused_or_given_as_words(
     told = capsys.readouterr()
     assert not told.out
     refused = [line.strip() for line in told.err.splitlines() if line.startswith("  ")]
-    assert {"trainer.seed", "dataloader_train.dataset.caption_suffix", "scheduler"} <= set(refused)
+    assert {"trainer.max_consecutive_skipped", "dataloader_train.dataset.caption_suffix", "scheduler"} <= set(refused)
     assert "trainer.callbacks.iter_speed" in refused
 
     toml, words = str(tmp_path / "run.toml"), tmp_path / "words.txt"

@@ -12,7 +12,7 @@ from worldsmith.cli.main import main
 from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
-from worldsmith.config.toml.schema import FIELDS, remap
+from worldsmith.config.toml.schema import remap, toml_fields
 from worldsmith.config.tree.changes import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.words.overrides import is_missing
@@ -67,7 +67,7 @@ def test_every_key_of_the_schema_with_an_effect_is_there_and_explained(name: str
         elif (line.startswith("#") and line[1:2].isalpha() and "=" in line) or line.startswith(("task", "exper")):
             found.add(f"{section}.{line.strip('#').partition(' = ')[0]}")
             assert above.startswith(("# ", "[job]", "task = ")), line
-    targets = {field.path: remap(field.path, tree.job.task) for field in FIELDS if field.path != ("custom",)}
+    targets = {field.path: remap(field.path, tree.job.task) for field in toml_fields() if field.path != ("custom",)}
     expected = {".".join(path) for path, target in targets.items() if target and not is_missing(tree, target)}
     assert found == expected
 

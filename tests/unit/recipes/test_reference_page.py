@@ -8,7 +8,7 @@ from pathlib import Path
 
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.toml.schema import FIELDS
+from worldsmith.config.toml.schema import toml_fields
 from worldsmith.config.tree.access import walk
 
 PAGE = Path(__file__).parents[3] / "docs/config_reference.md"
@@ -26,7 +26,7 @@ def test_every_key_and_every_field_has_a_row_with_a_description() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.replace("\\|", "").strip("|").split("|")] for line in lines if "| `" in line]
     documented = {row[0].strip("`") for row in rows}
-    assert {field.path[-1] for field in FIELDS if field.path != ("custom",)} <= documented
+    assert {field.path[-1] for field in toml_fields() if field.path != ("custom",)} <= documented
     sections = [node for _, node in walk(get_recipe("vision_sft_tiny")) if hasattr(node, "check")]
     assert {name for node in sections for name in field_names(type(node))} <= documented
     assert all(row[3] for row in rows), [row[0] for row in rows if not row[3]]

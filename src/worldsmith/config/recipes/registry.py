@@ -78,14 +78,14 @@ def recipe_names() -> list[str]:
     """The names of all recipes, sorted: the shipped ones, those of installed packages and those imported so far."""
     from worldsmith.config.recipes.packages import load_installed
 
-    _import_shipped()
+    import_shipped()
     load_installed()
     return sorted(_RECIPES)
 
 
 def is_recipe(name: str) -> bool:
     """Whether there is a recipe of that name. Installed packages are asked only if the name is none of ours."""
-    _import_shipped()
+    import_shipped()
     return name in _RECIPES or name in recipe_names()
 
 
@@ -146,7 +146,7 @@ def registered() -> dict[str, Recipe]:
     return _RECIPES
 
 
-def _import_shipped() -> None:
+def import_shipped() -> None:
     importlib.import_module("worldsmith.recipes")
 
 

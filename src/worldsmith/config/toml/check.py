@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from dataclasses import dataclass, field
 from typing import Any
 
+from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import fit, mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
-from worldsmith.config.toml.schema import FIELDS, MISSING, REFUSED, TomlField
-from worldsmith.config.tree.paths import format_path
+from worldsmith.config.toml.schema import MISSING, REFUSED, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.words import format_value
+from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.words.overrides import path_exists
 
-_FIELDS = {entry.path: entry for entry in FIELDS}
-_SECTIONS = {entry.path[:length] for entry in FIELDS for length in range(len(entry.path))}
+_WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
+"""What other languages call a value, and how TOML says it."""
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
@@ -24,61 +29,85 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError([Problem("", "nested too deeply", place=Place(file))]) from None
     except ValueError as error:
-        message, place = str(error), Place(file)
+        message, place, hint = str(error), Place(file), None
         if match := re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message):
             lines = text.split("\n")
             line = int(match[1]) if match[1] else len(lines)
             column = int(match[2]) if match[2] else len(lines[-1]) + 1
             place = Place(file, line, column, 1, lines[line - 1] if line <= len(lines) else None)
             message = message[: match.start()]
-        raise ConfigError([Problem("", f"not valid TOML: {message}", place=place)]) from None
+            word = re.match(r"\w*", (place.source or "")[column - 1 :])
+            if word and (meant := _WORDS.get(word[0].lower())):
+                hint = f"write {meant}"
+        raise ConfigError([Problem("", f"not valid TOML: {message}", hint=hint, place=place)]) from None
 
 
-def check_table(table: dict[str, Any], problems: list[Problem]) -> list[tuple[TomlField, Any]]:
-    """The known keys of a table that are set and have the right type, in file order; the rest goes to `problems`."""
-    found: list[tuple[TomlField, Any]] = []
-    _check_section(table, (), problems, found)
-    return found
+def check_table(
+    table: dict[str, Any], problems: list[Problem], tree: Config | None = None, task: str = TASKS[0]
+) -> list[tuple[TomlField, Any]]:
+    """The known keys of a table that are set and have the right type, in file order; the rest goes to `problems`.
+
+    `tree` is the recipe's, which says what else could be changed, though not in this file.
+    """
+    check = _Check({entry.path: entry for entry in toml_fields()}, problems, tree, task)
+    check.section(table, ())
+    return check.found
 
 
-def _check_section(
-    table: dict[str, Any], path: tuple[str, ...], problems: list[Problem], found: list[tuple[TomlField, Any]]
-) -> None:
-    for key, value in table.items():
-        here = (*path, key)
-        if here in _FIELDS:
-            entry = _FIELDS[here]
-            count = len(problems)
-            if value == MISSING:
-                continue
-            if here != (OPAQUE,):
-                fitted = fit(value, entry.type, here, problems)
-            elif not isinstance(fitted := value, dict):  # also a reference: nobody resolves it there
-                problems.append(mismatch(here, "a table", value))
-            if len(problems) == count:
-                found.append((entry, fitted))
-        elif here in _SECTIONS:
-            if isinstance(value, dict):
-                _check_section(value, here, problems, found)
+@dataclass(slots=True)
+class _Check:
+    fields: dict[Path, TomlField]
+    problems: list[Problem]
+    tree: Config | None
+    task: str
+    found: list[tuple[TomlField, Any]] = field(default_factory=list)
+    sections: list[Path] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sections = list(dict.fromkeys(path[:length] for path in self.fields for length in range(1, len(path))))
+
+    def section(self, table: dict[str, Any], path: Path) -> None:
+        for key, value in table.items():
+            here = (*path, key)
+            if here in self.fields:
+                self.value(self.fields[here], value)
+            elif here in self.sections:
+                if isinstance(value, dict):
+                    self.section(value, here)
+                else:
+                    self.problems.append(mismatch(here, "a section", value))
+            elif here in REFUSED:
+                self.problems.append(Problem(format_path(here), f"this key is not supported: {REFUSED[here]}"))
             else:
-                problems.append(mismatch(here, "a section", value))
-        elif here in REFUSED:
-            problems.append(Problem(format_path(here), f"this key is not supported: {REFUSED[here]}"))
-        else:
-            problems.append(_unknown_key(here))
+                self.problems.append(self.unknown(here, value))
 
+    def value(self, entry: TomlField, value: Any) -> None:
+        if value == MISSING:
+            return
+        count = len(self.problems)
+        if entry.path != (OPAQUE,):
+            value = fit(value, entry.type, entry.path, self.problems)
+        elif not isinstance(value, dict):  # also a reference: nobody resolves it there
+            self.problems.append(mismatch(entry.path, "a table", value))
+        if len(self.problems) == count:
+            self.found.append((entry, value))
 
-def _unknown_key(path: tuple[str, ...]) -> Problem:
-    near = nearest_path(path, [*_FIELDS, *(section for section in _SECTIONS if section)])
-    siblings = [known[-1] for known in (*_FIELDS, *_SECTIONS) if known and known[:-1] == path[:-1]]
-    where = f"[{format_path(path[:-1])}]" if path[:-1] else "the file"
-    advice = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {', '.join(dict.fromkeys(siblings))}"
-    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=advice)
+    def unknown(self, path: Path, value: Any) -> Problem:
+        where = f"[{format_path(path[:-1])}]" if path[:-1] else "the file"
+        siblings = [str(known[-1]) for known in [*self.sections, *self.fields] if known[:-1] == path[:-1]]
+        near = nearest_path(path, [*self.fields, *self.sections])
+        advice = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {', '.join(siblings)}"
+        if words := self.words(path, value):
+            advice = f"it is a value of the tree, and this file has no key for it; write -- {' '.join(words)}"
+        return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=advice)
 
-
-def experiment_required() -> Problem:
-    return Problem(
-        "job.experiment",
-        "[job].experiment is required: it names the recipe that this file changes",
-        hint='write experiment = "<recipe>" in [job]',
-    )
+    def words(self, path: Path, value: Any) -> list[str]:
+        """The override words that say what a key of the tree, which is none of this file, was to say."""
+        leaves = flatten(value) if isinstance(value, dict) else [((), value)]
+        words = []
+        for rest, leaf in leaves:
+            for target in ((*path, *rest), remap((*path, *rest), self.task)):
+                if self.tree is not None and target and path_exists(self.tree, target):
+                    words.append(shlex.quote(f"{format_path(target)}={format_value(leaf)}"))
+                    break
+        return words

@@ -17,10 +17,10 @@ from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.check import check_table, experiment_required, parse_toml
+from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
-from worldsmith.config.toml.schema import TomlField, remap
-from worldsmith.config.toml.words import build_overrides, format_value
+from worldsmith.config.toml.schema import TASKS, TomlField, remap
+from worldsmith.config.toml.words import build_overrides, experiment_required, format_value
 from worldsmith.config.tree.draft import Draft, finish, recipe_task
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
 from worldsmith.config.tree.plain import OPAQUE
@@ -93,9 +93,15 @@ class _Loader:
 
     def load(self, overrides: Sequence[Override]) -> None:
         mistakes: list[Problem] = []
-        values = check_table(self.table, mistakes)
+        rest = dict(self.table)
+        job = {"job": rest.pop("job")} if "job" in rest else {}
+        values = check_table(job, mistakes)
         self.problems += [self.located(mistake) for mistake in mistakes]
         name = self.start(values, overrides)
+        late: list[Problem] = []
+        values += check_table(rest, late, self.draft.tree, self.draft.task or TASKS[0])
+        mistakes += late
+        self.problems += [self.located(mistake) for mistake in late]
         self.draft.problems = self.problems
         if self.draft.tree is None or self.draft.task is None:
             return

@@ -1,14 +1,23 @@
 """The recipe TOML as data: every key with its type, documented default and doc, and where it lands in the tree.
 
-The default is what the key means by itself; a key that a file leaves out keeps the value of the recipe.
+The default is what the key means by itself; a key that a file leaves out keeps the value of the recipe. Modules of
+recipes, ours and those of other packages, add keys of their own:
+
+    toml_keys("trainer.callbacks.alarm", LossAlarm.Config, "above")
+    toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset")
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from worldsmith.config.tree.paths import Path
+from worldsmith.config.declare.configurable import Config, field_hints, unknown_field
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.recipes.registry import import_shipped
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.provenance import class_defaults
 
 MISSING = "???"
 """Written as a value: the key counts as left out."""
@@ -18,20 +27,60 @@ TASKS = ("vfm", "vlm")
 
 @dataclass(frozen=True, slots=True)
 class TomlField:
-    """One key. `type` is a hint as in a Config."""
+    """One key. `type` is a hint as in a Config; `about` is its doc, or the Config class with a field of its name."""
 
     path: tuple[str, ...]
     type: Any
     default: Any
-    doc: str
+    about: str | type[Config]
+    at: Path | None = None
+    """Where a key of `toml_keys` lands in the tree; for the others see `REMAPS`."""
+    only: str | None = None
+    """The one task in which such a key has an effect; None: all."""
+
+    @property
+    def doc(self) -> str:
+        return self.about if isinstance(self.about, str) else field_docs(self.about).get(self.path[-1], "")
+
+
+def toml_keys(section: str, config: type[Config], *names: str, at: str | None = None, only: str | None = None) -> None:
+    """Adds keys to a section of the recipe TOML: fields of `config`, which is at `at` in the tree (None: `section`).
+
+    Type, default and doc of a key are those of the field. With `only`, it has an effect for that task alone. Several
+    families may add the same key in the same place; their types are joined. Raises TypeError for a name that is no
+    field, ValueError for a key that there is already, in another place.
+    """
+    hints, defaults = field_hints(config), class_defaults(config)
+    for name in names:
+        if name not in hints:
+            raise TypeError(unknown_field(config, name))
+        path, target = (*section.split("."), name), (*(at or section).split("."), name)
+        entry = TomlField(path, hints[name], defaults.get(name, MISSING), config, target, only)
+        taken = _ADDED.get(path) or next((known for known in FIELDS if known.path == path), entry)
+        if (taken.at, taken.only) != (target, only):
+            raise ValueError(f"the recipe TOML has a key {format_path(path)} already, for another place or task")
+        _ADDED[path] = replace(taken, type=taken.type | entry.type)
+
+
+def toml_fields() -> list[TomlField]:
+    """All keys, by section, in the order in which files are written."""
+    entries = [*FIELDS, *_added().values()]
+    sections = [entry.path[:-1] for entry in entries]
+    roots = [entry.path[:1] for entry in entries]
+    return sorted(entries, key=lambda e: (e.path == (OPAQUE,), roots.index(e.path[:1]), sections.index(e.path[:-1])))
+
+
+_ADDED: dict[Path, TomlField] = {}
+
+
+def _added() -> dict[Path, TomlField]:
+    import_shipped()
+    return _ADDED
 
 
 def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
     return [TomlField((*name.split("."), key), kind, default, doc) for key, kind, default, doc in rows]
 
-
-_LORA_TARGETS = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
-_VAE = "pretrained/tokenizers/video/wan2pt2/Wan2.2_VAE.pth"
 
 FIELDS: tuple[TomlField, ...] = (
     *_section(
@@ -46,18 +95,6 @@ FIELDS: tuple[TomlField, ...] = (
     *_section(
         "model",
         (
-            "max_num_tokens_after_packing",
-            int,
-            13312,
-            "Tokens per packed sequence. vfm only; without a cap (-1) a pack has no end, so that is refused.",
-        ),
-        (
-            "joint_attn_implementation",
-            Literal["two_way", "three_way", "flex"],
-            "two_way",
-            "Attention layout. vfm only.",
-        ),
-        (
             "attn_implementation",
             Literal["cosmos", "flash_attention_2", "sdpa", "eager"],
             "cosmos",
@@ -66,7 +103,6 @@ FIELDS: tuple[TomlField, ...] = (
         ("lora_enabled", bool, False, "Train low-rank adapters instead of the weights."),
         ("lora_rank", int, 16, "Rank of the adapters."),
         ("lora_alpha", int, 32, "Scale of the adapters; their effect is alpha / rank."),
-        ("lora_target_modules", str, _LORA_TARGETS, "Comma-separated names of the layers that get an adapter."),
         ("precision", str, "bfloat16", "Number format of the forward and backward pass."),
     ),
     *_section(
@@ -105,7 +141,6 @@ FIELDS: tuple[TomlField, ...] = (
         ("preserve_rng_state", bool, True, "Repeat the random numbers in the recomputation."),
         ("determinism_check", Literal["default", "match"], "default", "match compares recomputed tensors."),
     ),
-    *_section("model.tokenizer", ("vae_path", str, _VAE, "The video VAE. vfm only.")),
     *_section(
         "model.backbone",
         ("model_name", str, MISSING, "Hub name or folder of the backbone. vlm only."),
@@ -138,12 +173,6 @@ FIELDS: tuple[TomlField, ...] = (
         ("max_iter", int, 500, "Optimizer steps of the run."),
     ),
     *_section(
-        "trainer.callbacks.compile_tokenizer",
-        ("enabled", bool, True, "Compile the VAE once shapes are stable. vfm only."),
-        ("compile_after_iterations", int, 3, "Steps before that. vfm only."),
-        ("warmup_resolutions", list[str] | None, None, "Resolutions to compile ahead. vfm only."),
-    ),
-    *_section(
         "trainer.callbacks.grad_clip",
         ("clip_norm", float, 1.0, "Largest L2 norm of the gradient."),
         ("force_finite", bool, True, "Replace NaN and infinite gradients by zero."),
@@ -168,10 +197,9 @@ FIELDS: tuple[TomlField, ...] = (
             None,
             "Tokens per pack; set alone, it replaces the recipe's other cap.",
         ),
-        ("max_caption_tokens", int | None, None, "Tokens per caption; longer ones are cut. vfm only."),
         ("seed", int, 42, "Seed of the data order. vfm only."),
     ),
-    TomlField(("custom",), dict[str, Any], {}, "The project's own data; never looked into."),
+    TomlField((OPAQUE,), dict[str, Any], {}, "The project's own data; never looked into."),
 )
 
 REFUSED = {
@@ -194,16 +222,11 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
         _MODEL: _CONFIG,
         (*_MODEL, "attn_implementation"): (*_POLICY, "attn_implementation"),
         (*_MODEL, "backbone"): (*_POLICY, "backbone"),
-        (*_MODEL, "tokenizer"): None,
-        (*_MODEL, "max_num_tokens_after_packing"): None,
-        (*_MODEL, "joint_attn_implementation"): None,
         (*_LOADER, "max_samples_per_batch"): (*_LOADER, "max_batch_size"),
         (*_LOADER, "max_sequence_length"): (*_LOADER, "max_tokens"),
-        (*_LOADER, "max_caption_tokens"): None,
         (*_LOADER, "seed"): None,
         ("optimizer", "eps"): None,
         ("scheduler", "verbosity_interval"): None,
-        ("trainer", "callbacks", "compile_tokenizer"): None,
     },
 }
 """Per task: prefix of a TOML path -> prefix in the tree, or None where the key has no effect. Others stay."""
@@ -211,8 +234,10 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
 
 def remap(path: Path, task: str) -> Path | None:
     """The tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the task."""
-    rules = REMAPS[task]
+    rules, added = REMAPS[task], _added()
     for length in range(len(path), 0, -1):
+        if entry := added.get(path[:length]):
+            return None if entry.only not in (None, task) else (*(entry.at or ()), *path[length:])
         if path[:length] in rules:
             target = rules[path[:length]]
             return None if target is None else (*target, *path[length:])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worldsmith.config.declare.value_types import mismatch
-from worldsmith.config.errors import ConfigError
-from worldsmith.config.toml.check import experiment_required
+from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.toml.schema import MISSING, TASKS, remap
 from worldsmith.config.tree.paths import flatten, format_path
 from worldsmith.config.tree.plain import OPAQUE
@@ -53,3 +52,11 @@ def format_value(value: Any, *, in_list: bool = False) -> str:
     if isinstance(value, str) and (in_list or "," in value or " " in value):
         return f"'{value}'"
     return str(value)
+
+
+def experiment_required() -> Problem:
+    return Problem(
+        "job.experiment",
+        "[job].experiment is required: it names the recipe that this file changes",
+        hint='write experiment = "<recipe>" in [job]',
+    )

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import Place, Problem
-from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, remap
+from worldsmith.config.toml.schema import MISSING, TASKS, remap, toml_fields
 from worldsmith.config.tree.access import all_paths, children
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE, read_value
@@ -22,7 +22,6 @@ from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.words.literals import read_text
 
 _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(=)(.*))?", re.DOTALL)
-_TOML_PATHS = {field.path for field in FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def translate(tree: Config, path: Path, task: str | None) -> Path | None:
     """The tree path that a path of an override means: itself if the tree has it, else its TOML meaning."""
     if task not in TASKS or path_exists(tree, path):
         return path
-    return remap(path, task) if any(starts_with(path, known) for known in _TOML_PATHS) else path
+    return remap(path, task) if any(starts_with(path, key.path) for key in toml_fields()) else path
 
 
 def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, create: bool = True) -> None:

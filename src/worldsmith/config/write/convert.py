@@ -11,7 +11,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
-from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, TomlField, remap
+from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.changes import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path
@@ -105,7 +105,7 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
     """The keys of the recipe TOML that say what differs from the recipe."""
     task = recipe_task(base) or TASKS[0]
     table: dict[str, Any] = {"job": {"task": task, "experiment": name}}
-    for entry in FIELDS:
+    for entry in toml_fields():
         target = remap(entry.path, task)
         if entry.path in _CHOSEN or entry.path == (OPAQUE,) or target is None:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, TomlField, remap
+from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import OPAQUE
@@ -27,7 +27,7 @@ TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 def toml_schema(recipes: Mapping[str, Config]) -> Schema:
     """The schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
     root = _table()
-    for entry in FIELDS:
+    for entry in toml_fields():
         _put(root, entry.path, _described(entry))
     root["properties"]["job"]["required"] = ["experiment"]
     groups: list[tuple[list[str], Schema]] = []
@@ -90,7 +90,7 @@ def _narrow(tree: Config) -> Schema:
     _put(found, TASK, {"enum": meant})
     if task != TASKS[0]:
         found["properties"]["job"]["required"] = ["task"]
-    for entry in FIELDS:
+    for entry in toml_fields():
         target = remap(entry.path, task)
         if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
             continue

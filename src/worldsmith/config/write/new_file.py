@@ -9,7 +9,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import describe_type
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
-from worldsmith.config.toml.schema import FIELDS, MISSING, TASKS, TomlField, remap
+from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.words.overrides import find_node, is_missing
@@ -41,7 +41,7 @@ def new_recipe_toml(name: str) -> str:
         f"experiment = {toml_text(name)}",
     ]
     section: tuple[str, ...] = (JOB,)
-    for entry in FIELDS:
+    for entry in toml_fields():
         target = remap(entry.path, task)
         if target is None or entry.path in ((JOB, "task"), (JOB, "experiment"), (OPAQUE,)) or is_missing(tree, target):
             continue

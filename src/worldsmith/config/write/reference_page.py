@@ -10,7 +10,7 @@ from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints, describe_type
 from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.toml.schema import FIELDS, MISSING, REFUSED, TomlField, remap
+from worldsmith.config.toml.schema import MISSING, REFUSED, TomlField, remap, toml_fields
 from worldsmith.config.tree.difference import show_value
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path, format_path
@@ -50,7 +50,7 @@ def reference_page(trees: Mapping[str, Config]) -> str:
 
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:
     lines, section = [TOML], None
-    for entry in FIELDS:
+    for entry in toml_fields():
         if entry.path == (OPAQUE,):
             continue
         if entry.path[:-1] != section:
