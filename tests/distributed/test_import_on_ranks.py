@@ -10,7 +10,7 @@ import tiny_runs
 from runs import Runs
 from stored_models import write_tiny_base
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.convert import convert
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ def test_the_place_of_an_export_is_tried_before_anything_is_read(
     def never(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the model was opened")
 
-    monkeypatch.setattr("worldsmith.checkpoint.formats.cosmos3.load_model.find_model", never)
+    monkeypatch.setattr("worldsmith.checkpoint.formats.find_model.find_model", never)
     (tmp_path / "file").write_text("keep")
     assert main(["export", str(run_folder), "--format", form, "-o", str(tmp_path / "file" / "a" / "out")]) == 2
     assert f"{tmp_path / 'file' / 'a'} cannot be written: Not a directory" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import torch
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 
-from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
 from worldsmith.models.lora import adapter_state
 from worldsmith.models.parameter_names import native_parameters
@@ -119,7 +119,7 @@ def test_the_adapter_folder_says_where_it_comes_from(folder: Path) -> None:
 
 def test_sampling_from_the_run_uses_the_merged_weights(folder: Path) -> None:
     """The network for sampling has no adapters, and other weights than the base."""
-    merged, base = (load_generator(folder / name).network for name in ("whole", "base"))
+    merged, base = (load_model(folder / name).network for name in ("whole", "base"))
     assert not adapter_state(merged)
     changed = [n for n, p in merged.named_parameters() if not torch.equal(p, dict(base.named_parameters())[n])]
     assert len([name for name in changed if "proj_moe_gen" in name]) == 8

@@ -19,12 +19,14 @@ from stored_models import (
     our_text_states,
     our_velocity,
     random_transformer,
+    spec_of,
     their_text_states,
     write_edge_reasoner,
     write_qwen3_vl,
 )
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert, network_of
+from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.checkpoint.formats.cosmos3.network_settings import network_of
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
@@ -39,7 +41,9 @@ def loaded(path: Path, config: NetworkConfig | None = None) -> Cosmos3Network:
     """A network with the weights at `path`, as a training run with checkpoint.load_path would have it."""
     network = Cosmos3Network(config or network_of(open_weights(path)))
     init_weights(network, 0)
-    load_weights(str(path), {f"net.{n}": p.detach() for n, p in network.named_parameters()}, network=network.config)
+    load_weights(
+        str(path), {f"net.{n}": p.detach() for n, p in network.named_parameters()}, spec=spec_of(network.config)
+    )
     return network
 
 
@@ -154,7 +158,7 @@ def test_qwen3_vl_becomes_both_towers(tmp_path: Path, form: str, way: str) -> No
 def test_qwen3_vl_in_bfloat16_is_read_exactly(tmp_path: Path) -> None:
     """bf16 files, the usual form, arrive in float32 networks without a rounding; `stored` keeps them bf16."""
     model = write_qwen3_vl(tmp_path / "qwen", dtype="bfloat16")
-    convert(str(tmp_path / "qwen"), tmp_path / "base", to="native", action_gen=True)
+    convert(str(tmp_path / "qwen"), tmp_path / "base", to="native", heads=["action"])
     stored = load_file(tmp_path / "base" / "model.safetensors")
     name = "language_model.model.layers.1.self_attn.q_proj_moe_gen.weight"
     theirs = model.model.language_model.layers[1].self_attn.q_proj.weight

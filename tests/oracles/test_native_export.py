@@ -14,9 +14,9 @@ from safetensors import safe_open
 from stored_models import write_tiny_base
 from torch import Tensor
 
-from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
-from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
 from worldsmith.checkpoint.formats.export_folder import ExportSource
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.cli.main import main
 from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.cosmos3.sequence import SampleLayout
@@ -140,8 +140,8 @@ def test_unmerged_adapters_are_kept_and_merge_on_reading(runs: Path) -> None:
     out = export(runs, "lora", "--no-merge")
     tensors = read_export(out)
     assert sum(".lora_" in key for key in tensors) == 8
-    expected = native_parameters(load_generator(runs / "lora").network)
-    found = native_parameters(load_generator(out).network)
+    expected = native_parameters(load_model(runs / "lora").network)
+    found = native_parameters(load_model(out).network)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert main(["export", str(runs / "lora"), "--no-merge"]) == 2
 
@@ -155,7 +155,7 @@ def test_an_export_is_a_model_of_ours_again(runs: Path, tmp_path: Path) -> None:
     generator = model.load()
     expected = native_parameters(origin.load().network)
     assert all(torch.equal(value, expected[name]) for name, value in native_parameters(generator.network).items())
-    assert generator.tokenize("a prompt") == load_generator(runs / "full").tokenize("a prompt")
+    assert generator.tokenize("a prompt") == load_model(runs / "full").tokenize("a prompt")
     assert main(["export", str(out), "-o", str(tmp_path / "pipeline"), "--shift", "3"]) == 0
     assert (tmp_path / "pipeline" / "model_index.json").is_file()
     config = tiny_runs.tiny_config(runs / "world", steps=1)
@@ -170,8 +170,8 @@ def test_shards_hold_every_tensor_once(runs: Path, tmp_path: Path) -> None:
     """A small file size makes several files: the index lists each tensor, and the content is that of one file."""
     model = find_model(runs / "full")
     arguments = {"defaults": GenerationDefaults(), "average": True, "dtype": "float32"}
-    assert export_native(model.open(), model.config, tmp_path / "one", **arguments)
-    assert export_native(model.open(), model.config, tmp_path / "many", max_shard_size=20_000, **arguments)
+    assert export_native(model.open(), model.spec, tmp_path / "one", **arguments)
+    assert export_native(model.open(), model.spec, tmp_path / "many", max_shard_size=20_000, **arguments)
     files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 3
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -187,18 +187,18 @@ def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path:
     """The same export again changes nothing; another one needs force; other folders are never touched."""
     model, out = find_model(runs / "full"), tmp_path / "out"
     arguments = {"defaults": GenerationDefaults(), "origin": ExportSource(run="a/b", iteration=2, weights="ema")}
-    assert export_native(model.open(), model.config, out, average=True, **arguments)
+    assert export_native(model.open(), model.spec, out, average=True, **arguments)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert not export_native(model.open(), model.config, out, average=True, **arguments)
+    assert not export_native(model.open(), model.spec, out, average=True, **arguments)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     with pytest.raises(FileExistsError, match="use --force"):
-        export_native(model.open(), model.config, out, average=False, **arguments)
-    assert export_native(model.open(), model.config, out, average=False, force=True, **arguments)
+        export_native(model.open(), model.spec, out, average=False, **arguments)
+    assert export_native(model.open(), model.spec, out, average=False, force=True, **arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(FileExistsError, match="is not an export"):
-        export_native(model.open(), model.config, tmp_path / "mine", force=True, **arguments)
+        export_native(model.open(), model.spec, tmp_path / "mine", force=True, **arguments)
 
 
 def test_a_changed_base_is_noticed(runs: Path, tmp_path: Path) -> None:
@@ -217,4 +217,4 @@ def test_a_changed_base_is_noticed(runs: Path, tmp_path: Path) -> None:
     from worldsmith.config.errors import UserError
 
     with pytest.raises(UserError, match="the frozen ones have changed"):
-        load_generator(tmp_path / "lora")
+        load_model(tmp_path / "lora")

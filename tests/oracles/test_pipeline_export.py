@@ -14,8 +14,8 @@ from diffusers import Cosmos3OmniPipeline
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
-from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
 from worldsmith.checkpoint.formats.export_folder import ExportSource
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
@@ -156,20 +156,20 @@ def test_bfloat16_export_loads_and_makes_a_video(tmp_path: Path) -> None:
     pipeline.set_progress_bar_config(disable=True)
     video = pipeline("A red square.", height=64, width=64, num_frames=5, num_inference_steps=2, output_type="pt").video
     assert torch.isfinite(torch.as_tensor(video).float()).all()
-    reloaded = load_generator(tmp_path / "bf16")
+    reloaded = load_model(tmp_path / "bf16")
     for (name, ours), back in zip(generator.network.named_parameters(), reloaded.network.parameters()):
         rounded = ours if name.startswith("time_embedder") else ours.bfloat16().float()
         assert torch.equal(back, rounded), name
 
 
 def test_an_export_is_a_model_of_ours_again(exported) -> None:
-    """load_generator on the folder gives the same videos, bit for bit, and keeps what training saw."""
+    """load_model on the folder gives the same videos, bit for bit, and keeps what training saw."""
     generator, _, folder = exported
-    reloaded = load_generator(folder)
+    reloaded = load_model(folder)
     assert reloaded.defaults == generator.defaults
     assert torch.equal(generate(reloaded, [REQUEST])[0], generate(generator, [REQUEST])[0])
     with pytest.raises(ValueError, match="holds the live weights only"):
-        load_generator(folder, weights="ema")
+        load_model(folder, weights="ema")
 
 
 def test_a_pipeline_of_another_maker_loads(exported, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_shards_with_an_index_load_alike(tmp_path: Path) -> None:
     files = sorted(p.name for p in (tmp_path / "sharded" / "transformer").iterdir())
     assert sum(name.endswith(".safetensors") for name in files) > 1
     assert "diffusion_pytorch_model.safetensors.index.json" in files
-    reloaded = load_generator(tmp_path / "sharded")
+    reloaded = load_model(tmp_path / "sharded")
     for ours, back in zip(generator.network.parameters(), reloaded.network.parameters()):
         assert torch.equal(ours, back)
     Cosmos3OmniPipeline.from_pretrained(tmp_path / "sharded")

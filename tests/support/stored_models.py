@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.spec import ModelSpec
 
 EOS, VISION_START, VOCAB = 94, 95, 96
 QWEN = NetworkConfig(
@@ -24,6 +26,11 @@ EDGE = replace(
 )  # fmt: skip
 LAYOUT = SampleLayout([5, 6, 7, 60], (3, 4, 6), fps=16.0, condition_frames=1)
 PROMPTS = [[4, 5, 6], list(range(30))]
+
+
+def spec_of(network: NetworkConfig) -> ModelSpec:
+    """The model with this network."""
+    return ModelSpec(name="cosmos3", config=Cosmos3Generator.Config(network=network))
 
 
 def randomize(module: torch.nn.Module, seed: int = 3) -> None:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts and prints what was done with each tensor. Raises UserError for input that cannot be used."""
-    from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+    from worldsmith.checkpoint.formats.convert import convert
     from worldsmith.config.errors import UserError
 
     try:
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             to=args.to,
             dtype=args.dtype,
-            action_gen=args.action_gen,
-            sound_gen=args.sound_gen,
+            heads=["action"] * args.action_gen + ["sound"] * args.sound_gen,
             seed=args.seed,
             force=args.force,
         )

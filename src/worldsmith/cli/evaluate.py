@@ -78,9 +78,10 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"], base: str | None) -> Cosmos3Generator:
-    from worldsmith.checkpoint.formats.cosmos3.load_model import load_generator
+    from worldsmith.checkpoint.formats.find_model import load_model
 
-    return load_generator(path, weights=weights, base=base)
+    generator: Cosmos3Generator = load_model(path, weights=weights, base=base)
+    return generator
 
 
 def generate_videos(

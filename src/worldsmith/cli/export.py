@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from worldsmith.cli.shared_flags import add_base, add_shift
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.formats.cosmos3.load_model import StoredModel
+    from worldsmith.checkpoint.formats.family_formats import Export
 
-HELP = "write a trained generator as a diffusers pipeline, as native safetensors, or its adapters for PEFT"
-FOLDERS = {"diffusers": "export", "native": "export_native", "adapter": "export_adapter"}
-INDEX = {"diffusers": "model_index.json", "native": "config.json", "adapter": "adapter_config.json"}
-"""What every folder of the format has."""
+HELP = "write a trained model as a diffusers pipeline, as native safetensors, or its adapters for PEFT"
+FORMATS = ("diffusers", "native", "adapter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="the new folder (default: in RUN)")
     parser.add_argument(
         "--format",
-        choices=tuple(FOLDERS),
+        choices=FORMATS,
         default="diffusers",
         help="diffusers: a whole pipeline; native: sharded safetensors with native names and config.json; adapter: the "
         "low-rank adapters alone, in PEFT's format (default: %(default)s)",
@@ -51,75 +49,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports; 0 on success or when there is nothing to do. Raises UserError for input that cannot be used."""
-    from worldsmith.checkpoint.formats.cosmos3.load_model import find_model
     from worldsmith.checkpoint.formats.export_folder import require_place
+    from worldsmith.checkpoint.formats.family_formats import ExportOptions
+    from worldsmith.checkpoint.formats.find_model import find_family, find_model
+    from worldsmith.checkpoint.formats.registry import formats_of
     from worldsmith.config.errors import UserError
     from worldsmith.models.model_files import lasting_name
     from worldsmith.sampling.training_data import with_clip_size
 
-    if not args.merge and args.format != "native":
-        raise UserError(
-            f"--no-merge keeps adapters beside the weights, which --format {args.format} cannot; leave it out, or give "
-            "--format native"
-        )
-    if args.shift is not None and args.format == "adapter":
-        raise UserError("--shift belongs to a noise schedule, which --format adapter does not have; leave it out")
-    if args.base is not None and args.format == "adapter":
-        raise UserError("--base has no effect: --format adapter reads the adapters alone; leave it out")
-    out = args.out or default_folder(args.model, args.format)
-    require_place(out, INDEX[args.format])
+    exports = formats_of(find_family(args.model)).exports()
+    if args.format not in exports:
+        raise UserError(f"--format {args.format}: such a model is exported as {' or '.join(exports)}")
+    export = exports[args.format]
+    require_meaning(args, export)
+    out = args.out or default_folder(args.model, export.folder)
+    require_place(out, export.index)
     try:
         model = find_model(args.model, weights=args.weights, base=args.base)
-        if not args.merge and not model.config.lora_enabled:
+        if not args.merge and not model.has_adapters:
             raise UserError(f"--no-merge keeps adapters, and {args.model} has none; leave it out")
-        defaults = with_clip_size(model.defaults, model.tree)
-        if args.shift is not None:
-            defaults = replace(defaults, shift=args.shift)
-        model = replace(model, defaults=defaults)
-        written = write(model, out, args)
+        if model.defaults is not None:
+            defaults = with_clip_size(model.defaults, model.tree)
+            shift = defaults.shift if args.shift is None else args.shift
+            model = replace(model, defaults=replace(defaults, shift=shift))
+        written = export.write(model, out, ExportOptions(dtype=args.dtype, merge=args.merge, force=args.force))
     except ValueError as error:
         raise UserError(str(error)) from error
     what = f"{model.weights} weights after {model.iteration} steps, {args.dtype}"
-    name = {"diffusers": "pipeline", "native": "weights", "adapter": "adapter"}[args.format]
-    print(f"exported {name}: {out} ({what})" if written else f"{out} is complete already ({what}), nothing to do")
-    if args.format == "native":
-        print(f"the VAE is not copied: {lasting_name(model.config.tokenizer.vae_path)}")
-    if args.format == "adapter" and model.tree is not None:
+    print(
+        f"exported {export.what}: {out} ({what})" if written else f"{out} is complete already ({what}), nothing to do"
+    )
+    for line in model.formats.left_out(args.format, model.config):
+        print(line)
+    if not export.has_weights and model.tree is not None:
         print(f"it belongs to {lasting_name(model.tree['checkpoint']['load_path'] or 'the random weights of the run')}")
     return 0
 
 
-def write(model: StoredModel, out: Path, args: argparse.Namespace) -> bool:
-    """Writes the folder in the format asked for; False when it is there already."""
-    from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline, require_exportable
-    from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
-    from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored_adapter
-    from worldsmith.checkpoint.formats.export_folder import ExportSource, read_source
+def require_meaning(args: argparse.Namespace, export: Export) -> None:
+    """Raises UserError for a flag that means nothing in the format asked for."""
+    from worldsmith.config.errors import UserError
 
-    merged = (model.config.lora_enabled and args.merge) or read_source(model.folder).merged
-    origin = ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
-    if args.format == "adapter":
-        return export_stored_adapter(model, out, dtype=args.dtype, force=args.force)
-    if args.format == "diffusers":
-        require_exportable(model.config, model.defaults)
-    if args.merge:
-        model.require_effect()
-    if args.format == "native":
-        return export_native(
-            model.open(merge=args.merge),
-            model.config.without_adapters() if args.merge else model.config,
-            out,
-            defaults=model.defaults,
-            origin=origin,
-            average=model.average,
-            dtype=args.dtype,
-            force=args.force,
+    if not args.merge and not export.keeps_adapters:
+        raise UserError(
+            f"--no-merge keeps adapters beside the weights, which --format {args.format} cannot; leave it out, or give "
+            "--format native"
         )
-    generator = model.load(full_precision=True)
-    return export_pipeline(generator, out, source=origin, dtype=args.dtype, force=args.force)
+    if args.shift is not None and not export.has_schedule:
+        raise UserError(
+            f"--shift belongs to a noise schedule, which --format {args.format} does not have; leave it out"
+        )
+    if args.base is not None and not export.has_weights:
+        raise UserError(f"--base has no effect: --format {args.format} reads the adapters alone; leave it out")
 
 
-def default_folder(model: Path, format: str) -> Path:
-    """RUN/export, RUN/export_native or RUN/export_adapter, also when one of RUN's checkpoints is exported."""
+def default_folder(model: Path, name: str) -> Path:
+    """The folder of that name in RUN, also when one of RUN's checkpoints is exported."""
     run = model.resolve().parent.parent if (model / "model").is_dir() else model
-    return run / FOLDERS[format]
+    return run / name

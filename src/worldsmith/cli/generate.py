@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_sampling, number
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.formats.cosmos3.load_model import StoredModel
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.models.cosmos3.generator import Cosmos3Generator
     from worldsmith.sampling.prompt_files import PromptLine
 
@@ -128,7 +128,7 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
 
 def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel:
     """The model; the training clips are looked at only when a size is left open."""
-    from worldsmith.checkpoint.formats.cosmos3.load_model import find_model
+    from worldsmith.checkpoint.formats.find_model import find_model
     from worldsmith.sampling.training_data import with_clip_size
 
     model = find_model(args.model, weights=args.weights, base=args.base)
@@ -160,7 +160,7 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
     from worldsmith.config.errors import UserError
 
     source = read_source(model.folder)
-    trained = model.config.lora_enabled and model.weights != "untrained"
+    trained = model.has_adapters and model.weights != "untrained"
     if trained or (source.merged and source.run == read_source(adapter).run):
         raise UserError(
             f"--adapter {adapter}: {model.folder} has its run's adapters in its weights already; leave --adapter out, "
@@ -174,11 +174,10 @@ def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Genera
         return model.load(device)
     import torch
 
-    from worldsmith.checkpoint.formats.cosmos3.peft_adapter import load_adapter
     from worldsmith.models.lora import merge_adapters
 
-    generator = model.load(device, full_precision=True)
-    load_adapter(generator.network, adapter)
+    generator: Cosmos3Generator = model.load(device, full_precision=True)
+    model.formats.load_adapter(generator.network, adapter)
     merge_adapters(generator.network)
     generator.network.cast(getattr(torch, generator.config.precision))
     return generator

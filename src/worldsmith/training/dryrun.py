@@ -148,7 +148,7 @@ def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimize
         settings.load_path,
         state_shapes(network, model.ema),
         settings.keys_to_skip_loading,
-        network=model.network,
+        spec=config.model,
         average_as_live=settings.load_ema_to_reg,
     )
     lines = [f"weights      {line}" for line in report.lines()]

@@ -119,7 +119,7 @@ def start_weights(trainer: Trainer, *, with_state: bool = False) -> LoadReport |
             settings.load_path,
             model_state(trainer),
             keys_to_skip=settings.keys_to_skip_loading,
-            network=generator.config.network,
+            spec=trainer.config.model,
             average_as_live=settings.load_ema_to_reg,
             prepare=prepare,
             world=trainer.world,

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.cosmos3.load_model import find_model, load_generator
-from worldsmith.checkpoint.formats.cosmos3.native_export import export_native
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored_adapter
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored
+from worldsmith.checkpoint.formats.family_formats import ExportOptions
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.start_weights import StartWeights
@@ -92,9 +93,9 @@ def value_of(generator: Cosmos3Generator) -> float:
 
 def test_each_kind_of_weights_is_what_was_asked_for(run_folder: Path) -> None:
     """auto and ema: the average; live: the trained weights; of the newest checkpoint."""
-    assert value_of(load_generator(run_folder)) == 20
-    assert value_of(load_generator(run_folder, weights="ema")) == 20
-    assert value_of(load_generator(run_folder, weights="live")) == 2
+    assert value_of(load_model(run_folder)) == 20
+    assert value_of(load_model(run_folder, weights="ema")) == 20
+    assert value_of(load_model(run_folder, weights="live")) == 2
 
 
 def test_an_older_checkpoint_can_be_named(run_folder: Path) -> None:
@@ -120,7 +121,7 @@ def test_looking_at_a_run_changes_nothing_in_it(run_folder: Path) -> None:
     """A save in progress is left alone."""
     (run_folder / "checkpoints" / ".saving_iter_000000003").mkdir()
     before = sorted(run_folder.rglob("*"))
-    load_generator(run_folder)
+    load_model(run_folder)
     assert sorted(run_folder.rglob("*")) == before
 
 
@@ -129,27 +130,27 @@ def test_without_an_average_auto_is_live_and_ema_is_refused(config: Cosmos3Gener
     write_tree(tmp_path / "run", config)
     save(tmp_path / "run", config, 3, {"net.": 3})
     assert find_model(tmp_path / "run").weights == "live"
-    assert value_of(load_generator(tmp_path / "run")) == 3
+    assert value_of(load_model(tmp_path / "run")) == 3
     with pytest.raises(ValueError, match="no averaged weights"):
-        load_generator(tmp_path / "run", weights="ema")
+        load_model(tmp_path / "run", weights="ema")
 
 
 def test_untrained_is_the_runs_own_start(config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path) -> None:
     """From scratch: init from trainer.seed. With load_path: those weights, skipped tensors initialised."""
     start = Cosmos3Generator(config, seed=SEED).network.state_dict()
-    loaded = load_generator(run_folder, weights="untrained").network.state_dict()
+    loaded = load_model(run_folder, weights="untrained").network.state_dict()
     assert all(torch.equal(start[name], loaded[name]) for name in start)
 
     tuned = tmp_path / "tuned"
     write_tree(tuned, config, load_path=str(run_folder), keys_to_skip_loading=["net_ema.", "vae2llm"])
-    warm = load_generator(tuned, weights="untrained").network.state_dict()
+    warm = load_model(tuned, weights="untrained").network.state_dict()
     assert (warm["llm2vae.weight"] == 2).all()
     assert torch.equal(warm["vae2llm.weight"], start["vae2llm.weight"])
 
 
 def test_defaults_come_from_the_runs_config(run_folder: Path) -> None:
     """Caption flags, caps, frames, rate and the tier's shift are those of training; the size is left open."""
-    assert load_generator(run_folder).defaults == GenerationDefaults(
+    assert load_model(run_folder).defaults == GenerationDefaults(
         num_frames=17, fps=8.0, shift=2, append_duration_fps=True, append_resolution=False, max_caption_tokens=77
     )
 
@@ -159,14 +160,14 @@ def test_weights_of_another_network_are_refused(run_folder: Path, config: Cosmos
     config.network.hidden_size = 32
     write_tree(run_folder, config)
     with pytest.raises(UserError, match="do not fit this network"):
-        load_generator(run_folder)
+        load_model(run_folder)
 
 
 def test_weights_come_in_the_models_precision_or_in_full(config: Cosmos3Generator.Config, run_folder: Path) -> None:
     """For sampling a bfloat16 model has bfloat16 weights (its time embedder apart); for an export it keeps float32."""
     config.precision = "bfloat16"
     write_tree(run_folder, config)
-    dtypes = {name: p.dtype for name, p in load_generator(run_folder).network.named_parameters()}
+    dtypes = {name: p.dtype for name, p in load_model(run_folder).network.named_parameters()}
     assert dtypes["vae2llm.weight"] == torch.bfloat16
     assert dtypes["time_embedder.mlp.0.weight"] == torch.float32
     full = find_model(run_folder).load(full_precision=True)
@@ -176,9 +177,9 @@ def test_weights_come_in_the_models_precision_or_in_full(config: Cosmos3Generato
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     """Missing folders, empty folders and runs without a checkpoint say what was expected."""
     with pytest.raises(FileNotFoundError, match="nothing: no such folder"):
-        load_generator(tmp_path / "nothing")
+        load_model(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="no model in this folder"):
-        load_generator(tmp_path)
+        load_model(tmp_path)
 
 
 def test_a_run_without_checkpoint_has_untrained_weights_only(config: Cosmos3Generator.Config, tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_a_damaged_checkpoint_is_refused_when_it_was_named(run_folder: Path) -> 
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     with pytest.raises(UserError, match=r"iter_000000002 is damaged: the content of model/"):
-        load_generator(newest)
+        load_model(newest)
 
 
 def test_memory_is_taken_in_the_precision_of_the_weights(
@@ -219,7 +220,7 @@ def test_memory_is_taken_in_the_precision_of_the_weights(
     model = {f"net.{name}": value for name, value in values.items()}
     Checkpointer.Config(init="scratch").build(folder=run_folder / "checkpoints").save(3, {"model": model})
     taken.clear()
-    loaded = load_generator(run_folder).network.state_dict()
+    loaded = load_model(run_folder).network.state_dict()
     assert set(taken) == {torch.bfloat16}
     assert all(torch.equal(values[name].to(loaded[name].dtype), loaded[name]) for name in values)
 
@@ -246,27 +247,28 @@ class TestMovedBase:
     def test_its_place_can_be_given(self, lora: Path, tmp_path: Path) -> None:
         """Without it the error says how; with it the weights are the merged ones."""
         with pytest.raises(UserError, match=r"holds trained weights only.*load_path .*run: no such folder.*--base DIR"):
-            load_generator(lora)
-        weight = load_generator(lora, base=str(tmp_path / "moved")).network.state_dict()
+            load_model(lora)
+        weight = load_model(lora, base=str(tmp_path / "moved")).network.state_dict()
         assert bool((weight["vae2llm.weight"] == 2).all())
         assert bool((weight["language_model.model.layers.0.self_attn.q_proj_moe_gen.weight"] == 2 + 2 * 0.5).all())
-        first = load_generator(lora, weights="untrained", base=str(tmp_path / "moved")).network.state_dict()
+        first = load_model(lora, weights="untrained", base=str(tmp_path / "moved")).network.state_dict()
         assert all(bool((value == 2).all()) for value in first.values())
 
     def test_another_base_is_refused(self, lora: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="the frozen ones have changed"):
-            load_generator(lora, base=str(tmp_path / "moved" / "checkpoints" / "iter_000000001"))
+            load_model(lora, base=str(tmp_path / "moved" / "checkpoints" / "iter_000000001"))
 
     def test_its_adapters_need_no_base(self, lora: Path, tmp_path: Path) -> None:
         """They are exported from the checkpoint alone."""
-        assert export_stored_adapter(find_model(lora), tmp_path / "adapter")
+        assert export_stored(find_model(lora), tmp_path / "adapter", ExportOptions())
         assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
     def test_a_base_for_what_has_all_its_weights_is_refused(
         self, config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path
     ) -> None:
         """A whole checkpoint, the first weights of a run from scratch, an exported folder."""
-        export_native(StartWeights(config.network, 1), config, tmp_path / "out", defaults=GenerationDefaults())
+        spec = ModelSpec(name="cosmos3", config=config)
+        export_native(StartWeights(spec, 1), spec, tmp_path / "out", defaults=GenerationDefaults())
         for path, weights in ((run_folder, "auto"), (run_folder, "untrained"), (tmp_path / "out", "auto")):
             with pytest.raises(UserError, match="needs no base"):
                 find_model(path, weights=weights, base="anything")  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from stored_models import spec_of
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
-    return {f"net.{name}": torch.full(shape, value) for name, shape in StartWeights(NETWORK, 0).shapes.items()}
+    return {f"net.{name}": torch.full(shape, value) for name, shape in StartWeights(spec_of(NETWORK), 0).shapes.items()}
 
 
 def flip(file: Path) -> None:

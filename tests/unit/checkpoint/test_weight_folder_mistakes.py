@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored_models import spec_of
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, read_adapter
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
@@ -34,7 +35,7 @@ TABLE = "language_model.model.embed_tokens.weight"
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same weights as `native/` and `diffusers/`."""
     folder = tmp_path_factory.mktemp("bases")
-    start = StartWeights(NETWORK, 0)
+    start = StartWeights(spec_of(NETWORK), 0)
     (folder / "source").mkdir()
     save_file({f"model.net.{name}": start.read(name) for name in start.shapes}, folder / "source" / WEIGHTS)
     network = {name: getattr(NETWORK, name) for name in ("hidden_size", "num_hidden_layers", "rope_theta", "head_dim",
@@ -133,7 +134,7 @@ def test_the_file_is_named(name: str, bases: Path, tmp_path: Path, capsys: pytes
 def test_a_shard_that_is_whole_is_read(bases: Path, tmp_path: Path) -> None:
     """The judge of the mistakes above: without one, the same folder opens."""
     sharded(copy(bases / "native", tmp_path / "base"))
-    assert len(open_weights(tmp_path / "base").shapes) == len(StartWeights(NETWORK, 0).shapes)
+    assert len(open_weights(tmp_path / "base").shapes) == len(StartWeights(spec_of(NETWORK), 0).shapes)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="everything is readable for root")

@@ -11,17 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from stored_models import spec_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
 from worldsmith.checkpoint.dcp.parts import planner_of, save_part
-from worldsmith.checkpoint.formats.cosmos3.merged_weights import MergedWeights
-from worldsmith.checkpoint.formats.cosmos3.tensor_names import nemotron_name, reasoner_name, text_settings
+from worldsmith.checkpoint.formats.cosmos3.tensor_names import (
+    generation_name,
+    nemotron_name,
+    reasoner_name,
+    text_settings,
+)
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
+from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.sources.weight_source import generation_name, open_weights
+from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.initialization import init_weights
@@ -105,7 +111,7 @@ class TestFinding:
             open_weights(tmp_path / "model.pt")
         (tmp_path / "bert").mkdir()
         save_file({"encoder.weight": some(2)}, tmp_path / "bert" / "model.safetensors")
-        with pytest.raises(UserError, match=r"\(1, such as encoder.weight\) are neither"):
+        with pytest.raises(UserError, match=r"\(1, such as encoder.weight\) are not those"):
             open_weights(tmp_path / "bert")
 
     def test_a_repository_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +191,8 @@ def test_names_of_reasoners() -> None:
     assert nemotron_name("backbone.layers.5.mixer.down_proj.weight") == f"{STACK}layers.2.mlp.down_proj.weight"
     assert nemotron_name("backbone.layers.4.norm.weight") == f"{STACK}layers.2.input_layernorm.weight"
     assert nemotron_name("vision.patch.weight") is None
-    assert generation_name("mlp.up_proj.weight") == "mlp_moe_gen.up_proj.weight"
-    assert generation_name("input_layernorm.weight") == "input_layernorm_moe_gen.weight"
+    assert generation_name(f"{LAYER}mlp.up_proj.weight") == f"{LAYER}mlp_moe_gen.up_proj.weight"
+    assert generation_name(f"{LAYER}norm.weight") == f"{LAYER}norm_moe_gen.weight"
 
 
 class TestReport:
@@ -260,11 +266,14 @@ class TestReport:
         """How positions are counted may differ from the source's, and is said."""
         folder = write_dcp(tmp_path / "a", {"net.vae2llm.weight": some(2)})
         network = {"base_fps": 24, "rope_theta": 5e6}
-        (folder / "worldsmith.json").write_text(json.dumps({"model": {"config": {"network": network}}}))
-        report = plan_loading(str(folder), {"net.vae2llm.weight": [2]}, [], network=NetworkConfig(base_fps=30))
+        (folder / "worldsmith.json").write_text(
+            json.dumps({"model": {"name": "cosmos3", "config": {"network": network}}})
+        )
+        wanted = {"net.vae2llm.weight": [2]}
+        report = plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(base_fps=30)))
         assert report.notes == ["base_fps is 24 there and 30 here"]
         with pytest.raises(UserError, match=r"rope_theta is 5000000.0 there and 10000.0 here"):
-            plan_loading(str(folder), {"net.vae2llm.weight": [2]}, [], network=NetworkConfig(rope_theta=1e4))
+            plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(rope_theta=1e4)))
 
 
 class TestStart:
@@ -272,15 +281,18 @@ class TestStart:
         """Every parameter, heads and modality embeddings included, has the bits that `init_weights` gives it."""
         network = Cosmos3Network(NETWORK)
         init_weights(network, 5)
-        start = StartWeights(NETWORK, 5)
+        start = StartWeights(spec_of(NETWORK), 5)
         for name, value in network.state_dict().items():
             assert torch.equal(start.read(name), value), name
 
     def test_a_source_comes_first_unless_skipped(self, tmp_path: Path) -> None:
         own = some(6, 16)
-        source = CheckpointWeights(write_dcp(tmp_path / "a", {"net.vae2llm.weight": own}) / "model", {})
-        fresh = StartWeights(NETWORK, 5)
-        taken, skipped = StartWeights(NETWORK, 5, source), StartWeights(NETWORK, 5, source, ["vae2llm"])
+        source = CheckpointWeights(write_dcp(tmp_path / "a", {"net.vae2llm.weight": own}) / "model")
+        fresh = StartWeights(spec_of(NETWORK), 5)
+        taken, skipped = (
+            StartWeights(spec_of(NETWORK), 5, source),
+            StartWeights(spec_of(NETWORK), 5, source, ["vae2llm"]),
+        )
         assert torch.equal(taken.read("vae2llm.weight"), own)
         for start, name in ((skipped, "vae2llm.weight"), (taken, "llm2vae.weight")):
             assert torch.equal(start.read(name), fresh.read(name))
@@ -293,7 +305,7 @@ def test_merging_adds_the_product_to_each_adapted_weight(tmp_path: Path) -> None
               f"net.{base}.lora_B.weight": some(4, 2, seed=2), "net.vae2llm.weight": some(2, 2),
               f"net_ema.{base}.lora_A.weight": some(2, 3, seed=3), f"net_ema.{base}.lora_B.weight": torch.zeros(4, 2),
               }  # fmt: skip
-    source = CheckpointWeights(write_dcp(tmp_path / "a", stored) / "model", {})
+    source = CheckpointWeights(write_dcp(tmp_path / "a", stored) / "model")
     merged = MergedWeights(source, 0.5)
     assert set(merged.shapes) == {f"{base}.weight", "vae2llm.weight"}
     expected = some(4, 3) + 0.5 * some(4, 2, seed=2) @ some(2, 3, seed=1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import released_tier
-from worldsmith.checkpoint.formats.cosmos3.load_model import find_model
+from worldsmith.checkpoint.formats.cosmos3.network_settings import released_tier
+from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_

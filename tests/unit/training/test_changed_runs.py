@@ -14,7 +14,7 @@ import pytest
 import tiny_runs
 from tiny_runs import tiny_config
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
+from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.cli.main import main

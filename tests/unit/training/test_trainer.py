@@ -19,8 +19,8 @@ import tiny_runs
 import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
-from worldsmith.checkpoint.formats.cosmos3.base_checkpoint import convert
-from worldsmith.checkpoint.formats.cosmos3.load_model import load_generator
+from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import from_yaml, to_yaml
@@ -247,7 +247,7 @@ def test_averaged_weights_become_the_regular_ones_of_a_new_run(
         trainer = Trainer(config, run_folder=tmp_path / "new")
     assert "the live weights are the averaged ones of the source" in caplog.text
     source = read_checkpoint(whole / "checkpoints/iter_000000008")
-    start = load_generator(tmp_path / "new", weights="untrained").network.state_dict()
+    start = load_model(tmp_path / "new", weights="untrained").network.state_dict()
     for name, parameter in trainer.network.named_parameters():
         for found in (parameter, trainer.ema.state_dict()[name], start[name]):
             assert torch.equal(found, source[f"model/net_ema.{name}"])

@@ -45,7 +45,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: deal(aside, peers.size))
     shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
-    peers.run_on_main(lambda: publish(save, shares))
+    peers.run_on_main(lambda: make_visible(save, shares))
 
 
 def deal(aside: Path, shares: int) -> list[list[str]]:
@@ -54,7 +54,7 @@ def deal(aside: Path, shares: int) -> list[list[str]]:
     return [names[number::shares] for number in range(shares)]
 
 
-def publish(save: Save, shares: list[dict[str, list[int]]]) -> None:
+def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
     """Gives a complete checkpoint its manifest, its name and the pointer, and removes older ones."""
     aside, target = hidden(save.target), save.target
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})

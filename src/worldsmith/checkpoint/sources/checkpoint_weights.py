@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.parts import METADATA, load_part
-from worldsmith.checkpoint.formats.cosmos3.network_difference import stated
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.run.folders import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial, require_same
 from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_whole
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LIVE, AVERAGE = "net.", "net_ema."
 RUN_CONFIG = "config.yaml"
-MANIFEST = "worldsmith.json"
+ABOUT = "worldsmith.json"
+"""What an exported or converted folder says about itself."""
 
 
 class CheckpointWeights(WeightSource):
@@ -32,11 +33,12 @@ class CheckpointWeights(WeightSource):
     `below` gives the weights that a checkpoint of trained weights only leaves out.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], below: WeightSource | None = None) -> None:
+    def __init__(self, folder: Path, model: Any = None, below: WeightSource | None = None) -> None:
+        """`model` is the section of that name in the config of the run; None where it is not known."""
         from worldsmith.checkpoint.dcp.reader import read_entries
 
         self.path: Path = folder
-        self.settings, self.below = settings, below
+        self.family, self.settings, self.below = *read_model(model, folder.parent), below
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
         self.entries = read_entries(folder)
         stored = {name: list(entry.size) for name, entry in self.entries.items()}
@@ -139,7 +141,8 @@ def open_checkpoint(
     """
     tree = tree or run_tree(model_folder)
     if tree is None:
-        return CheckpointWeights(model_folder, manifest_settings(model_folder.parent / MANIFEST))
+        about = model_folder.parent / ABOUT
+        return CheckpointWeights(model_folder, read_json_object(about).get("model") if about.is_file() else None)
     below = None
     if is_partial(model_folder.parent):
         from worldsmith.checkpoint.sources.start_weights import start_of_run
@@ -151,7 +154,7 @@ def open_checkpoint(
                 f"{model_folder.parent} holds trained weights only, and the others are not there: {error}. `worldsmith "
                 "export`, `generate` and `evaluate` take their place with --base DIR"
             ) from error
-    return CheckpointWeights(model_folder, stated(tree["model"]["config"]["network"], model_folder.parent), below)
+    return CheckpointWeights(model_folder, tree["model"], below)
 
 
 def run_tree(model_folder: Path) -> dict[str, Any] | None:
@@ -159,20 +162,19 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
     for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
         if file.is_file():
             tree = read_yaml(file.read_text(encoding="utf-8"), str(file)).data
-            if isinstance(tree, dict) and "network" in ((tree.get("model") or {}).get("config") or {}):
+            if isinstance(tree, dict) and isinstance((tree.get("model") or {}).get("config"), dict):
                 return tree
     return None
 
 
-def manifest_settings(file: Path) -> dict[str, Any]:
-    """What the manifest of a converted model says about its network; empty without one."""
-    if not file.is_file():
-        return {}
+def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
+    """The family and the network's settings that a `model` section states. Raises UserError, naming the place."""
     try:
-        model = section(read_json_object(file), "model")
-        return stated(section(section(model, "config"), "network"), file)
+        config = section(section({"model": model}, "model"), "config")
+        family = str((model or {}).get("name", "")) if config else ""
+        return family, formats_of(family).settings_of(config) if family else {}
     except ValueError as error:
-        raise UserError(f"{file}: {error}") from error
+        raise UserError(f"{place}: {error}") from error
 
 
 def without_prefix(shapes: Mapping[str, list[int]], prefix: str) -> dict[str, list[int]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.cosmos3.network_difference import stated
-from worldsmith.checkpoint.formats.cosmos3.tensor_names import Layout, find_layout, wrappers_in
-from worldsmith.checkpoint.sources.weight_source import WeightSource, copies_of_understanding
+from worldsmith.checkpoint.formats.family_formats import Naming
+from worldsmith.checkpoint.formats.registry import describe_readable, find_naming
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.parameter_names import WRAPPERS, native_name
 
 if TYPE_CHECKING:
     import torch
@@ -23,25 +25,25 @@ logger = logging.getLogger(__name__)
 STEMS = ("diffusion_pytorch_model", "model")
 """What diffusers and transformers call a folder's weight files."""
 TRANSFORMER = "transformer"
+REPLICATED = "module."
+"""What DistributedDataParallel puts before every name."""
 
 
 class SafetensorsWeights(WeightSource):
     """Tensors of one or many files, found by native name; a slice is read without reading the rest of its tensor."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], layout: Layout, settings: dict[str, Any]) -> None:
-        self.path, self.settings = folder, settings
-        self.describe = f"{layout.describe} {folder}"
-        self.files, self.layout = files, layout
-        self.keys = layout.keys
+    def __init__(self, folder: Path, files: Mapping[str, Path], naming: Naming, settings: dict[str, Any]) -> None:
+        self.path, self.family, self.settings = folder, naming.family, settings
+        self.describe = f"{naming.describe} {folder}"
+        self.files, self.naming, self.keys = files, naming, naming.keys
         self.average_shapes: dict[str, list[int]] = {}
-        self.unknown = [key for key in files if key not in set(layout.keys.values())]
+        self.unknown = [key for key in files if key not in set(self.keys.values())]
         self.shapes = {name: self._slice(key).get_shape() for name, key in self.keys.items()}
-        self.copies = self._copies()
+        self.copies = dict(naming.copies)
         self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
 
-    @property
-    def is_reasoner(self) -> bool:
-        return not any("_moe_gen" in name for name in self.keys)
+    def lacks_by_nature(self, name: str) -> bool:
+        return super().lacks_by_nature(name) or (name not in self.shapes and self.naming.lacks(name))
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         from safetensors import SafetensorError
@@ -64,15 +66,6 @@ class SafetensorsWeights(WeightSource):
             raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
         dtype: torch.dtype = getattr(torch, names[stored])
         return dtype
-
-    def _copies(self) -> dict[str, str]:
-        """What a reasoner's checkpoint stands for beyond its own tensors: generation tower and tied language head."""
-        if not self.is_reasoner:
-            return {}
-        layers = {name.split(".")[3] for name in self.shapes if name.startswith("language_model.model.layers.")}
-        copies = copies_of_understanding(self.shapes, len(layers))
-        head, table = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
-        return copies if head in self.shapes or table not in self.shapes else {**copies, head: table}
 
     def _slice(self, key: str) -> Any:
         from safetensors import SafetensorError
@@ -123,19 +116,46 @@ def open_safetensors(root: Path) -> SafetensorsWeights:
         raise FileNotFoundError(f"{root} has no safetensors files")
     files = tensor_files(folder)
     try:
-        layout = find_layout(files)
+        plain = unwrapped(files)
+        naming = find_naming(plain, stated_family(folder))
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
-    if layout is None:
+    if naming is None:
         examples = ", ".join(sorted(files)[:3])
         raise UserError(
-            f"{folder}: the tensors ({len(files)}, such as {examples}) are neither those of a Cosmos3-style network "
-            "(native or diffusers names) nor of a Qwen3-VL or Edge reasoner"
+            f"{folder}: the tensors ({len(files)}, such as {examples}) are not those of a model that is known here; "
+            f"expected a native export, or {describe_readable()}"
         )
-    wrappers = wrappers_in(layout.keys.values())
+    naming = replace(naming, keys={name: plain[key] for name, key in naming.keys.items()})
+    wrappers = wrappers_in(naming.keys.values())
     if wrappers:
         logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
-    return SafetensorsWeights(folder, files, layout, read_settings(folder, layout))
+    return SafetensorsWeights(folder, files, naming, read_settings(folder, naming))
+
+
+def stated_family(folder: Path) -> str:
+    """The family that the config.json of a native export states; empty for any other folder."""
+    file = folder / "config.json"
+    model = read_json_object(file).get("model") if file.is_file() else None
+    return str(model.get("name", "")) if isinstance(model, dict) else ""
+
+
+def unwrapped(files: Iterable[str]) -> dict[str, str]:
+    """The names of tensors without those of wrappers → the names in the file. Raises ValueError for two of the same."""
+    keys: dict[str, str] = {}
+    for key in files:
+        plain = native_name(key).removeprefix(REPLICATED)
+        if plain in keys:
+            raise ValueError(f"{keys[plain]} and {key} are the same tensor, {plain}, in a wrapper and without")
+        keys[plain] = key
+    return keys
+
+
+def wrappers_in(keys: Iterable[str]) -> list[str]:
+    """The wrappers whose names are part of these."""
+    keys = list(keys)
+    found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]
+    return found + [REPLICATED] * any(native_name(key).startswith(REPLICATED) for key in keys)
 
 
 def weight_folder(root: Path) -> Path | None:
@@ -193,15 +213,15 @@ def open_file(file: Path) -> Any:
         raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
 
 
-def read_settings(folder: Path, layout: Layout) -> dict[str, Any]:
+def read_settings(folder: Path, naming: Naming) -> dict[str, Any]:
     """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():
             config = read_json_object(file)
             try:
-                settings = layout.read_config(config)
+                settings = naming.read_config(config)
             except (ValueError, TypeError) as error:
                 raise UserError(f"{file}: {error}") from error
             if settings:
-                return stated(settings, file)
+                return settings
     return {}

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.tree.plain import from_dict
+from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
-from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_name
+from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -17,29 +21,26 @@ if TYPE_CHECKING:
 
 
 class StartWeights(WeightSource):
-    """The first weights of a network, tensor by tensor: those of `source` where it has them, else by name and seed.
+    """The first weights of a model, tensor by tensor: those of `source` where it has them, else by name and seed.
 
     Weights whose name contains one of `keys_to_skip` are not taken from the source. Adapters are no part of it.
     """
 
     def __init__(
         self,
-        network: NetworkConfig,
+        spec: ModelSpec,
         seed: int,
         source: WeightSource | None = None,
         keys_to_skip: Sequence[str] = (),
         *,
         average_as_live: bool = False,
     ) -> None:
-        import torch
-
-        from worldsmith.models.cosmos3.network import Cosmos3Network
-        from worldsmith.models.parameter_names import native_parameters
-
-        with torch.device("meta"):
-            self.network = Cosmos3Network(network)
+        self.family = spec.name
+        self.model: Any = resolve(spec).config.build(device="meta")
+        parameters = dict(self.model.network.named_parameters())
+        self._places = {native_name(place): place for place in parameters if not is_adapter(native_name(place))}
         self.seed, self.source, self.average_as_live = seed, source, average_as_live
-        self.shapes = {name: list(parameter.shape) for name, parameter in native_parameters(self.network).items()}
+        self.shapes = {name: list(parameters[place].shape) for name, place in self._places.items()}
         self.stored = {
             name
             for name in self.shapes
@@ -66,25 +67,30 @@ class StartWeights(WeightSource):
 
     def _initialise(self, name: str, target: Tensor) -> None:
         """Only the module that owns the parameter gets memory, and only for as long as it takes."""
-        from worldsmith.models.cosmos3.initialization import fill, init_weights
-
-        owner = self.network.get_submodule(name.rpartition(".")[0])
+        place = self._places[name]
+        owner = self.model.network.get_submodule(place.rpartition(".")[0])
         owner.to_empty(device="cpu", recurse=False)
-        init_weights(self.network, self.seed, names=[name])
-        fill(target, self.network.get_parameter(name).detach())
+        init_weights(self.model, self.seed, [name])
+        fill(target, self.model.network.get_parameter(place).detach())
         owner.to_empty(device="meta", recurse=False)
+
+
+def init_weights(model: Any, seed: int, names: Sequence[str]) -> None:
+    from worldsmith.models.cosmos3.initialization import init_weights as init
+
+    init(model.network, seed, names)
 
 
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
     """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
     section = tree["checkpoint"]
-    network = from_dict(tree["model"]["config"]["network"], NetworkConfig)
+    spec = from_dict(tree["model"], ModelSpec)
     load_path, source = section.get("load_path"), None
     if load_path:
         field = "checkpoint.load_path" if base is None else "base"
         source = open_weights(base or load_path, field=field, world=world)
     return StartWeights(
-        network,
+        spec,
         tree["trainer"]["seed"],
         source,
         section.get("keys_to_skip_loading") or (),

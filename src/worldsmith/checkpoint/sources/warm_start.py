@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.cosmos3.network_difference import CHOICES, MEANINGS, SIZES, differences
+from worldsmith.checkpoint.formats.family_formats import NetworkDifference
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
@@ -16,7 +17,7 @@ from worldsmith.models.lora import is_adapter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.cosmos3.architecture import NetworkConfig
+    from worldsmith.models.spec import ModelSpec
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ def load_weights(
     model: Mapping[str, Tensor],
     *,
     keys_to_skip: Sequence[str] = (),
-    network: NetworkConfig | None = None,
+    spec: ModelSpec | None = None,
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
     prepare: Callable[[LoadReport], None] | None = None,
@@ -94,7 +95,7 @@ def load_weights(
         path: what `open_weights` takes.
         keys_to_skip: tensors whose name contains one of these are left as they are; a skipped average starts from the
             live weights.
-        network: the config of the network that gets the weights, to be compared with the source's.
+        spec: the model that gets the weights, whose network is compared with the source's.
         allow_initialised: tensors whose name contains one of these may be absent from the source.
         average_as_live: take the averaged weights where the source has them; the average starts from them, too.
         prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
@@ -111,7 +112,7 @@ def load_weights(
         source,
         shapes,
         keys_to_skip,
-        network=network,
+        spec=spec,
         allow_initialised=allow_initialised,
         average_as_live=average_as_live,
     )
@@ -134,7 +135,7 @@ def plan_loading(
     wanted: Mapping[str, list[int]],
     keys_to_skip: Sequence[str],
     *,
-    network: NetworkConfig | None = None,
+    spec: ModelSpec | None = None,
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
@@ -143,7 +144,7 @@ def plan_loading(
         open_weights(path),
         wanted,
         keys_to_skip,
-        network=network,
+        spec=spec,
         allow_initialised=allow_initialised,
         average_as_live=average_as_live,
     )
@@ -154,7 +155,7 @@ def compare(
     wanted: Mapping[str, list[int]],
     keys_to_skip: Sequence[str] = (),
     *,
-    network: NetworkConfig | None = None,
+    spec: ModelSpec | None = None,
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
@@ -186,22 +187,24 @@ def compare(
     report.unexpected = [name for name in held if name not in wanted] + source.unknown
     names = [*wanted, *held]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
-    refuse(report, source, keys_to_skip, network)
-    if network is not None:
-        report.notes = differences(source.settings, network, CHOICES)
+    difference = NetworkDifference()
+    if spec is not None and source.family:
+        if source.family != spec.name:
+            raise UserError(
+                f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted"
+            )
+        difference = formats_of(spec.name).difference(source.settings, spec.config)
+    refuse(report, difference, keys_to_skip)
+    report.notes = list(difference.choices)
     if average_as_live:
         report.notes.append("the live weights are the averaged ones of the source (load_ema_to_reg)")
     return report
 
 
-def refuse(
-    report: LoadReport, source: WeightSource, keys_to_skip: Sequence[str], network: NetworkConfig | None
-) -> None:
+def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str]) -> None:
     """Raises UserError when the weights must not be loaded."""
-    unlike = [] if network is None else differences(source.settings, network, MEANINGS)
-    if report.missing or report.mismatched or unlike:
-        sizes = [] if network is None else differences(source.settings, network, SIZES)
-        raise UserError(_complaint(report, unlike, sizes))
+    if report.missing or report.mismatched or difference.meanings:
+        raise UserError(_complaint(report, difference))
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
     if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
@@ -221,10 +224,11 @@ def shorten(names: Sequence[str], limit: int = 3) -> str:
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 
 
-def _complaint(report: LoadReport, unlike: list[str], sizes: list[str]) -> str:
+def _complaint(report: LoadReport, difference: NetworkDifference) -> str:
+    differing = (*difference.meanings, *difference.sizes)
     parts = [f"the weights in {report.source} do not fit this network."]
-    if unlike or sizes:
-        parts.append(f"Its config differs: {'; '.join((*unlike, *sizes))}.")
+    if differing:
+        parts.append(f"Its config differs: {'; '.join(differing)}.")
     if report.missing and report.unexpected and not report.loaded:
         text = f"None of its names is wanted here: it holds {shorten(report.unexpected)}, and wanted are"
         return " ".join([*parts, f"{text} {shorten(report.missing)}."])
@@ -232,7 +236,7 @@ def _complaint(report: LoadReport, unlike: list[str], sizes: list[str]) -> str:
         parts.append(f"Not in the checkpoint: {shorten(report.missing)}.")
     if report.mismatched:
         parts.append(f"Other shapes: {shorten(report.mismatched)}.")
-    if unlike or sizes:
+    if differing:
         parts.append("Set model.config.network to the values of these weights.")
     else:
         parts.append(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.registry import describe_readable, full_name
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
@@ -15,13 +16,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-TOWER = "_moe_gen"
-HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
-         "llm2sound.", "sound_modality_embed")  # fmt: skip
-"""What stands outside the language model; a reasoner's checkpoint has none of it."""
-ADVICE = (
+OURS = (
     "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
-    "export` wrote, a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
+    "export` wrote"
 )
 
 
@@ -35,8 +32,10 @@ class WeightSource(ABC):
     """The folder that holds the tensors."""
     describe: str
     """What it is, for people."""
+    family: str = ""
+    """The family of the model; empty where nothing says it."""
     settings: dict[str, Any]
-    """What the source says about its network: values of `NetworkConfig` by field name; may be empty."""
+    """What the source says about its network, by the network's field names; may be empty."""
     shapes: dict[str, list[int]]
     """The live weights, those included that are copies of others (`copies`)."""
     average_shapes: dict[str, list[int]]
@@ -48,15 +47,7 @@ class WeightSource(ABC):
 
     def lacks_by_nature(self, name: str) -> bool:
         """Whether a source of this kind never has this weight, which then starts from its initial value."""
-        if is_adapter(name):
-            return not any(is_adapter(other) for other in self.shapes)
-        generation = name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
-        return generation and name not in self.shapes and self.is_reasoner
-
-    @property
-    def is_reasoner(self) -> bool:
-        """Whether only the understanding tower is there; the generation tower is then a copy of it."""
-        return bool(self.copies) and all(TOWER not in name or name in self.copies for name in self.shapes)
+        return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
     def shape(self, name: str, *, average: bool = False) -> list[int] | None:
         """The stored shape; None when the source has no such weight."""
@@ -98,9 +89,9 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
     from worldsmith.checkpoint.sources.verify import require_whole
     from worldsmith.models.model_files import local_folder
 
-    root = local_folder(str(path), file_patterns=("*.safetensors", "*.json"), field=field)
+    root = local_folder(full_name(str(path)), file_patterns=("*.safetensors", "*.json"), field=field)
     if root.is_file():
-        raise UserError(f"{field} {path} is a file; {ADVICE}")
+        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
     world = world or World()
     require_same_kind(root, world, field=field)
     model_folder = find_model_folder(root, world)
@@ -109,7 +100,7 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
     if has_safetensors(root):
         require_whole(root, world)
         return open_safetensors(root)
-    raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {ADVICE}")
+    raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
 
 
 def require_same_kind(root: Path, world: World, *, field: str) -> None:
@@ -127,22 +118,3 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
         raise UserError(
             f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
         )
-
-
-def copies_of_understanding(shapes: Mapping[str, list[int]], num_layers: int) -> dict[str, str]:
-    """The generation tower that a reasoner lacks: every weight of it that has a twin in the understanding tower."""
-    stack = "language_model.model."
-    layer_parts = {name.removeprefix(f"{stack}layers.0.") for name in shapes if name.startswith(f"{stack}layers.0.")}
-    copies = {f"{stack}norm{TOWER}.weight": f"{stack}norm.weight"}
-    for index in range(num_layers):
-        prefix = f"{stack}layers.{index}."
-        copies |= {prefix + generation_name(part): prefix + part for part in layer_parts}
-    return {name: source for name, source in copies.items() if source in shapes}
-
-
-def generation_name(part: str) -> str:
-    """`self_attn.q_proj.weight` → `self_attn.q_proj_moe_gen.weight`, `mlp.up_proj.…` → `mlp_moe_gen.up_proj.…`."""
-    if part.startswith("mlp."):
-        return part.replace("mlp.", f"mlp{TOWER}.", 1)
-    module, _, leaf = part.rpartition(".")
-    return f"{module}{TOWER}.{leaf}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 
@@ -77,14 +78,3 @@ def adapter_value(value: Tensor, name: str, *, generator: torch.Generator) -> Te
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
     std = fan_in**-0.5
     return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
-
-
-def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copies a whole value into a parameter, or this rank's shard of it into a sharded one; nothing is sent."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if isinstance(parameter, DTensor):
-        own = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.to_local().copy_(own.to_local())
-    else:
-        parameter.copy_(value)

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.formats.cosmos3.load_model import PIPELINE_INDEX
 from worldsmith.checkpoint.formats.cosmos3.model_card import model_card
-from worldsmith.checkpoint.formats.cosmos3.native_export import stored_dtype
 from worldsmith.checkpoint.formats.export_folder import (
-    DType,
     ExportSource,
     may_write,
-    publish,
+    origin_of,
+    publish_export,
     weights_digest,
     written_aside,
 )
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
+from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.cosmos3.attention.modes import describe_modes
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults, read_attention
@@ -29,6 +30,22 @@ from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+FAMILY, PIPELINE_INDEX = "cosmos3", "model_index.json"
+
+
+def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+    """`export_pipeline` of a model on disk."""
+    require_exportable(model.config, model.defaults)
+    model.require_effect()
+    origin = origin_of(model, merge=True)
+    return export_pipeline(
+        model.load(full_precision=True), out, source=origin, dtype=options.dtype, force=options.force
+    )
+
+
+DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored, has_schedule=True)
 
 
 def export_pipeline(
@@ -49,13 +66,13 @@ def export_pipeline(
     out = Path(out)
     require_exportable(generator.config, generator.defaults)
     weights = exported_weights(generator, dtype)
-    manifest = describe(generator, source or ExportSource(), dtype, weights)
-    if not may_write(out, manifest, force, index=PIPELINE_INDEX):
+    about = describe(generator, source or ExportSource(), dtype, weights)
+    if not may_write(out, about, force, index=PIPELINE_INDEX):
         return False
     with written_aside(out) as aside:
         build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
-        (aside / "README.md").write_text(model_card(out.name, manifest), encoding="utf-8")
-        publish(aside, out, manifest)
+        (aside / "README.md").write_text(model_card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about)
     return True
 
 
@@ -78,7 +95,7 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
     """The network's tensors under their diffusers names; the time embedder stays float32, as diffusers keeps it."""
-    dtype_of = stored_dtype(dtype)
+    dtype_of = formats_of(FAMILY).stored_dtype(dtype)
     return {
         native_to_diffusers(name): parameter.detach().cpu().to(dtype_of(name))
         for name, parameter in native_parameters(generator.network).items()
@@ -110,8 +127,8 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
 def describe(
     generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """The manifest without its list of files."""
-    model = to_dict(ModelSpec(name="cosmos3", config=generator.config))
+    """What the folder says about itself, without its list of files."""
+    model = to_dict(ModelSpec(name=FAMILY, config=generator.config))
     model["config"]["tokenizer"]["vae_path"] = "vae"
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -81,7 +82,7 @@ transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="
 {metadata_advice(manifest["generation"])}"""
 
 
-def native_card(name: str, manifest: dict[str, Any]) -> str:
+def native_card(name: str, manifest: Mapping[str, Any]) -> str:
     """Markdown: what the native export holds, and what reads it."""
     source = manifest["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""

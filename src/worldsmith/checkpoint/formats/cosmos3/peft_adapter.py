@@ -16,14 +16,14 @@ from worldsmith import __version__
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_native, native_to_diffusers
 from worldsmith.checkpoint.formats.cosmos3.model_card import adapter_card
 from worldsmith.checkpoint.formats.export_folder import (
-    DType,
     ExportSource,
     may_write,
-    publish,
+    publish_export,
     weights_digest,
     written_aside,
 )
-from worldsmith.checkpoint.sources.checkpoint_weights import MANIFEST
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from worldsmith.checkpoint.formats.cosmos3.load_model import StoredModel
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model"
@@ -47,14 +47,12 @@ DIFFUSERS_HEADER = "lora_adapter_metadata"
 """Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
 
 
-def export_stored_adapter(
-    model: StoredModel, out: str | Path, *, dtype: DType = "float32", force: bool = False
-) -> bool:
+def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_adapter` for a LoRA run on disk; only the adapters are read.
 
     Raises ValueError for a model that was not trained with LoRA.
     """
-    if not model.config.lora_enabled or model.tree is None:
+    if not model.has_adapters or model.tree is None:
         raise ValueError(
             f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
         )
@@ -66,9 +64,12 @@ def export_stored_adapter(
         base_model=model.tree["checkpoint"]["load_path"] or "",
         source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
         defaults=model.defaults,
-        dtype=dtype,
-        force=force,
+        dtype=options.dtype,
+        force=options.force,
     )
+
+
+ADAPTER = Export("export_adapter", CONFIG, "adapter", export_stored, has_weights=False)
 
 
 def export_adapter(
@@ -93,7 +94,7 @@ def export_adapter(
     out = Path(out)
     config = adapter_config(adapters, alpha, base_model)
     weights = exported_adapters(adapters, dtype)
-    manifest = {
+    about = {
         "worldsmith": __version__,
         "versions": {name: version(name) for name in ("torch", "diffusers", "peft")},
         "format": "adapter",
@@ -106,14 +107,14 @@ def export_adapter(
         "weights_sha256": weights_digest(weights),
         "generation": asdict(defaults or GenerationDefaults()),
     }
-    if not may_write(out, manifest, force, index=CONFIG):
+    if not may_write(out, about, force, index=CONFIG):
         return False
     header = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
     with written_aside(out) as aside:  # one entry of metadata: safetensors writes several in any order
         save_file(weights, aside / WEIGHTS, metadata={DIFFUSERS_HEADER: json.dumps(header)})
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(adapter_card(out.name, manifest), encoding="utf-8")
-        publish(aside, out, manifest)
+        (aside / "README.md").write_text(adapter_card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about)
     return True
 
 
@@ -193,7 +194,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT's format")
-    if (folder / MANIFEST).is_file():
+    if (folder / ABOUT).is_file():
         require_whole(folder, World())
     config = read_json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":

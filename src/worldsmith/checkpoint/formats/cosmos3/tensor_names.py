@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,40 +14,27 @@ from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
     diffusers_to_native,
     network_config_from_diffusers,
 )
+from worldsmith.checkpoint.formats.cosmos3.network_settings import stated
+from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
 from worldsmith.files.json_file import section
 from worldsmith.models.cosmos3.architecture import edge
-from worldsmith.models.parameter_names import WRAPPERS, native_name
 
 logger = logging.getLogger(__name__)
 
-NATIVE_PREFIX = "model.net."
 NATIVE_TYPE = "cosmos3_omni"
-REPLICATED = "module."
-"""What DistributedDataParallel puts before every name."""
+TRANSFORMER_CLASS = "Cosmos3OmniTransformer"
+TOWER = "_moe_gen"
+HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
+         "llm2sound.", "sound_modality_embed")  # fmt: skip
+"""What stands outside the language model; a reasoner's checkpoint has none of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One naming scheme, applied to the tensors of one folder."""
-
-    describe: str
-    """What a folder in it is called, for people."""
-    keys: Mapping[str, str]
-    """Native name → name in the file."""
-    read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """The `NetworkConfig` values that the config.json of such a folder states; raises ValueError for nonsense."""
-
-
-def find_layout(files: Iterable[str]) -> Layout | None:
-    """The layout of a folder's tensors; None for one that is not known.
-
-    What wrappers of modules put into names is left out. Raises ValueError when two tensors then have the same name.
-    """
-    keys = unwrapped(files)
+def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
+    """The naming scheme of a folder's tensors; None for one that is not of this family."""
     if any(key.startswith(NATIVE_PREFIX) for key in keys):
-        names = {key.removeprefix(NATIVE_PREFIX): own for key, own in keys.items() if key.startswith(NATIVE_PREFIX)}
-        names = {name: key for name, key in names.items() if ".visual." not in name}
-        return Layout("native export", names, native_settings)
+        own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
+        own = {name: key for name, key in own.items() if ".visual." not in name}
+        return naming(formats.family, "native export", own, formats.native_settings)
     blocks = named(keys, nemotron_name)
     layers = {name.split(".")[3] for name in blocks if name.startswith(f"{STACK}layers.")}
     for describe, names, read_config in (
@@ -56,31 +43,58 @@ def find_layout(files: Iterable[str]) -> Layout | None:
         ("diffusers transformer", named(keys, diffusers_name), diffusers_settings),
     ):
         if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
-            lacks_tower = read_config is diffusers_settings and not any("_moe_gen" in name for name in names)
-            return Layout("Edge reasoner" if lacks_tower else describe, names, read_config)
+            if read_config is diffusers_settings and is_reasoner(names):
+                describe = "Edge reasoner"
+            return naming(formats.family, describe, names, partial(checked, read_config))
     return None
 
 
-def unwrapped(files: Iterable[str]) -> dict[str, str]:
-    """The names of tensors without those of wrappers → the names in the file. Raises ValueError for two of the same."""
-    keys: dict[str, str] = {}
-    for key in files:
-        plain = native_name(key).removeprefix(REPLICATED)
-        if plain in keys:
-            raise ValueError(f"{keys[plain]} and {key} are the same tensor, {plain}, in a wrapper and without")
-        keys[plain] = key
-    return keys
+def checked(read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    return stated(read_config(config))
 
 
-def wrappers_in(keys: Iterable[str]) -> list[str]:
-    """The wrappers whose names are part of these."""
-    keys = list(keys)
-    found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]
-    return found + [REPLICATED] * any(native_name(key).startswith(REPLICATED) for key in keys)
+def naming(
+    family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> Naming:
+    """A naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied language head.
+
+    The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
+    have no twin there.
+    """
+    if not is_reasoner(names):
+        return Naming(family, describe, names, read_config)
+    copies = copies_of_understanding(names)
+    head, table = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+    if head not in names and table in names:
+        copies[head] = table
+    return Naming(family, describe, names, read_config, copies, is_generation)
 
 
-def named(keys: Mapping[str, str], rename: Callable[[str], str | None]) -> dict[str, str]:
-    return {name: own for key, own in keys.items() if (name := rename(key)) is not None}
+def is_reasoner(names: Iterable[str]) -> bool:
+    """Whether there is the understanding tower only."""
+    return not any(TOWER in name for name in names)
+
+
+def is_generation(name: str) -> bool:
+    """Whether a weight belongs to what a reasoner's checkpoint has nothing of."""
+    return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
+
+
+def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
+    """The generation tower that a reasoner lacks: every weight of it that has a twin in the understanding tower."""
+    return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
+
+
+def generation_name(name: str) -> str:
+    """`….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.up_proj.weight` → `….mlp_moe_gen.up_proj.weight`."""
+    if ".mlp." in name:
+        return name.replace(".mlp.", f".mlp{TOWER}.", 1)
+    module, _, leaf = name.rpartition(".")
+    return f"{module}{TOWER}.{leaf}"
+
+
+def named(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+    return {name: key for key in keys if (name := rename(key)) is not None}
 
 
 def diffusers_name(key: str) -> str | None:
@@ -127,14 +141,9 @@ NEMOTRON_ENDS = {
 }
 
 
-def native_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """From our own export: its `model` section holds the generator's whole config."""
-    return section(section(section(config, "model"), "config"), "network")
-
-
 def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """From `transformer/config.json`, or from the reasoner's config at the root of a repository."""
-    if config.get("_class_name") == "Cosmos3OmniTransformer":
+    if config.get("_class_name") == TRANSFORMER_CLASS:
         network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
         fields = asdict(network)
         del fields["initializer_range"]

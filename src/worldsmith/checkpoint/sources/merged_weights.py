@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.models.fill import fill
 from worldsmith.models.lora import MATRICES, is_adapter, merged_weight
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ class MergedWeights(WeightSource):
 
     def __init__(self, source: WeightSource, scale: float) -> None:
         self.source, self.scale = source, scale
-        self.path, self.settings, self.unknown = source.path, source.settings, source.unknown
+        self.path, self.family = source.path, source.family
+        self.settings, self.unknown = source.settings, source.unknown
         self.copies = source.copies
         self.describe = f"{source.describe} with its adapters merged"
         self.shapes = {name: shape for name, shape in source.shapes.items() if not is_adapter(name)}
@@ -28,8 +30,6 @@ class MergedWeights(WeightSource):
         }
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
-        from worldsmith.models.cosmos3.initialization import fill
-
         plain = {name: tensor for name, tensor in tensors.items() if name not in self.adapted}
         self.source.read_into(plain, average=average, no_dist=no_dist)
         for name in tensors.keys() & self.adapted:

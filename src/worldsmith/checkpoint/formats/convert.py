@@ -1,0 +1,135 @@
+"""Base checkpoints: weights of any source made into one of three folder formats, tensor by tensor.
+
+What the source lacks by its nature (a reasoner has no generation tower and no heads) is made: copies of the
+understanding tower, and initial values from a seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from worldsmith import __version__
+from worldsmith.checkpoint.formats.export_folder import publish_export, read_about, require_place, written_aside
+from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType
+from worldsmith.checkpoint.formats.native_export import CONFIG, STEM, native_config
+from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
+from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
+from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
+from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.warm_start import LoadReport, compare
+from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Format = Literal["dcp", "native", "diffusers"]
+INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG}
+"""What every folder of the format has."""
+
+
+def convert(
+    path: str,
+    out: str | Path,
+    *,
+    to: Format = "dcp",
+    dtype: DType | Literal["stored"] = "stored",
+    heads: Sequence[str] = (),
+    seed: int = 0,
+    force: bool = False,
+    max_shard_size: int = 5 * GIGABYTE,
+) -> LoadReport:
+    """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
+
+    Args:
+        path: what `open_weights` takes.
+        to: dcp (what checkpoint.load_path reads fastest), native, or diffusers (a transformer folder).
+        dtype: stored keeps each tensor's; initial values are float32.
+        heads: make these heads (action, sound) where the source has none.
+        seed: of the initial values.
+        force: replace what an earlier conversion wrote.
+
+    The folder appears when it is complete. Raises FileNotFoundError when there are no weights, UserError when they are
+    not those of such a network, FileExistsError when `out` may not be replaced.
+    """
+    out = Path(out)
+    require_place(out, INDEX[to])
+    if read_about(out, INDEX[to]) is not None and not force:
+        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
+    source = open_weights(path, field="SOURCE")
+    spec = model_of(source, heads)
+    formats = formats_of(spec.name)
+    weights = StartWeights(spec, seed, source)
+    report = compare(
+        source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
+        allow_initialised=[LIVE + name for name in formats.head_names(source, heads)],
+    )  # fmt: skip
+    dtype_of = weights.dtype if dtype == "stored" else formats.stored_dtype(dtype)
+    about = {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "safetensors")},
+        "format": to,
+        "converted_from": source.describe,
+        "dtype": dtype,
+        "seed": seed,
+        "tensors": {"loaded": len(report.loaded), "copied": len(report.copied), "initialised": len(report.initialised)},
+        "model": to_dict(spec),
+    }
+    with written_aside(out) as aside:
+        if to == "dcp":
+            write_dcp(aside / "model", weights, dtype_of)
+        else:
+            native = to == "native"
+            stem, key = (STEM, NATIVE_PREFIX.__add__) if native else formats.foreign_keys(to)
+            keys = {name: key(name) for name in weights.shapes}
+            write_safetensors(aside, stem, weights, keys, dtype_of, max_shard_size=max_shard_size)
+            config = native_config(about) if native else formats.foreign_config(to, spec)
+            (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        publish_export(aside, out, about)
+    return report
+
+
+def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
+    """The model that the weights belong to. Raises UserError when they do not say enough about it."""
+    if source.family:
+        return formats_of(source.family).model_of(source, heads)
+    complaint = UserError(f"{source.describe}: nothing says what model this is")
+    for formats in FORMATS.all():
+        try:
+            return formats.model_of(source, heads)
+        except UserError as error:
+            complaint = error
+    raise complaint
+
+
+def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:
+    """Writes `net.*` as a torch.distributed.checkpoint folder; a tensor is read when its turn has come."""
+    import torch
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    from worldsmith.checkpoint.dcp.parts import save_part
+
+    class ReadingPlanner(DefaultSavePlanner):
+        """Plans with tensors that have no memory, and reads each when it is to be written."""
+
+        def lookup_object(self, index: MetadataIndex) -> Tensor:
+            name = index.fqn.removeprefix(LIVE)
+            value = torch.empty(source.shapes[name], dtype=dtype_of(name))
+            source.read_into({name: value})
+            return value
+
+    state: Mapping[str, Any] = {
+        LIVE + name: torch.empty(shape, dtype=dtype_of(name), device="meta") for name, shape in source.shapes.items()
+    }
+    planner = ReadingPlanner()
+    planner.set_up_planner(cast(dict[str, Any], state))
+    # One file for each tensor: the writer keeps all tensors of a file in memory until it is closed.
+    save_part(folder, planner, single_file_per_rank=False)

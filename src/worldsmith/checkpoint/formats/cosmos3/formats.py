@@ -1,0 +1,155 @@
+"""`Cosmos3Formats`: all that `checkpoint/` asks of this family."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
+    native_to_diffusers,
+    network_config_from_diffusers,
+    transformer_config,
+)
+from worldsmith.checkpoint.formats.cosmos3.model_card import native_card
+from worldsmith.checkpoint.formats.cosmos3.network_settings import head_names, network_difference, network_of, stated
+from worldsmith.checkpoint.formats.cosmos3.tensor_names import NATIVE_TYPE, TRANSFORMER_CLASS, find_naming
+from worldsmith.checkpoint.formats.family_formats import (
+    DType,
+    Export,
+    FamilyFormats,
+    Naming,
+    NetworkDifference,
+)
+from worldsmith.config import Configurable
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.text_tokenizer import FILES
+from worldsmith.models.model_files import lasting_name, local_folder
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+PIPELINE_INDEX = "model_index.json"
+TOKENIZER, VAE = "text_tokenizer", "vae"
+KEPT_IN_FLOAT32 = "time_embedder."
+
+
+class Cosmos3Formats(FamilyFormats):
+    reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
+    released = {f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")}
+    heads = ("action", "sound")
+
+    # Reading
+
+    def find_naming(self, keys: Sequence[str]) -> Naming | None:
+        return find_naming(keys, self)
+
+    def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        return stated(section(model_config, "network"))
+
+    def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
+        return network_difference(settings, generator(config).network)
+
+    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
+        return ModelSpec(name=self.family, config=Cosmos3Generator.Config(network=network_of(source, heads)))
+
+    def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
+        return head_names(source, heads)
+
+    def read_pipeline(self, folder: Path) -> ModelSpec | None:
+        config_file = folder / "transformer" / "config.json"
+        if not (folder / PIPELINE_INDEX).is_file() or not config_file.is_file():
+            return None
+        transformer = read_json_object(config_file)
+        config = Cosmos3Generator.Config(network=network_config_from_diffusers(transformer))
+        return ModelSpec(name=self.family, config=config)
+
+    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+        model = generator(config)
+        if (folder / PIPELINE_INDEX).is_file():  # a native export has its tokenizer and names the VAE
+            model.tokenizer.vae_path = str(folder / VAE)
+        model.text_tokenizer.path = str(folder / TOKENIZER)
+
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> GenerationDefaults:
+        """What a run's config says about its videos; sizes that only its data know stay None."""
+        loader = tree["dataloader_train"]
+        dataset = loader["dataset"]
+        shift = tree["objective"]["shift"]
+        if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
+            shift = shift.get(dataset["resolution"])
+        return GenerationDefaults(
+            num_frames=dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
+            fps=dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
+            shift=None if shift is None else float(shift),
+            append_duration_fps=dataset["append_duration_fps_timestamps"],
+            append_resolution=dataset["append_resolution_info"],
+            caption_suffix=dataset["caption_suffix"],
+            unconditional_keeps_metadata=dataset["cfg_dropout_keep_metadata"],
+            max_caption_tokens=loader["max_caption_tokens"],
+        )
+
+    def read_defaults(self, data: Mapping[str, Any]) -> GenerationDefaults:
+        return GenerationDefaults(**data)
+
+    # Exporting
+
+    def exports(self) -> dict[str, Export]:
+        from worldsmith.checkpoint.formats.cosmos3.export_diffusers import DIFFUSERS
+        from worldsmith.checkpoint.formats.cosmos3.peft_adapter import ADAPTER
+
+        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": ADAPTER}
+
+    def stored_dtype(self, dtype: DType) -> Callable[[str], torch.dtype]:
+        """All weights in `dtype` but the time embedder's, which every reader of such networks keeps in float32."""
+        import torch
+
+        target: torch.dtype = getattr(torch, dtype)
+        return lambda name: torch.float32 if name.startswith(KEPT_IN_FLOAT32) else target
+
+    def native_type(self) -> str:
+        return NATIVE_TYPE
+
+    def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
+        """The VAE is named by its hub name or its absolute path, the tokenizer is the copy beside the weights."""
+        model = to_dict(spec)
+        model["config"]["text_tokenizer"]["path"] = TOKENIZER
+        model["config"]["tokenizer"]["vae_path"] = lasting_name(generator(spec.config).tokenizer.vae_path)
+        return model
+
+    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
+        path = generator(config).text_tokenizer.path
+        source, target = local_folder(path, file_patterns=FILES, field="text_tokenizer.path"), folder / TOKENIZER
+        target.mkdir()
+        for pattern in FILES:
+            for file in source.glob(pattern):
+                if file.is_file():
+                    shutil.copyfile(file, target / file.name)
+
+    def left_out(self, format: str, config: Configurable.Config) -> list[str]:
+        vae = lasting_name(generator(config).tokenizer.vae_path)
+        return [f"the VAE is not copied: {vae}"] if format == "native" else []
+
+    def native_card(self, name: str, about: Mapping[str, Any]) -> str:
+        return native_card(name, about)
+
+    def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
+        return "diffusion_pytorch_model", native_to_diffusers
+
+    def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
+        return {"_class_name": TRANSFORMER_CLASS, **transformer_config(generator(spec.config).network)}
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        from worldsmith.checkpoint.formats.cosmos3.peft_adapter import load_adapter
+
+        return load_adapter(network, folder)
+
+
+def generator(config: Configurable.Config) -> Cosmos3Generator.Config:
+    return cast(Cosmos3Generator.Config, config)

@@ -1,0 +1,197 @@
+"""`FamilyFormats`: what `checkpoint/` knows of a model family, and all that it asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import section
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+DType = Literal["float32", "bfloat16"]
+NATIVE_PREFIX = "model.net."
+"""What native exports put before every name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """One naming scheme, applied to the tensors of one folder."""
+
+    family: str
+    describe: str
+    """What a folder in it is called, for people."""
+    keys: Mapping[str, str]
+    """Native name → name in the file."""
+    read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """What the config.json of such a folder says about the network; raises ValueError for nonsense."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Weights that such a folder does not hold and stands for: native name → that of the weight it equals."""
+    lacks: Callable[[str], bool] = lambda name: False
+    """Whether such a folder never has the weight of this native name."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDifference:
+    """Where the settings of a stored network differ from those of the one that is to get its weights, in words."""
+
+    meanings: Sequence[str] = ()
+    """With other values the same weights compute something else, though every shape may fit."""
+    sizes: Sequence[str] = ()
+    """Differences that show in shapes, too."""
+    choices: Sequence[str] = ()
+    """What a fine-tuned run may choose, but should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One format in which a family's models are exported."""
+
+    folder: str
+    """The name of the exported folder in the run folder."""
+    index: str
+    """The file that every such folder has."""
+    what: str
+    """What is written, for people."""
+    write: Callable[[StoredModel, Path, ExportOptions], bool]
+    """Writes the folder; False when the same is there already. Raises ValueError for what it cannot hold."""
+    keeps_adapters: bool = False
+    """Whether adapters may stay beside the weights."""
+    has_schedule: bool = False
+    """Whether it holds settings of a noise schedule."""
+    has_weights: bool = True
+    """Whether it holds the weights themselves, and not adapters alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    dtype: DType = "bfloat16"
+    merge: bool = True
+    """Merge the adapters of a LoRA run into the weights."""
+    force: bool = False
+    """Replace an older export."""
+
+
+class FamilyFormats:
+    """The formats of one family; as it stands, those of a family that has none of its own.
+
+    A model config is the `Config` of the family's model. `settings` are what a folder says about its network, by the
+    names of the network's fields.
+    """
+
+    reads = ""
+    """The folders of weights that only this family reads, for people."""
+    released: Mapping[str, str] = {}
+    """Short names of released models → their repositories on the hub."""
+    heads: Sequence[str] = ()
+    """Heads that `convert` can add to a network which lacks them."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+
+    # Reading
+
+    def find_naming(self, keys: Sequence[str]) -> Naming | None:
+        """The naming scheme of tensors with these names; None when they are not those of this family.
+
+        Raises ValueError when two of them are the same tensor.
+        """
+        own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
+        return Naming(self.family, "native export", own, self.native_settings) if own else None
+
+    def native_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in the config.json of a native export."""
+        return self.settings_of(section(section(config, "model"), "config"))
+
+    def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        """The network's settings out of a model config as plain data. Raises ValueError for what it does not have."""
+        return {}
+
+    def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
+        """The settings of stored weights against a model config."""
+        return NetworkDifference()
+
+    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
+        """The model that weights belong to, with the heads asked for. Raises UserError when they do not say enough."""
+        raise UserError(f"{source.describe}: weights of the family '{self.family}' are not converted")
+
+    def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
+        """The beginnings of the weights' names of those heads that are asked for and the source lacks."""
+        return []
+
+    def read_pipeline(self, folder: Path) -> ModelSpec | None:
+        """The model in a folder that another library has written; None when it is not of this family."""
+        return None
+
+    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+        """Sets the paths of a model config to the components that an export holds."""
+
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
+        """What a run's config says about using its model; None where a family has nothing of the kind."""
+        return None
+
+    def read_defaults(self, data: Mapping[str, Any]) -> Any:
+        """The same out of an export's description."""
+        return None
+
+    # Exporting
+
+    def exports(self) -> dict[str, Export]:
+        """The formats to export to, by name."""
+        from worldsmith.checkpoint.formats.native_export import NATIVE
+
+        return {"native": NATIVE}
+
+    def stored_dtype(self, dtype: DType) -> Callable[[str], torch.dtype]:
+        """The dtype of each weight in an export in `dtype`, by native name."""
+        import torch
+
+        target: torch.dtype = getattr(torch, dtype)
+        return lambda name: target
+
+    def native_type(self) -> str:
+        """`model_type` in the config.json of a native export."""
+        return self.family
+
+    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
+        """Copies into a native export what the model needs beside its weights."""
+
+    def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
+        """A model's config, as plain data, as a native export describes it."""
+        from worldsmith.config.tree.plain import to_dict
+
+        return to_dict(spec)
+
+    def left_out(self, format: str, config: Configurable.Config) -> list[str]:
+        """What an export in `format` does not hold of the model, in words."""
+        return []
+
+    def native_card(self, name: str, about: Mapping[str, Any]) -> str:
+        """The README.md of a native export."""
+        return (
+            f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
+            f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
+            "`checkpoint.load_path` = this folder.\n"
+        )
+
+    def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
+        """For `convert --to FORMAT`: the stem of the weight files and native name → name in them."""
+        raise UserError(f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native")
+
+    def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
+        """For `convert --to FORMAT`: the content of config.json."""
+        raise NotImplementedError
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        """Gives a network the adapters of a folder in PEFT's format; returns the adapted layers' paths."""
+        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")

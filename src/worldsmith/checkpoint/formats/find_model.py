@@ -1,0 +1,161 @@
+"""A model from disk: from a run folder, one of its checkpoints, an exported folder, or a hub repository of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.formats.registry import FORMATS, formats_of, full_name
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
+from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import from_dict
+from worldsmith.config.yaml.text import read_yaml
+from worldsmith.distributed.world import World
+from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.model_files import local_folder
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Weights = Literal["auto", "ema", "live", "untrained"]
+FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
+"""What a hub repository's model consists of."""
+
+
+def load_model(
+    path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu", base: str | None = None
+) -> Any:
+    """The model that is stored at `path`, ready for use; see `find_model`."""
+    return find_model(path, weights=weights, base=base).load(device)
+
+
+def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None = None) -> StoredModel:
+    """Finds a model without reading its weights.
+
+    Args:
+        path: a run folder (its newest complete checkpoint is taken), an iter folder, an exported pipeline or native
+            export, or the hub name of one of the last two.
+        weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
+            "auto" averaged if there are any, else live.
+        base: where the weights are now on which a checkpoint of trained weights only was trained (what
+            `open_weights` takes); None: at the load_path in the run's config.
+
+    A checkpoint is verified. Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the
+    weights asked for, ConfigError when its config cannot be read, UserError when it is damaged or needs no base.
+    """
+    model, checkpoint = identify(path)
+    choose = choose_of_export if model.tree is None else choose_of_run
+    return choose(replace(model, base=base), checkpoint, weights)
+
+
+def find_family(path: str | Path) -> str:
+    """The family of the model at `path`, from its config alone; raises like `find_model`."""
+    return identify(path)[0].spec.name
+
+
+def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
+    """The model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is verified."""
+    path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
+    about = read_json_object(path / ABOUT) if (path / ABOUT).is_file() else {}
+    if "converted_from" in about:
+        raise FileNotFoundError(
+            f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
+            "videos with; give it to a run as checkpoint.load_path"
+        )
+    if about and about.get("format") != "adapter":
+        if "model" not in about:
+            raise UserError(f"{path / ABOUT} has no section 'model', which says what network this is")
+        return of_export(path, from_dict(about["model"], ModelSpec), about), None
+    if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
+        run_folder = path.resolve().parent.parent
+        return of_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
+    if (path / RUN_CONFIG).is_file():
+        return of_run(path / RUN_CONFIG, path), None
+    for formats in FORMATS.all():
+        spec = formats.read_pipeline(path)
+        if spec is not None:
+            return of_export(path, spec, {}), None
+    raise FileNotFoundError(
+        f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
+        "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json) or a native export"
+    )
+
+
+def of_run(config_file: Path, path: Path) -> StoredModel:
+    """The model of a run as it began."""
+    if not config_file.is_file():
+        raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
+    tree = read_yaml(config_file.read_text(encoding="utf-8"), str(config_file)).data
+    for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
+        if part not in tree:
+            raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
+    spec = from_dict(tree["model"], ModelSpec)
+    return StoredModel(
+        folder=config_file.parent,
+        spec=spec,
+        defaults=formats_of(spec.name).defaults_of_run(tree),
+        run="/".join(tree["job"][key] for key in ("project", "group", "name") if tree["job"].get(key)),
+        iteration=0,
+        weights="untrained",
+        tree=tree,
+    )
+
+
+def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
+    """The model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
+    if weights == "untrained":
+        if model.base is not None and model.tree is not None and not model.tree["checkpoint"].get("load_path"):
+            raise needs_no_base(model.folder, "it began with random weights")
+        return model
+    if checkpoint is None:
+        checkpoint = find_latest(model.folder / "checkpoints", World(), weights_only=True)
+        if checkpoint is None:
+            raise FileNotFoundError(f"no checkpoint in {model.folder / 'checkpoints'}")
+    else:
+        require_whole(checkpoint, World(), only=WEIGHTS)
+    if model.base is not None and not is_partial(checkpoint):
+        raise needs_no_base(checkpoint, "it holds all its weights")
+    averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
+    if weights == "ema" and not averaged:
+        raise ValueError(f"{checkpoint} has no averaged weights (model.config.ema was off); ask for the live ones")
+    kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
+    return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
+
+
+def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
+    """The model in a folder that holds all its weights: our export, or a pipeline of another library."""
+    formats = formats_of(spec.name)
+    formats.place_components(spec.config, folder)
+    source = section(about, "source")
+    return StoredModel(
+        folder=folder,
+        spec=spec,
+        defaults=formats.read_defaults(section(about, "generation")),
+        run=source.get("run", ""),
+        iteration=source.get("iteration", 0),
+        weights=source.get("weights", "live"),
+        tree=None,
+    )
+
+
+def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
+    """The model, if it has the weights that are asked for."""
+    if model.base is not None:
+        raise needs_no_base(model.folder, "an exported folder holds all weights")
+    if weights not in ("auto", model.weights):
+        raise ValueError(
+            f"{model.folder} holds the {model.weights} weights only; for the {weights} ones give the run folder"
+        )
+    return model
+
+
+def needs_no_base(folder: Path, reason: str) -> UserError:
+    return UserError(f"{folder} needs no base: {reason}; leave the base out")

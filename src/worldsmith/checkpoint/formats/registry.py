@@ -1,0 +1,39 @@
+"""The formats of the model families: shipped ones are packages of this room, others come by an entry point.
+
+[project.entry-points."worldsmith.formats"]
+my_family = "my_package.formats:FAMILY"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
+from worldsmith.models.families import FamilyRegistry
+from worldsmith.models.model_files import is_local
+
+FORMATS: FamilyRegistry[FamilyFormats] = FamilyRegistry("worldsmith.checkpoint.formats", "worldsmith.formats")
+
+
+def formats_of(family: str) -> FamilyFormats:
+    """The formats of a family; a family without any of its own has those that all have."""
+    return FORMATS.find(family) or FamilyFormats(family)
+
+
+def find_naming(keys: Iterable[str], stated_family: str = "") -> Naming | None:
+    """The naming scheme of a folder's tensors, which may state its family; None for one that no family knows."""
+    keys = list(keys)
+    known = [formats_of(stated_family)] if stated_family else FORMATS.all()
+    return next((naming for formats in known if (naming := formats.find_naming(keys)) is not None), None)
+
+
+def describe_readable() -> str:
+    """What folders of weights are read beside our own, for people."""
+    return "; ".join(formats.reads for formats in FORMATS.all() if formats.reads)
+
+
+def full_name(name: str) -> str:
+    """The hub's name of a released model that is called by its short name; any other name as it is."""
+    if is_local(name):
+        return name
+    return next((formats.released[name] for formats in FORMATS.all() if name in formats.released), name)

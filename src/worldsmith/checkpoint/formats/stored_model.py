@@ -1,0 +1,131 @@
+"""`StoredModel`: a model on disk, whose weights are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.checkpoint.formats.family_formats import FamilyFormats
+from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights, open_checkpoint
+from worldsmith.checkpoint.sources.merged_weights import MergedWeights
+from worldsmith.checkpoint.sources.start_weights import start_of_run
+from worldsmith.checkpoint.sources.warm_start import compare
+from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.errors import UserError
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on disk whose config has been read and whose weights have been chosen, but not read yet."""
+
+    folder: Path
+    """The checkpoint's iter folder, the exported folder, or (untrained) the run folder."""
+    spec: ModelSpec
+    defaults: Any
+    """What the family knows of using the model, such as the size of its videos."""
+    run: str
+    """The run's project/group/name."""
+    iteration: int
+    """Optimizer steps behind the weights; 0 for untrained ones."""
+    weights: Literal["ema", "live", "untrained"]
+    tree: Mapping[str, Any] | None
+    """The run's whole config as plain data; None for an exported folder."""
+    base: str | None = None
+    """Where the weights that the run started from are now; None: where its config says."""
+
+    @property
+    def config(self) -> Any:
+        """The model's config."""
+        return self.spec.config
+
+    @property
+    def formats(self) -> FamilyFormats:
+        return formats_of(self.spec.name)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether its run trained adapters (LoRA)."""
+        return bool(getattr(self.config, "lora_enabled", False))
+
+    @property
+    def merged_spec(self) -> ModelSpec:
+        """The model without adapters, as it is once they are merged."""
+        return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
+
+    @property
+    def average(self) -> bool:
+        """Whether the averaged weights are meant."""
+        return self.weights == "ema"
+
+    def open(self, *, merge: bool = True) -> WeightSource:
+        """The weights, to be read one by one; those of a LoRA run with their adapters merged, if `merge`.
+
+        Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
+        """
+        source = self._source
+        if not merge or not any(is_adapter(name) for name in source.shapes):
+            return source
+        return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)
+
+    def open_adapters(self) -> WeightSource:
+        """What the checkpoint of a LoRA run holds itself; the weights that it was trained on need not be there."""
+        return CheckpointWeights(self.folder / "model")
+
+    @cached_property
+    def _source(self) -> WeightSource:
+        """The weights, verified: that is done once, however often they are opened."""
+        if self.tree is None:
+            return open_weights(self.folder, field="model")
+        if self.weights == "untrained":
+            return start_of_run(self.tree, base=self.base)
+        checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)
+        checkpoint.check_frozen()
+        return checkpoint
+
+    def require_effect(self) -> None:
+        """Raises ValueError when the adapters of a LoRA run would change nothing in what is exported."""
+        source = self.open()
+        if isinstance(source, MergedWeights) and not source.changes_something(average=self.average):
+            raise ValueError(
+                f"the adapters in {self.folder} are all zero, as before training: merging them would change nothing"
+            )
+
+    def load(
+        self, device: str | torch.device = "cpu", *, full_precision: bool = False, keep_adapters: bool = False
+    ) -> Any:
+        """The model with its weights in its own precision, or float32 with `full_precision`; never takes more memory.
+
+        A LoRA run's adapters are merged into the weights unless `keep_adapters`. Raises UserError when the weights do
+        not fit the config.
+        """
+        import torch
+
+        keep = keep_adapters and self.has_adapters
+        config: Any = self.config if keep else self.merged_spec.config
+        generator = config.build(device="meta", **({} if self.defaults is None else {"defaults": self.defaults}))
+        if not full_precision:
+            generator.network.cast(getattr(torch, config.precision))
+        generator.materialize(device)
+        parameters = {name: p.detach() for name, p in native_parameters(generator.network).items()}
+        source = self.open(merge=not keep)
+        shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
+        report = compare(source, shapes, spec=self.spec)
+        if report.initialised:
+            raise UserError(
+                f"{source.describe} is not a whole model: it lacks {len(report.initialised)} of "
+                f"{len(shapes)} tensors, such as {report.initialised[0]}; it can be trained from, with it as "
+                "checkpoint.load_path"
+            )
+        source.read_into(parameters, average=self.average)
+        generator.network.eval().requires_grad_(False)
+        return generator
