@@ -8,9 +8,10 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_sampling, number
+from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -123,7 +124,7 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
         records.append({"file": name, **used, **settings, **where, **line.notes})
     label = "untrained" if model.weights == "untrained" else f"{model.weights} weights, {model.iteration} steps"
     contact_sheet(args.out / "contact_sheet.png", [(label, videos)], [request.prompt for request in requests])
-    write_record(args.out / RECORD, records)
+    write_text(args.out / RECORD, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
 
 
 def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel:
@@ -193,12 +194,6 @@ def make_room(out: Path, *, force: bool) -> None:
     for line in record.read_text(encoding="utf-8").splitlines():
         (out / Path(json.loads(line)["file"]).name).unlink(missing_ok=True)
     record.unlink()
-
-
-def write_record(path: Path, records: list[dict[str, Any]]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
-    partial.replace(path)
 
 
 def slug(prompt: str) -> str:

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
-
-
-class UserError(Exception):
-    """Something that the user can mend: printed as one line, exit code 2, no traceback."""
+from worldsmith.files.errors import UserError as UserError
 
 
 @dataclass(frozen=True, slots=True)

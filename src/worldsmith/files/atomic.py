@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 SAVING = ".saving_"
 REMOVING = ".removing_"
+NUMBERS = itertools.count()
 
 
 def sync_folder(folder: Path) -> None:
@@ -22,28 +26,55 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Makes the content of a file durable."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_tree(folder: Path) -> None:
     """Makes every file and every name under `folder` durable."""
     for root, _, files in os.walk(folder):
         for name in files:
-            with open(Path(root, name), "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(Path(root, name))
         sync_folder(Path(root))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces `path` by `text`: a reader sees the old content or the new one, never a part."""
-    aside = path.with_name(f"{SAVING}{path.name}.{os.getpid()}")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write a file to, which takes the place of `path` when the block ends well and is removed otherwise.
+
+    A reader sees the old content or the new one, never a part.
+    """
+    aside = path.with_name(f"{SAVING}{path.name}.{os.getpid()}.{next(NUMBERS)}")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
+        sync_file(aside)
         os.replace(aside, path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces `path` by `text`, see `replacing`."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def folder_aside(target: Path) -> Iterator[Path]:
+    """An empty folder beside `target` to write into, for `publish_folder`; what is left of it at the end is removed."""
+    aside = target.with_name(f"{SAVING}{target.name}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+    finally:
+        if aside.exists():
+            shutil.rmtree(aside)
 
 
 def publish_folder(aside: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from worldsmith.config.errors import UserError
+from worldsmith.files.errors import UserError
 
 PROBE_BYTES = 1 << 16
 """Written to see whether a disk takes them: an empty file fits on a full one."""

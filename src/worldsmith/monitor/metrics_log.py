@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.files.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +97,8 @@ def truncate_after(path: Path, step: int) -> None:
         logger.info("%s: removed %d lines of steps after %d, which are run again", path, dropped, step)
     if broken:
         logger.warning("%s: removed %d lines that are not complete", path, broken)
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("wb") as file:
-        file.write(b"".join(kept))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    with replacing(path) as aside:
+        aside.write_bytes(b"".join(kept))
 
 
 def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:

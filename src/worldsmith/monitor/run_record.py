@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from worldsmith.files.atomic import write_text
 from worldsmith.monitor.redaction import redact_arguments, redact_environment, redact_urls
 
 PACKAGES = (
@@ -133,6 +134,4 @@ def earlier_launches(path: Path) -> list[dict[str, Any]]:
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000), encoding="utf-8")
-    os.replace(aside, path)
+    write_text(path, yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000))

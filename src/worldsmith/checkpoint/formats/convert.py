@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from worldsmith import __version__
-from worldsmith.checkpoint.formats.export_folder import publish_export, read_about, require_place, written_aside
+from worldsmith.checkpoint.formats.export_folder import publish_export, read_about, require_place
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType
 from worldsmith.checkpoint.formats.native_export import CONFIG, STEM, native_config
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
@@ -24,6 +24,7 @@ from worldsmith.checkpoint.sources.warm_start import LoadReport, compare
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def convert(
         "tensors": {"loaded": len(report.loaded), "copied": len(report.copied), "initialised": len(report.initialised)},
         "model": to_dict(spec),
     }
-    with written_aside(out) as aside:
+    with folder_aside(out) as aside:
         if to == "dcp":
             write_dcp(aside / "model", weights, dtype_of)
         else:

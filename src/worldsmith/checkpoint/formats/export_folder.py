@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,20 +97,6 @@ def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
-
-
-@contextmanager
-def written_aside(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out` to write into; it is removed when that fails."""
-    aside = out.with_name(f"{atomic.SAVING}{out.name}")
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-    finally:
-        if aside.exists():
-            shutil.rmtree(aside)
 
 
 def publish_export(aside: Path, out: Path, about: dict[str, Any]) -> None:

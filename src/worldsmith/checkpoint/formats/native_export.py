@@ -16,13 +16,13 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     read_about,
     same_export,
-    written_aside,
 )
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType, Export, ExportOptions
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.spec import ModelSpec
 
 CONFIG, STEM = "config.json", "model"
@@ -80,7 +80,7 @@ def export_native(
     }
     if present is not None and not force and not (same_export(present, about) and is_whole(out, present)):
         raise another_export(out)
-    with written_aside(out) as aside:
+    with folder_aside(out) as aside:
         keys = {name: NATIVE_PREFIX + name for name in source.shapes}
         about["weights_sha256"] = write_safetensors(
             aside, STEM, source, keys, formats.stored_dtype(dtype), average=average, max_shard_size=max_shard_size

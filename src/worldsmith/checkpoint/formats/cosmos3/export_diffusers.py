@@ -17,12 +17,12 @@ from worldsmith.checkpoint.formats.export_folder import (
     origin_of,
     publish_export,
     weights_digest,
-    written_aside,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.cosmos3.attention.modes import describe_modes
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults, read_attention
 from worldsmith.models.parameter_names import native_parameters
@@ -69,7 +69,7 @@ def export_pipeline(
     about = describe(generator, source or ExportSource(), dtype, weights)
     if not may_write(out, about, force, index=PIPELINE_INDEX):
         return False
-    with written_aside(out) as aside:
+    with folder_aside(out) as aside:
         build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
         (aside / "README.md").write_text(model_card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about)

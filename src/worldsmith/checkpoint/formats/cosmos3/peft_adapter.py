@@ -20,7 +20,6 @@ from worldsmith.checkpoint.formats.export_folder import (
     may_write,
     publish_export,
     weights_digest,
-    written_aside,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
@@ -28,6 +27,7 @@ from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
@@ -110,7 +110,7 @@ def export_adapter(
     if not may_write(out, about, force, index=CONFIG):
         return False
     header = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
-    with written_aside(out) as aside:  # one entry of metadata: safetensors writes several in any order
+    with folder_aside(out) as aside:  # one entry of metadata: safetensors writes several in any order
         save_file(weights, aside / WEIGHTS, metadata={DIFFUSERS_HEADER: json.dumps(header)})
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(adapter_card(out.name, about), encoding="utf-8")
