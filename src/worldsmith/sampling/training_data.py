@@ -40,12 +40,13 @@ def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | N
 
 def first_part(config: VideoDataset.Config) -> Part:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
-    from worldsmith.data.clips.sample_maker import identify, select_part
+    from worldsmith.data.clips.sample_maker import select_part
+    from worldsmith.data.clips.video_reader import examine
 
     dataset = VideoDataset(config)
     for window in dataset.windows[:CLIPS_TO_TRY]:
         try:
-            return select_part(window, identify(window)[1], config, random.Random(0))
+            return select_part(window, examine(window.path)[1], config, random.Random(0))
         except SampleError:
             continue
     raise DataError(f"none of the first clips of {dataset.file} can be read")

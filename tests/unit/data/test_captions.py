@@ -42,6 +42,8 @@ def test_caption_keys_can_be_changed() -> None:
 
 def test_empty_and_ill_typed_captions_are_passed_over() -> None:
     assert choose({"caption_json": {}, "qwen3_32b_rewrite-dense": "  ", "caption": 7}) is None
+    assert choose({"caption_json": " {} ", "caption": "\u00a0"}) is None
+    assert choose({"caption_json": "null", "caption": "c"}).key == "caption"
     assert choose({"qwen3_32b_temporal": "weight zero"}) is None
     assert choose(dict.fromkeys(WINDOW_NUMBERS, 1)) is None
 
@@ -57,10 +59,10 @@ def test_legacy_styles_are_drawn_by_their_weights() -> None:
 
 
 def test_structured_captions_are_verbatim_json_in_file_order_not_ascii() -> None:
-    """Neither suffix nor metadata sentences nor punctuation; a string that is already serialised is untouched."""
+    """Neither suffix nor metadata sentences nor punctuation; of a serialised string, white space around it goes."""
     value = {"zoo": "café", "a": [1, 2.5], "duration": "5s"}
     assert render(choose({"caption_json": value}), suffix="Nice.") == '{"zoo": "café", "a": [1, 2.5], "duration": "5s"}'
-    assert render(choose({"caption_json": '{"b":1}. '})) == '{"b":1}. '
+    assert render(choose({"caption_json": ' {"b":1}.\n'})) == '{"b":1}.'
 
 
 def test_plain_captions_end_in_one_period_then_suffix_then_metadata() -> None:
@@ -69,8 +71,17 @@ def test_plain_captions_end_in_one_period_then_suffix_then_metadata() -> None:
         "A cat walks. In slow motion. The video is 2.5 seconds long and is of 24 FPS. "
         "This video is of 192x320 resolution."
     )
-    bare = render(Caption("caption", "A cat", structured=False), append_duration_fps=False, append_resolution=False)
-    assert bare == "A cat."
+
+
+def test_white_space_around_texts_goes_and_then_the_periods_at_the_end() -> None:
+    """As the published functions do it: what a period hides stays."""
+    bare = {"append_duration_fps": False, "append_resolution": False}
+    for text, expected in {
+        "A cat": "A cat.", "\n A cat.\u00a0": "A cat.", "A cat .": "A cat .", "A cat. .. ": "A cat. .",
+    }.items():  # fmt: skip
+        assert render(Caption("caption", text, structured=False), **bare) == expected
+    assert render(Caption("caption", "A cat", structured=False), suffix=" Slowly. ", **bare) == "A cat. Slowly."
+    assert render(Caption("caption", "A cat", structured=False), suffix=" ", **bare) == "A cat."
 
 
 def test_dropout_empties_everything_or_keeps_the_metadata() -> None:

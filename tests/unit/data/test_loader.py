@@ -94,6 +94,39 @@ def test_iterating_leaves_the_global_random_state_alone(clips: Callable) -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_one_window_a_clip_is_drawn_anew_in_every_pass(
+    tmp_path: Path, write_clip: Callable, write_jsonl: Callable, record: Callable
+) -> None:
+    """Clip a has four windows, b one: a pass has two samples, and all windows of a come in time; resumes are exact."""
+    windows = [{"start_frame": s, "end_frame": s + 4, "caption": f"from {s}"} for s in (0, 4, 8, 12)]
+    for name in "ab":
+        write_clip(tmp_path / f"videos/{name}.mp4")
+    write_jsonl(tmp_path, [record("a", t2w_windows=windows), record("b", t2w_windows=windows[:1])])
+    options = {"dataset": {"sample_by_window": False}, "max_samples_per_batch": 2, "max_sequence_length": None}
+    loader = make(tmp_path, **options)
+    assert (len(loader.dataset), len(loader.dataset.windows)) == (2, 5)
+    whole = [facts(pack) for pack in islice(loader, 30)]
+    assert all({key[0] for key, *_ in pack} == {"a", "b"} for pack in whole)
+    assert {key for pack in whole for key, *_ in pack} == {"a_w0", "a_w1", "a_w2", "a_w3", "b_w0"}
+    again = make(tmp_path, num_workers=1, **options)
+    next(iter(again))
+    resumed = make(tmp_path, num_workers=1, **options)
+    resumed.load_state_dict(again.state_dict())
+    assert [facts(pack) for pack in islice(resumed, 5)] == whole[1:6]
+
+
+def test_one_window_a_clip_goes_on_past_bad_windows(
+    tmp_path: Path, write_clip: Callable, write_jsonl: Callable, record: Callable
+) -> None:
+    """A clip of which one window is bad is not a data set of which nothing can be used."""
+    windows = [{"start_frame": s, "end_frame": s + 4, "caption": "c"} for s in (0, 40)]
+    write_clip(tmp_path / "videos/a.mp4")
+    write_jsonl(tmp_path, [record("a", t2w_windows=windows)])
+    loader = make(tmp_path, dataset={"sample_by_window": False})
+    assert {s.key for pack in islice(loader, 10) for s in pack} == {"a_w0"}
+    assert loader.quarantine.counts == {"window_out_of_range": 1}
+
+
 def test_ranks_share_the_stream_without_overlap(clips: Callable) -> None:
     """Rank r of 3 takes positions r, r + 3, …; together they are the stream of one rank."""
     folder = clips(7)
@@ -269,6 +302,7 @@ def test_samples_above_the_cap_are_listed_not_fatal(clips: Callable, tmp_path: P
     (line,) = (json.loads(text) for text in (tmp_path / "quarantine.jsonl").read_text().splitlines())
     assert (line["key"], line["reason"]) == ("c2_w0", "over_token_cap")
     assert "max_sequence_length is 40" in line["detail"]
+    assert (Path(line["path"]).name, line["line"]) == ("c2.mp4", 3)
 
 
 def test_sound_samples_above_the_cap_do_not_count_as_bad(clips: Callable) -> None:

@@ -15,6 +15,7 @@ def test_published_entries_are_width_by_height() -> None:
     assert target_size("704", 1280, 704) == (1280, 704)
     assert target_size("720", 480, 640) == (832, 1104)
     assert target_size("768", 500, 500) == (1024, 1024)
+    assert RESOLUTIONS["480"]["2,3"] == (512, 768)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,27 @@ def test_a_line_that_is_not_utf8_is_bad_json(tmp_path: Path, write_jsonl: Callab
     assert list(reasons(load(file)).values()) == ["bad_json"]
 
 
+@pytest.mark.parametrize("text", [r"\ud800", r"a \uDC00 b"])
+def test_half_a_surrogate_pair_is_a_bad_record(
+    tmp_path: Path, write_jsonl: Callable, record: Callable, text: str
+) -> None:
+    """JSON can write it, no tokenizer can read it; whole pairs are characters."""
+    file = write_jsonl(tmp_path, [json.dumps(record("a")).replace("clip a", text), record("b")])
+    (found,) = load(file).rejections
+    assert (found.reason, found.line) == ("bad_record", 1)
+    assert "half of a surrogate pair" in found.detail
+    whole = write_jsonl(tmp_path, [json.dumps(record("a")).replace("clip a", r"\ud83d\ude00")])
+    assert load(whole).windows[0].captions["caption"] == "\U0001f600"
+    file.write_bytes(json.dumps(record("a")).encode().replace(b"clip a", b"\xed\xa0\x80") + b"\n")
+    assert list(reasons(load(file)).values()) == ["bad_record"]
+
+
+def test_a_nul_in_a_path_is_a_bad_record(tmp_path: Path, write_jsonl: Callable, record: Callable) -> None:
+    file = write_jsonl(tmp_path, [record("a", vision_path="videos/a\0.mp4"), record("b")])
+    assert [w.key for w in load(file).windows] == ["b_w0"]
+    assert list(reasons(load(file)).values()) == ["bad_record"]
+
+
 def test_the_default_limits_are_the_published_ones(tmp_path: Path, write_jsonl: Callable, record: Callable) -> None:
     """Windows below 61 frames and clips above 61 s are left out by default."""
     file = write_jsonl(

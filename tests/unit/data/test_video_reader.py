@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from worldsmith.data.clips.resolution import Geometry, cover_and_crop
-from worldsmith.data.clips.video_reader import VideoInfo, probe, read_frames
+from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
 from worldsmith.data.stream.errors import SampleError
 
 
 def look(path: Path) -> VideoInfo:
-    return probe(str(path), os.path.getsize(path), os.stat(path).st_mtime_ns)
+    return examine(str(path))[1]
 
 
 def read(path: Path, indices: range, target: tuple[int, int]) -> np.ndarray:
@@ -25,7 +25,7 @@ def read(path: Path, indices: range, target: tuple[int, int]) -> np.ndarray:
 
 def reason_of(path: Path, indices: range = range(0, 17)) -> SampleError:
     with pytest.raises(SampleError) as caught:
-        read_frames(str(path), probe(str(path), 0, hash(path)), indices, Geometry(96, 64, 0, 0, 96, 64))
+        read_frames(str(path), examine(str(path))[1], indices, Geometry(96, 64, 0, 0, 96, 64))
     return caught.value
 
 
@@ -170,6 +170,48 @@ def test_reasons_for_files_that_are_no_readable_video(tmp_path: Path, write_clip
         "header_only": "no_frames",
     }
     assert reason_of(tmp_path / "absent.mp4").reason == "missing_file"
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A FIFO, whose reader waits for ever, and a device without an end."""
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (tmp_path / "zero.mp4").symlink_to("/dev/zero")
+    assert (reason_of(tmp_path / "pipe.mp4").reason, reason_of(tmp_path / "pipe.mp4").detail) == (
+        "not_a_video",
+        "expected a file, found a FIFO",
+    )
+    assert reason_of(tmp_path / "zero.mp4").detail == "expected a file, found a device"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("list.mp4", "ffconcat version 1.0\nfile 'other.mp4'\n"),
+     ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.mp4\n#EXT-X-ENDLIST\n"),
+     ("a%d.png", "pattern")],
+)  # fmt: skip
+def test_lists_of_other_files_are_no_clips(tmp_path: Path, write_clip: Callable, name: str, text: str) -> None:
+    """They would show what no record names."""
+    write_clip(tmp_path / "other.mp4")
+    Image.new("RGB", (96, 64)).save(tmp_path / "a1.png")
+    (tmp_path / name).write_text(text)
+    assert reason_of(tmp_path / name).reason == "not_a_video"
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm", "a.avi", "a.mov", "a.ts", "a.mpg", "a.flv", "a.gif"])
+def test_containers_of_single_clips_are_read(tmp_path: Path, write_clip: Callable, name: str) -> None:
+    codec = {"webm": "libvpx", "mpg": "mpeg2video", "gif": "gif"}.get(name[2:], "libx264")
+    if codec == "gif":
+        pictures = [Image.new("RGB", (96, 64), (10 * i, 0, 0)) for i in range(5)]
+        pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], duration=100)
+    else:
+        write_clip(tmp_path / name, frames=5, fps=25, codec=codec)
+    assert (look(tmp_path / name).width, look(tmp_path / name).num_frames) == (96, 5)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "bmp"])
+def test_pictures_are_clips_of_one_frame(tmp_path: Path, ending: str) -> None:
+    Image.new("RGB", (96, 64)).save(tmp_path / f"a.{ending}")
+    assert look(tmp_path / f"a.{ending}").num_frames == 1
 
 
 def write_audio(path: Path) -> None:

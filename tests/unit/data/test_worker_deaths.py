@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
 import json
@@ -21,6 +22,7 @@ import pytest
 from worldsmith.data.clips import sample_maker
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream import fetch, worker
+from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
 
 
@@ -150,6 +152,21 @@ def test_what_a_worker_raises_is_no_death(clips: Callable, monkeypatch: pytest.M
         next(iter(loader))
     assert "in fail" in raised.value.__notes__[0]
     assert loader.counts["workers_died"] == 0
+
+
+def test_a_worker_that_cannot_be_started_says_why(clips: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a dead one is to be replaced on a machine whose memory is full."""
+
+    def fork() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    packs = iter(make(clips(3), 1))
+    next(packs)
+    monkeypatch.setattr(os, "fork", fork)
+    for child in own_workers():
+        child.kill()
+    with pytest.raises(DataError, match=r"cannot be started \(Cannot allocate memory\).*lower dataloader_train.num_w"):
+        list(islice(packs, 10))
 
 
 def test_an_error_that_cannot_travel_is_told_as_another_one() -> None:

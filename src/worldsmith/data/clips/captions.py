@@ -17,10 +17,12 @@ LEGACY_STYLES = {
 }
 """Keys of older data sets: one of those present is drawn by these weights."""
 
+EMPTY_JSON = ("{}", "[]", '""', "null")
+
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A chosen caption. Structured ones (JSON) are used verbatim, without suffix and metadata sentences."""
+    """A chosen caption. Structured ones (JSON) are used as they are, without suffix and metadata sentences."""
 
     key: str
     text: str
@@ -40,11 +42,11 @@ def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random
 
 def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
     """The caption under `key`; None when it is absent, empty, or neither text nor an object."""
-    value = captions.get(key)
+    value, structured = captions.get(key), key == "caption_json"
     if isinstance(value, dict) and value:
         return Caption(key, json.dumps(value, ensure_ascii=False), structured=True)
-    if isinstance(value, str) and value.strip():
-        return Caption(key, value, structured=key == "caption_json")
+    if isinstance(value, str) and value.strip() and not (structured and value.strip() in EMPTY_JSON):
+        return Caption(key, value, structured)
     return None
 
 
@@ -61,20 +63,20 @@ def render_caption(
     size: tuple[int, int],
     rng: random.Random,
 ) -> str:
-    """The text of a training sample.
+    """The text of a training sample. White space around caption and suffix does not count.
 
-    A plain caption ends in exactly one period, then come the suffix and the metadata sentences; `size` is (H, W). One
-    frame is an image, which has no duration. Dropout (for classifier-free guidance) empties the whole text, or with
-    `dropout_keeps_metadata` all but the metadata sentences.
+    A plain caption loses the periods at its end and gets one, then come the suffix and the metadata sentences; `size`
+    is (H, W). One frame is an image, which has no duration. Dropout (for classifier-free guidance) empties the whole
+    text, or with `dropout_keeps_metadata` all but the metadata sentences.
     """
     dropped = rng.random() < dropout_rate
     if caption.structured or (dropped and not dropout_keeps_metadata):
-        return "" if dropped else caption.text
+        return "" if dropped else caption.text.strip()
     parts = []
     if not dropped:
-        parts.append(caption.text.rstrip(" \t\r\n.") + ".")
-        if suffix:
-            parts.append(suffix)
+        parts.append(caption.text.strip().rstrip(".") + ".")
+        if suffix.strip():
+            parts.append(suffix.strip())
     is_image = num_frames == 1
     if append_duration_fps and not is_image:
         parts.append(f"The video is {num_frames / fps:.1f} seconds long and is of {fps:.0f} FPS.")

@@ -167,11 +167,10 @@ def remove_stale(incoming: Path) -> None:
                 continue
 
 
-def file_identity(path: str, relative_path: str) -> list[Any]:
+def file_identity(status: os.stat_result, relative_path: str) -> list[Any]:
     """What stands for a file in a key: relative path, size and modification time (ns).
 
     Not a hash of the content: it would read every clip in full at each access, which the cache is there to avoid. A
-    rewritten file has a new time; a data set that is moved as a whole keeps its entries. Raises OSError.
+    rewritten file has a new time; a data set that is moved as a whole keeps its entries.
     """
-    stat = os.stat(path)
-    return [relative_path, stat.st_size, stat.st_mtime_ns]
+    return [relative_path, status.st_size, status.st_mtime_ns]

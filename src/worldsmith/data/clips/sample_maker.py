@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from worldsmith.data.clips.resolution import cover_and_crop, target_size
 from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.token_count import latent_shape, sample_tokens
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
-from worldsmith.data.clips.video_reader import VideoInfo, probe, read_frames
+from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.maker import Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
@@ -50,11 +49,12 @@ class ClipMaker(SampleMaker[VideoSample]):
         return Rejection(window.key, reason, detail, window.path, window.line)
 
     def window(self, position: int) -> Window:
-        return self.dataset.windows[self.index(position)]
+        windows = self.dataset.choices[self.index(position)]
+        return sample_rng(self.seed, position, "window").choice(windows)
 
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
-        identity, info = identify(window)
+        status, info = examine(window.path)
         part = select_part(window, info, config, sample_rng(self.seed, position, "frames"))
         selection, width, height, fps = part.selection, part.width, part.height, part.fps
         shape = latent_shape(selection.count, height, width)
@@ -70,7 +70,8 @@ class ClipMaker(SampleMaker[VideoSample]):
         if self.latent_cache is not None:
             frames = [selection.start, selection.interval, selection.count]
             source = [window.start_frame, window.end_frame, window.temporal_interval]
-            key = self.latent_cache.key_for(file=identity, window=source, frames=frames, size=[height, width])
+            file = file_identity(status, window.relative_path)
+            key = self.latent_cache.key_for(file=file, window=source, frames=frames, size=[height, width])
             latents, outcome = self.latent_cache.look_up(key, shape)
             notes[f"cache_{outcome}"] = ""
         video = None
@@ -121,17 +122,6 @@ class ClipMaker(SampleMaker[VideoSample]):
             size=size,
             rng=sample_rng(self.seed, position, "dropout"),
         )
-
-
-def identify(window: Window) -> tuple[list[Any], VideoInfo]:
-    """(identity for cache keys, facts) of the file of a window. Raises SampleError."""
-    try:
-        identity = file_identity(window.path, window.relative_path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise SampleError("missing_file", "the file does not exist") from None
-    except OSError as error:
-        raise SampleError("unreadable", str(error)) from None
-    return identity, probe(window.path, identity[1], identity[2])
 
 
 @dataclass(frozen=True, slots=True)

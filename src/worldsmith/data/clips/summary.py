@@ -36,13 +36,14 @@ def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None 
 
     With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
     """
-    from worldsmith.data.clips.sample_maker import identify, select_part
+    from worldsmith.data.clips.sample_maker import select_part
+    from worldsmith.data.clips.video_reader import examine
 
     windows = spread(dataset.windows, probe)
     rejections = list(dataset.rejections)
     for window in windows:
         try:
-            _, info = identify(window)
+            _, info = examine(window.path)
             part = select_part(window, info, dataset.config, random.Random(0))
             tokens = sample_tokens(0, part.selection.count, part.height, part.width)
             if max_tokens is not None and tokens > max_tokens:
@@ -50,7 +51,7 @@ def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None 
                 raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
-    return DatasetSummary(dataset.num_records, len(dataset), len(windows), rejections)
+    return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections)
 
 
 def spread(windows: list[Window], count: int) -> list[Window]:

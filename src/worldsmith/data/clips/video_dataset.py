@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +28,8 @@ FILE_NAMES = [
     for name in ("video_dataset_file.jsonl",)
     for ending in ("", ".gz")
 ]
+MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Of a JSON line: what it must hold to hold half of a surrogate pair, which Python's reader lets through."""
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 
@@ -57,6 +61,8 @@ class VideoDataset(Configurable):
         """The .jsonl or .jsonl.gz file, or a folder with [train/]video_dataset_file.jsonl."""
         resolution: str = "256"
         """Resolution tier; the size follows from the aspect of each clip."""
+        sample_by_window: bool = True
+        """A pass has every window of every clip; False = one of its windows a clip, drawn anew in every pass."""
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
         """Frames per sample; -1 = the whole window at its own temporal_interval."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk"] = "max_30fps"
@@ -111,13 +117,15 @@ class VideoDataset(Configurable):
         for number, line in read_lines(self.file):
             self.num_records += 1
             windows.extend(self._windows(number, line, seen))
-        self.windows = sorted(
-            windows, key=lambda w: (hashlib.sha256(w.key.rpartition("_w")[0].encode()).digest(), w.key)
-        )
+        self.windows = sorted(windows, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
+        self.choices = [[window] for window in self.windows]
+        """The windows of which a position of a pass gives one."""
+        if not config.sample_by_window:
+            self.choices = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
 
     def __len__(self) -> int:
-        """Number of usable windows, as far as can be told without opening the clips."""
-        return len(self.windows)
+        """Positions of a pass, as far as can be told without opening the clips."""
+        return len(self.choices)
 
     @property
     def num_samples(self) -> int:
@@ -195,6 +203,10 @@ class VideoDataset(Configurable):
         return start, end, interval
 
 
+def uuid_of(window: Window) -> str:
+    return window.key.rpartition("_w")[0]
+
+
 def find_file(path: str) -> Path:
     """The data set file at `path`, or in the folder `path`."""
     if not path:
@@ -229,6 +241,11 @@ def parse_record(line: bytes) -> dict[str, Any]:
     """The JSON object of a line, its types checked. Raises SampleError: bad_json, bad_record, remote_path."""
     try:
         record = json.loads(line)
+        if MAYBE_SURROGATE.search(line):
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair") from None
     except (ValueError, RecursionError) as error:
         raise SampleError("bad_json", str(error)) from None
     if not isinstance(record, dict):
@@ -236,6 +253,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
     for name in ("uuid", "vision_path"):
         if not (isinstance(record.get(name), str) and record[name]):
             raise SampleError("bad_record", f"'{name}' must be text, found {record.get(name)!r}")
+    if "\0" in record["vision_path"]:
+        raise SampleError("bad_record", f"'vision_path' holds a NUL, found {record['vision_path']!r}")
     for name in ("duration", "width", "height", "nb_frames"):
         value = record.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):

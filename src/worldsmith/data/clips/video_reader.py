@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,15 @@ from worldsmith.data.stream.errors import SampleError
 
 # BITEXACT: the same pixels on every processor, so that a run that is resumed elsewhere sees the same data.
 SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+
+CONTAINERS = (
+    "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
+    "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,jpegxl_pipe"
+)
+"""What a clip may be: none of these formats opens further files, as playlists do."""
+
+OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 MAX_PLAUSIBLE_FPS = 1000
 VARIABLE_RATE = 0.02
@@ -45,6 +55,19 @@ class VideoInfo:
     @property
     def duration(self) -> float:
         return self.num_frames / self.fps
+
+
+def examine(path: str) -> tuple[os.stat_result, VideoInfo]:
+    """Size and times of the file, and what is in it. Raises SampleError."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SampleError("missing_file", "the file does not exist") from None
+    except OSError as error:
+        raise SampleError("unreadable", str(error)) from None
+    if not stat.S_ISREG(status.st_mode):  # reading from a FIFO would wait for ever
+        raise SampleError("not_a_video", f"expected a file, found {KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}")
+    return status, probe(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=65536)
@@ -106,7 +129,7 @@ def decode(container: InputContainer, stream: VideoStream, info: VideoInfo) -> I
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
     try:
-        with av.open(path, metadata_errors="ignore") as container:
+        with av.open(path, options=OPTIONS, metadata_errors="ignore") as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
@@ -126,8 +149,6 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
     """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
-    if os.path.isdir(path):
-        return "not_a_video", "this is a folder"
     if os.path.getsize(path) == 0:
         return "empty_file", "the file has 0 bytes"
     if is_cut_mp4(path):

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic
 
+from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.maker import Made, S, SampleMaker
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -50,6 +51,11 @@ class Worker(Generic[S]):
         try:
             with workers_deaf():
                 self._process.start()
+        except OSError as error:
+            raise DataError(
+                f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
+                "for a further process; lower dataloader_train.num_workers or prefetch_factor"
+            ) from error
         finally:
             sender.close()
 
