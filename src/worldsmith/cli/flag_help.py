@@ -11,13 +11,12 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
 from worldsmith.config.toml.recipe_toml import format_value
-from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.access import all_paths, find
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
 from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.overrides import find_node
 from worldsmith.config.words.typed_flags import class_choices
 
 WIDTH = 100
@@ -114,9 +113,9 @@ def _shown(value: Any) -> str:
 def _section_path(tree: Config, section: str) -> Path:
     names = {format_path(path): path for path in all_paths(tree)}
     known = section.replace("-", "_").removeprefix("__")
-    if known in names and find_node(tree, names[known]) is not None:
+    if known in names and find(tree, names[known]) is not None:
         return names[known]
-    sections = [name for name, path in names.items() if isinstance(find_node(tree, path), Config)]
+    sections = [name for name, path in names.items() if isinstance(find(tree, path), Config)]
     top = ", ".join(name for name in sections if "." not in name)
     advice = did_you_mean(known, sections)
     raise UserError(f"there is no section '{section}'; {f'{advice} ' if advice else ''}sections: {top}")

@@ -14,11 +14,10 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.packages import broken_packages
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.toml.recipe_toml import format_value
-from worldsmith.config.tree.access import children, walk
+from worldsmith.config.tree.access import ABSENT, find, walk
+from worldsmith.config.tree.difference import differences as tree_differences
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.tree.provenance import changed_paths
-from worldsmith.config.words.overrides import find_node
+from worldsmith.config.tree.plain import TAG, to_yaml
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100
@@ -57,10 +56,10 @@ def describe(name: str) -> dict[str, Any]:
     entry, tree = find_recipe(name), get_recipe(name)
     return {
         "name": name,
-        "task": find_node(tree, ("job", "task")),
-        "model": find_node(tree, ("model", "name")),
-        "parameters": count(find_node(tree, ("model", "config", "network"))),
-        "data": describe_data(find_node(tree, ("dataloader_train",))),
+        "task": find(tree, ("job", "task")),
+        "model": find(tree, ("model", "name")),
+        "parameters": count(find(tree, ("model", "config", "network"))),
+        "data": describe_data(find(tree, ("dataloader_train",))),
         "starts_from": entry.starts_from,
         "doc": entry.doc,
         "module": entry.module,
@@ -106,21 +105,16 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, str, str]]:
-    """(path, before, after) of every value in which two trees differ, in the order of the new one."""
-    order = {path: index for index, (path, _) in enumerate(walk(new))}
-    gone = {path for path in changed_paths(old, new) if path not in order}
+    """(path, before, after) of every value in which two trees differ."""
     # A section of another class is listed at its own path.
-    paths = {path[:-1] if path[-1] == "type" else path for path in changed_paths(new, old) | gone}
-    return [
-        (format_path(path), _shown(old, path), _shown(new, path))
-        for path in sorted(paths, key=lambda path: order.get(path, len(order)))
-    ]
+    paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in tree_differences(old, new)]
+    return [(format_path(path), _shown(old, path), _shown(new, path)) for path in dict.fromkeys(paths)]
 
 
 def _shown(tree: Config, path: Path) -> str:
-    if path[-1] not in dict(children(find_node(tree, path[:-1]))):
+    value = find(tree, path, ABSENT)
+    if value is ABSENT:
         return "absent"
-    value = find_node(tree, path)
     if isinstance(value, Config):
         return tag_of(type(value))
     return format_value(value) if value != "" else "''"

@@ -9,11 +9,12 @@ from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.recipe_toml import read_recipe_toml
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.plain import read_tree
 from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.overrides import Override, find_node, parse_overrides
+from worldsmith.config.words.overrides import Override, parse_overrides
 
 __all__ = ["Loaded", "load", "read_draft"]
 
@@ -62,7 +63,7 @@ def _read_yaml(file: str) -> Draft:
     tree = read_tree(document.data, None, problems)
     problems = [problem.at(Place(file)) for problem in locate(problems, document.places)]
     broken = [parse_path(problem.path) for problem in problems if problem.path]
-    name = getattr(find_node(tree, ("job",)), "experiment", "")
+    name = getattr(find(tree, ("job",)), "experiment", "")
     return Draft(
         source=file,
         tree=tree,

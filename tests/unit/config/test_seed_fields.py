@@ -16,7 +16,7 @@ from worldsmith.config.load import load
 from worldsmith.config.toml.check import check_table
 from worldsmith.config.toml.recipe_toml import build_overrides
 from worldsmith.config.toml.schema import remap, toml_fields
-from worldsmith.config.words.overrides import find_node
+from worldsmith.config.tree.access import find
 
 SAME = "same path"
 C = "model.config"
@@ -247,7 +247,7 @@ def test_the_value_arrives_in_the_tree_and_in_the_override_words(
         assert any(f"{row[0]} has no effect for task '{task}'" in warning for warning in loaded.warnings)
         return
     raw: Any = tomllib.loads(f"x = {row[2]}")["x"]
-    found = find_node(loaded.tree, parts(target))
+    found = find(loaded.tree, parts(target))
     if row[0] == "optimizer.lr_multipliers":
         assert found["a.b"] == raw["a.b"]
         assert words[2] == 'optimizer.lr_multipliers."a.b"=5.0'

@@ -15,7 +15,7 @@ from worldsmith.config import ConfigError, UserError, get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.packages import import_recipes
 from worldsmith.config.recipes.registry import find_recipe, registered
-from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
 from worldsmith.config.write.convert import convert

@@ -14,9 +14,9 @@ import pytest
 
 from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.recipes.registry import find_recipe
-from worldsmith.config.tree.difference import show_value
 from worldsmith.config.tree.paths import flatten, format_path
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.write.json_text import show_value
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REFRESH = "WORLDSMITH_REFRESH_GOLDEN"

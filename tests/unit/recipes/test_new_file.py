@@ -13,7 +13,7 @@ from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.toml.schema import remap, toml_fields
-from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.new_file import new_recipe_toml

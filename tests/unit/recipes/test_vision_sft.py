@@ -9,11 +9,11 @@ import torch
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.degrees import fit_degrees
 from worldsmith.config.tree.difference import differences
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.words.overrides import find_node
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.parameter_names import native_parameters
@@ -118,7 +118,7 @@ def network(config: Trainer.Config) -> NetworkConfig:
 
 @pytest.mark.parametrize("path", TABLE)
 def test_values_are_the_published_ones(path: str) -> None:
-    found = tuple(find_node(resolve(recipe(name)), tuple(path.split("."))) for name in NAMES)
+    found = tuple(find(resolve(recipe(name)), tuple(path.split("."))) for name in NAMES)
     assert found == TABLE[path]
     assert [type(value) for value in found] == [type(value) for value in TABLE[path]]
 
@@ -191,12 +191,12 @@ def test_a_variable_that_is_not_set_is_named(name: str, missing: str, monkeypatc
 
 def test_the_tokenizer_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     path = ("model", "config", "text_tokenizer", "path")
-    assert [find_node(resolve(recipe(name)), path) for name in NAMES] == [
+    assert [find(resolve(recipe(name)), path) for name in NAMES] == [
         *["Qwen/Qwen3-VL-8B-Instruct"] * 2,
         "nvidia/Cosmos3-Edge",
     ]
     monkeypatch.setenv("TOKENIZER_PATH", "tokenizers/mine")
-    assert {find_node(resolve(recipe(name)), path) for name in NAMES} == {"tokenizers/mine"}
+    assert {find(resolve(recipe(name)), path) for name in NAMES} == {"tokenizers/mine"}
 
 
 def test_the_meta_device_holds_the_whole_super_with_its_adapters() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.tree.changes import changes
+from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.convert import convert

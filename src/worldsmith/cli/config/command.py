@@ -84,12 +84,19 @@ def check(args: argparse.Namespace) -> int:
 def diff(args: argparse.Namespace) -> int:
     """Prints one line per difference. Variables that are not set are compared as they are written."""
     from worldsmith.config.load import load
+    from worldsmith.config.tree.access import ABSENT
     from worldsmith.config.tree.difference import differences
+    from worldsmith.config.tree.paths import format_path
+    from worldsmith.config.write.json_text import show_value
 
     old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
     found = differences(old.tree, new.tree, custom=args.custom)
-    for difference in found:
-        print(difference)
+    for change in found:
+        sides = ("(only in the second)", "(only in the first)")
+        old_text, new_text = (
+            side if value is ABSENT else show_value(value) for value, side in zip((change.old, change.new), sides)
+        )
+        print(f"{format_path(change.path)}: {old_text} -> {new_text}")
     return 1 if found else 0
 
 

@@ -150,6 +150,11 @@ def describe_value(value: Any) -> str:
     return f"{_short(repr(value))} ({type(value).__name__})"
 
 
+def item_hint(hint: Any, container: type) -> Any:
+    """The type of the items of a list, or of the values of a dict, among the alternatives of a hint."""
+    return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is container), Any)
+
+
 def nested_config_classes(hint: Any) -> list[type]:
     """The Config classes among the alternatives of a hint."""
     return [member for member in union_members(hint) if is_config_class(member)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import Problem, code_problem
-from worldsmith.config.tree.access import children, walk
+from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.provenance import class_defaults
 
@@ -46,7 +46,7 @@ class _Checks:
 
     def check(self, path: Path) -> None:
         for _ in range(MOST):
-            section = _find(self.tree, path)
+            section = find(self.tree, path)
             safe = not any(starts_with(bad, path) for bad in self.suspect)
             try:
                 section.check()
@@ -75,7 +75,7 @@ class _Checks:
             clear = match.start() == 0 or "_" in name or "." in name or _SAYS_SOMETHING.match(message, match.end())
             parts = tuple(name.split("."))
             for candidate in ((*path, *parts), parts):
-                if clear and _is_value(_find(self.original, candidate)) and candidate not in found:
+                if clear and _is_value(find(self.original, candidate, ABSENT)) and candidate not in found:
                     found.append(candidate)
                     break
         return found
@@ -83,31 +83,21 @@ class _Checks:
     def repair(self, path: Path) -> bool:
         """Puts a value back to its class's default, in a copy. Returns whether that changed anything."""
         parent_path, name = path[:-1], path[-1]
-        parent = _find(self.tree, parent_path)
+        parent = find(self.tree, parent_path)
         if not isinstance(parent, Config):
             return False
-        default = class_defaults(type(parent)).get(str(name), _MISSING)
-        if default is _MISSING or default == getattr(parent, str(name), _MISSING):
+        default = class_defaults(type(parent)).get(str(name), ABSENT)
+        if default is ABSENT or default == getattr(parent, str(name), ABSENT):
             return False
         if self.tree is self.original:
             self.tree = copy.deepcopy(self.original)
-            parent = _find(self.tree, parent_path)
+            parent = find(self.tree, parent_path)
         setattr(parent, str(name), default)
         return True
 
 
-_MISSING: Any = object()
-
-
-def _find(tree: Any, path: Path) -> Any:
-    node = tree
-    for part in path:
-        node = dict(children(node)).get(part, _MISSING)
-    return node
-
-
 def _is_value(node: Any) -> bool:
-    return node is not _MISSING and not isinstance(node, Config)
+    return node is not ABSENT and not isinstance(node, Config)
 
 
 def _related(a: Path, b: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import Problem
-from worldsmith.config.tree.access import children, walk
+from worldsmith.config.tree.access import find, walk
 from worldsmith.config.tree.degrees import NAMES, DegreesError, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path
 
@@ -30,7 +30,7 @@ def contradictions(tree: Any) -> list[Problem]:
 
 def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
     """Degrees whose product is not the number of processes (WORLD_SIZE)."""
-    shard, replicate, context = (_value(tree, (*PARALLELISM, name)) for name in NAMES)
+    shard, replicate, context = (find(tree, (*PARALLELISM, name)) for name in NAMES)
     if not all(type(degree) is int for degree in (shard, replicate, context)) or context < 1:
         return []
     if any(degree < 1 and degree != -1 for degree in (shard, replicate)):
@@ -50,7 +50,7 @@ def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> l
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
     """What is allowed and may surprise: a short schedule, rules for loading nothing, a number of processes."""
     found = []
-    cycles, steps = _value(tree, ("scheduler", "cycle_lengths")), _value(tree, ("trainer", "max_iter"))
+    cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
         total = sum(cycles)
         if total < steps:
@@ -58,10 +58,10 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
                 f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: "
                 f"the last {steps - total} steps run at the schedule's last value"
             )
-    skipped = _value(tree, ("checkpoint", "keys_to_skip_loading"))
-    if skipped and _value(tree, ("checkpoint", "load_path")) is None:
+    skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
+    if skipped and find(tree, ("checkpoint", "load_path")) is None:
         found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
-    degrees = [_value(tree, (*PARALLELISM, name)) for name in NAMES]
+    degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
     if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
         needed = needed_processes(*degrees)
         if max(degrees) > 1:
@@ -88,9 +88,9 @@ def _double_settings(tree: Any) -> list[Problem]:
 
 def _adapters_without_training(tree: Any) -> list[Problem]:
     """LoRA whose adapters the optimizer's filter leaves out, or a filter for adapters without LoRA."""
-    enabled = _value(tree, ("model", "config", "lora_enabled"))
-    targets = _value(tree, ("model", "config", "lora_target_modules"))
-    patterns = _value(tree, ("optimizer", "keys_to_select"))
+    enabled = find(tree, ("model", "config", "lora_enabled"))
+    targets = find(tree, ("model", "config", "lora_target_modules"))
+    patterns = find(tree, ("optimizer", "keys_to_select"))
     if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns) or not patterns:
         return []
     where = "optimizer.keys_to_select"
@@ -120,10 +120,3 @@ def _adapters_without_training(tree: Any) -> list[Problem]:
 def _world_size(environment: Mapping[str, str]) -> int | None:
     text = environment.get("WORLD_SIZE", "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
-
-
-def _value(tree: Any, path: Path) -> Any:
-    node = tree
-    for part in path:
-        node = dict(children(node)).get(part)
-    return node

@@ -1,47 +1,77 @@
-"""What differs between two trees, path by path."""
+"""What differs between two trees: the steps from one to the other, and the single values that these change."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.tree.paths import Path, flatten, format_path
-from worldsmith.config.tree.plain import to_dict
-
-_ABSENT: Any = object()
+from worldsmith.config.tree.access import ABSENT, children
+from worldsmith.config.tree.paths import Path, flatten
+from worldsmith.config.tree.plain import OPAQUE, plain
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One path with its two values. A side that does not have the path has `absent`."""
+class Change:
+    """One path with its value before and after; ABSENT where that side does not have the path."""
 
     path: Path
     old: Any
     new: Any
-    absent: Any = _ABSENT
-
-    def __str__(self) -> str:
-        name = format_path(self.path)
-        if self.new is _ABSENT:
-            return f"{name}: {show_value(self.old)} -> (only in the first)"
-        if self.old is _ABSENT:
-            return f"{name}: (only in the second) -> {show_value(self.new)}"
-        return f"{name}: {show_value(self.old)} -> {show_value(self.new)}"
 
 
-def differences(old: Config, new: Config, *, custom: bool = False) -> list[Difference]:
-    """The paths whose values differ, in the order of the first tree, then those of the second alone."""
-    before, after = (dict(flatten(to_dict(tree, custom=custom))) for tree in (old, new))
-    paths = [*before, *(path for path in after if path not in before)]
-    pairs = ((path, before.get(path, _ABSENT), after.get(path, _ABSENT)) for path in paths)
-    return [Difference(path, a, b) for path, a, b in pairs if not _equal(a, b)]
+def changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
+    """The steps from `old` to `new`: fields that are set, and table keys that go away or are added, in that order.
+
+    A section of another class is one step, and so is a list, a table of plain values, and a table whose keys change
+    their order. With `custom`, the opaque data is compared too, as one value.
+    """
+    found = list(_steps(old, new, ()))
+    own, other = getattr(old, OPAQUE, {}), getattr(new, OPAQUE, {})
+    return [*found, Change((OPAQUE,), own, other)] if custom and not same_value(own, other) else found
 
 
-def show_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+def differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
+    """The changes value by value, as plain data. A list is a value; a section of another class differs in `type`."""
+    return [leaf for change in changes(old, new, custom=custom) for leaf in _leaves(change)]
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+def same_value(a: Any, b: Any) -> bool:
+    """Equality that tells 1 from 1.0 and true, and the order of table keys."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Config):
+        return all(same_value(x, y) for (_, x), (_, y) in zip(children(a), children(b)))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same_value(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return bool(a == b) or (a != a and b != b)  # two NaN in opaque data
+
+
+def _steps(old: Any, new: Any, path: Path) -> Iterator[Change]:
+    if same_value(old, new):
+        return
+    if isinstance(new, Config) and type(old) is type(new):
+        for (name, before), (_, after) in zip(children(old), children(new)):
+            yield from _steps(before, after, (*path, name))
+        return
+    if isinstance(new, dict) and isinstance(old, dict) and any(isinstance(item, Config) for item in new.values()):
+        kept = [key for key in old if key in new]
+        added = [key for key in new if key not in old]
+        if [*kept, *added] == list(new):
+            yield from (Change((*path, key), old[key], ABSENT) for key in old if key not in new)
+            for key in kept:
+                yield from _steps(old[key], new[key], (*path, key))
+            yield from (Change((*path, key), ABSENT, new[key]) for key in added)
+            return
+    yield Change(path, old, new)
+
+
+def _leaves(change: Change) -> Iterator[Change]:
+    before, after = ({} if side is ABSENT else dict(flatten({"": plain(side)})) for side in (change.old, change.new))
+    for rest in dict.fromkeys([*before, *after]):
+        old, new = before.get(rest, ABSENT), after.get(rest, ABSENT)
+        if not same_value(old, new):
+            yield Change((*change.path, *rest[1:]), old, new)

@@ -10,12 +10,13 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.contradictions import alternatives_of, degree_problems, remarks
+from worldsmith.config.tree.difference import differences
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.provenance import Provenance, changed_paths, remember, trace
+from worldsmith.config.tree.provenance import Provenance, remember, trace
 from worldsmith.config.tree.references import try_resolve
-from worldsmith.config.words.overrides import Override, apply_overrides, find_node
+from worldsmith.config.words.overrides import Override, apply_overrides
 
 Recipes = list[tuple[str, Config]]
 
@@ -67,7 +68,8 @@ class Loaded:
         if not recipes:
             return {path for path, origin in self.provenance.items() if origin.kind != "default"}
         base, _ = try_resolve(recipes[-1][1], now=self.now, keep_unset=True)
-        return changed_paths(self.tree, base)
+        found = differences(base, self.tree)
+        return {change.path for change in found if change.new is not ABSENT}
 
 
 def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool = False) -> Loaded:
@@ -126,5 +128,5 @@ def _layer(place: Place | None) -> int:
 
 def recipe_task(tree: Any) -> str | None:
     """The task that a tree says it is for, which chooses how TOML paths are translated."""
-    task = getattr(find_node(tree, ("job",)), "task", None)
+    task = getattr(find(tree, ("job",)), "task", None)
     return task if isinstance(task, str) else None

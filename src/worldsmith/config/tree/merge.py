@@ -16,13 +16,13 @@ from worldsmith.config.declare.value_types import mismatch, nested_config_classe
 from worldsmith.config.errors import Place, Problem
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.toml.schema import MISSING
+from worldsmith.config.tree.access import ABSENT
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.plain import TAG, read_value, to_dict
+from worldsmith.config.tree.plain import TAG, plain, read_value
 from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.yaml.text import Document, advice_on
 
 TARGET, PARAMS = "target", "params"
-_ABSENT: Any = object()
 
 
 class TreeMerge:
@@ -50,12 +50,12 @@ class TreeMerge:
         old = self.class_below(below, classes)
         entries = self.unfold(above, old, path, source)
         if entries is None:
-            return below or _ABSENT
+            return below or ABSENT
         merged, cls = dict(below), old
         if TAG in entries:
             cls = self.class_above(*entries[TAG], classes, path)
             if cls is None:
-                return below or _ABSENT
+                return below or ABSENT
             if TAG in below and old is not None and cls is not old:
                 self.drop(below, old, cls, path, entries[TAG][1])
                 merged = {}
@@ -70,9 +70,9 @@ class TreeMerge:
             if cls and key not in hints:
                 self.unknown_key(here, cls, origin)
                 continue
-            known = merged.get(key, default_data(cls, key) if cls else _ABSENT)
+            known = merged.get(key, default_data(cls, key) if cls else ABSENT)
             found = self.value(hints.get(key, Any), known, value, here, origin)
-            if found is not _ABSENT:
+            if found is not ABSENT:
                 merged[key] = found
         return merged
 
@@ -107,13 +107,13 @@ class TreeMerge:
         if above == MISSING:
             message = f"'{MISSING}' stands for a value that is missing, and a list has all its items"
             self.problems.append(Problem(format_path(path), message, place=self.place(source)))
-        return self.value(inner, _ABSENT, above, path, source)
+        return self.value(inner, ABSENT, above, path, source)
 
     def table(self, inner: Any, below: Any, above: dict[str, Any], path: Path, source: Path) -> dict[str, Any]:
         merged = dict(below) if isinstance(below, dict) else {}
         for key, value in above.items():
-            found = self.value(inner, merged.get(key, _ABSENT), value, (*path, key), (*source, key))
-            if found is not _ABSENT:
+            found = self.value(inner, merged.get(key, ABSENT), value, (*path, key), (*source, key))
+            if found is not ABSENT:
                 merged[key] = found
         return merged
 
@@ -210,22 +210,13 @@ class TreeMerge:
 
 
 def default_data(cls: type[Config], key: str) -> Any:
-    """The default of a field as plain data, with its class named; `_ABSENT` if it has none."""
+    """The default of a field as plain data, with its class named; `ABSENT` if it has none."""
     field = next(field for field in dataclasses.fields(cls) if field.name == key)
     if field.default is not dataclasses.MISSING:
         return field.default
     if field.default_factory is not dataclasses.MISSING:
         return plain(field.default_factory())
-    return _ABSENT
-
-
-def plain(value: Any) -> Any:
-    """A value of a tree as plain data, with the class of every section."""
-    if isinstance(value, Config):
-        return to_dict(value, custom=True)
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return ABSENT
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -233,5 +224,5 @@ def _same(value: Any, default: Any) -> bool:
     if isinstance(value, dict) and isinstance(default, dict):
         keys = (value.keys() | default.keys()) - {TAG}
         tags_agree = TAG not in value or TAG not in default or value[TAG] == default[TAG]
-        return tags_agree and all(_same(value.get(key, _ABSENT), default.get(key, _ABSENT)) for key in keys)
+        return tags_agree and all(_same(value.get(key, ABSENT), default.get(key, ABSENT)) for key in keys)
     return bool(value == default)

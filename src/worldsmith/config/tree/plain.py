@@ -12,7 +12,14 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from worldsmith.config.declare.class_tags import class_of, tag_of
 from worldsmith.config.declare.configurable import Config, Configurable, field_hints, field_names, owner_of
-from worldsmith.config.declare.value_types import fit, is_reference, mismatch, nested_config_classes, union_members
+from worldsmith.config.declare.value_types import (
+    fit,
+    is_reference,
+    item_hint,
+    mismatch,
+    nested_config_classes,
+    union_members,
+)
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.suggest import did_you_mean
@@ -141,6 +148,15 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
         raise error.located(document.places) from None
 
 
+def plain(value: Any) -> Any:
+    """A value of a tree as plain data, with the class of every section."""
+    if isinstance(value, Config):
+        return to_dict(value, custom=True)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _fields_to_dict(config: Config, custom: bool) -> dict[str, Any]:
     hints = field_hints(type(config))
     return {
@@ -155,7 +171,7 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
         plain = _fields_to_dict(value, custom)
         return plain if nested_config_classes(hint) == [type(value)] else {TAG: tag_of(type(value)), **plain}
     if isinstance(value, (list, dict)):
-        inner = next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(value)), Any)
+        inner = item_hint(hint, type(value))
         if isinstance(value, list):
             return [_to_plain(item, inner, custom) for item in value]
         return {key: _to_plain(item, inner, custom) for key, item in value.items()}

@@ -15,7 +15,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import Place
-from worldsmith.config.tree.access import children
+from worldsmith.config.tree.access import ABSENT, children
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE
 
@@ -81,25 +81,6 @@ def origin_of(provenance: Provenance, path: Path) -> Origin:
     return DEFAULT
 
 
-def changed_paths(tree: Any, base: Any, path: Path = ()) -> set[Path]:
-    """The leaves of `tree` that `base` does not have, or has with another value. Plain lists count as leaves."""
-    if isinstance(tree, (Config, dict)) and (type(tree) is type(base)):
-        other = dict(children(base))
-        return {
-            found
-            for name, child in children(tree)
-            for found in changed_paths(child, other.get(name, _ABSENT), (*path, name))
-        }
-    if isinstance(tree, (Config, dict)) and tree_has_children(tree):
-        below = {found for name, child in children(tree) for found in changed_paths(child, _ABSENT, (*path, name))}
-        return below | {(*path, "type")} if isinstance(tree, Config) else below
-    return set() if tree == base and type(tree) is type(base) else {path}
-
-
-def tree_has_children(node: Any) -> bool:
-    return bool(children(node))
-
-
 def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
     """Notes that `path` was written, and each key of a dict `value`; what was known of places below it is void."""
     for known in [known for known in places if len(known) > len(path) and starts_with(known, path)]:
@@ -110,9 +91,6 @@ def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = N
             remember(places, (*path, str(key)), place, child)
     else:
         places[path] = place
-
-
-_ABSENT: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +104,8 @@ class _Layer:
 
     def trace(self, tree: Config) -> dict[Path, Origin]:
         found: dict[Path, Origin] = {}
-        below = self.below if self.below is not None else _ABSENT
-        self.visit((), tree, below, _ABSENT, None, found)
+        below = self.below if self.below is not None else ABSENT
+        self.visit((), tree, below, ABSENT, None, found)
         return found
 
     def visit(
@@ -146,17 +124,17 @@ class _Layer:
             known = dict(children(below)) if same else {}
             defaults = dict(children(default)) if type(node) is type(default) else class_defaults(type(node))
             for name, child in children(node):
-                self.visit((*path, name), child, known.get(name, _ABSENT), defaults.get(name, _ABSENT), None, found)
+                self.visit((*path, name), child, known.get(name, ABSENT), defaults.get(name, ABSENT), None, found)
             return
         if above:
             found[path] = above
-        elif below is not _ABSENT:
+        elif below is not ABSENT:
             found[path] = self.origins.get(path, DEFAULT) if same and node == below else self.writer
         else:
             found[path] = DEFAULT if type(node) is type(default) and node == default else self.writer
         known, defaults = dict(children(below)), dict(children(default))
         for key, child in children(node):
-            self.visit((*path, key), child, known.get(key, _ABSENT), defaults.get(key, _ABSENT), above, found)
+            self.visit((*path, key), child, known.get(key, ABSENT), defaults.get(key, ABSENT), above, found)
 
 
 def from_place(place: Place) -> Origin:

@@ -11,12 +11,12 @@ import copy
 import os
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from worldsmith.config.declare.configurable import Config, field_hints, field_names
-from worldsmith.config.declare.value_types import fit, is_reference, union_members
+from worldsmith.config.declare.value_types import fit, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.config.tree.access import all_paths, children
+from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
@@ -113,7 +113,7 @@ class _Resolver:
         if isinstance(raw, Config):
             return self.section(path, raw)
         if isinstance(raw, (list, dict)):
-            inner = next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(raw)), Any)
+            inner = item_hint(hint, type(raw))
             items = [(key, self.value((*path, key), item, inner)) for key, item in children(raw)]
             if any(item is _FAILED for _, item in items):
                 return _FAILED
@@ -232,15 +232,14 @@ class _Resolver:
                 raw = self.value(path[:depth], raw, hint)
                 if raw is _FAILED:
                     return raw
-            known = dict(children(raw))
-            if part not in known:
+            if (found := find(raw, (part,), ABSENT)) is ABSENT:
                 near = nearest_path(path, all_paths(self.tree))
                 advice = f"did you mean ${{{format_path(near)}}}?" if near else None
                 return self.fail(
                     f"${{{text}}} refers to '{format_path(path[: depth + 1])}', which does not exist", hint=advice
                 )
-            hint = _child_hint(raw, part, hint)
-            raw = known[part]
+            hint = child_hint(raw, part, hint)
+            raw = found
         self.came_from(path)
         return self.value(path, raw, hint)
 
@@ -250,12 +249,6 @@ class _Resolver:
     def fail(self, message: str, *, hint: str | None = None) -> Any:
         self.problems.append(Problem(format_path(self.active[-1]), message, hint=hint))
         return _FAILED
-
-
-def _child_hint(parent: Any, part: str | int, hint: Any) -> Any:
-    if isinstance(parent, Config):
-        return field_hints(type(parent))[str(part)]
-    return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(parent)), Any)
 
 
 def _closing(text: str, start: int) -> int | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from worldsmith.config.declare.value_types import fits, union_members
+from worldsmith.config.declare.value_types import fits, item_hint, union_members
 
 MAX_DEPTH = 40
 _INTEGER = re.compile(r"[+-]?\d{1,400}(_\d{1,400})*")
@@ -51,8 +51,8 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
         value = decode(literal.text)
         return literal.text if not fits(value, hint) and fits(literal.text, hint) else value
     if isinstance(literal, list):
-        return [fit_literal(item, _inner(hint, list)) for item in literal]
-    return {key: fit_literal(item, _inner(hint, dict)) for key, item in literal.items()}
+        return [fit_literal(item, item_hint(hint, list)) for item in literal]
+    return {key: fit_literal(item, item_hint(hint, dict)) for key, item in literal.items()}
 
 
 def decode(text: str) -> Any:
@@ -75,13 +75,6 @@ def parse_literal(text: str) -> Literal:
     if parser.position < len(text):
         raise parser.error("the value ends here, but more follows")
     return literal
-
-
-def _inner(hint: Any, container: type) -> Any:
-    for member in union_members(hint):
-        if get_origin(member) is container:
-            return get_args(member)[-1]
-    return Any
 
 
 def _text_only(hint: Any) -> bool:

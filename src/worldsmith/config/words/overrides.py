@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from worldsmith.config.declare.configurable import Config, field_hints
-from worldsmith.config.declare.value_types import nested_config_classes, union_members
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.errors import Place, Problem
 from worldsmith.config.toml.schema import MISSING, TASKS, remap, toml_fields
-from worldsmith.config.tree.access import all_paths, children
+from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE, read_value
 from worldsmith.config.tree.provenance import remember
@@ -87,7 +87,7 @@ def apply_overrides(
 
 def translate(tree: Config, path: Path, task: str | None) -> Path | None:
     """The tree path that a path of an override means: itself if the tree has it, else its TOML meaning."""
-    if task not in TASKS or path_exists(tree, path):
+    if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path
     return remap(path, task) if any(starts_with(path, key.path) for key in toml_fields()) else path
 
@@ -107,7 +107,6 @@ def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, cr
         if key not in known:
             problems.append(no_such_key(tree, path))
             return
-        hint = field_hints(type(parent))[str(key)]
     elif key not in known:
         if isinstance(parent, list):
             problems.append(Problem(format_path(path), f"the list has {len(parent)} items; write the whole list"))
@@ -134,18 +133,15 @@ def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, cr
 
 
 def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any, Any] | None:
-    """The section, table or list that holds a path, and the type of its items (Any for a section)."""
+    """The section, table or list that holds a path, and the type of the value there."""
     node: Any = tree
-    hint: Any = Any
+    hint: Any = type(tree)
     for depth, part in enumerate(path[:-1]):
-        known = dict(children(node))
-        if part not in known:
+        inner = find(node, (part,), ABSENT)
+        if inner is ABSENT:
             problems.append(no_such_key(tree, path, depth))
             return None
-        hint = field_hints(type(node))[str(part)] if isinstance(node, Config) else hint
-        node = known[part]
-        if not isinstance(node, Config):
-            hint = next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is type(node)), Any)
+        node, hint = inner, child_hint(node, part, hint)
     if not isinstance(node, (Config, dict, list)):
         problems.append(Problem(format_path(path), f"'{format_path(path[:-1])}' is a single value and holds no keys"))
         return None
@@ -153,44 +149,26 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
         kind = "a list; its items are numbers" if isinstance(node, list) else "not a list"
         problems.append(Problem(format_path(path), f"'{format_path(path[:-1])}' is {kind}"))
         return None
-    return node, hint
+    return node, child_hint(node, path[-1], hint)
 
 
 def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
     """The problem of a path that the tree does not have, with the nearest one that it has."""
     missing = path if depth is None else path[: depth + 1]
     near = nearest_path(path, all_paths(tree)) or nearest_path(missing, all_paths(tree))
-    parent = find_node(tree, missing[:-1])
+    parent = find(tree, missing[:-1])
     listing = ", ".join(str(name) for name, _ in children(parent))
     where = f"'{format_path(missing[:-1])}'" if len(missing) > 1 else "the tree"
     advice = f"did you mean '{format_path(near)}'?" if near else f"{where} has: {listing or 'no keys'}"
     return Problem(format_path(path), f"{where} has no key '{missing[-1]}'", hint=advice)
 
 
-def find_node(tree: Config, path: Path) -> Any:
-    node: Any = tree
-    for part in path:
-        node = dict(children(node)).get(part)
-    return node
-
-
 def is_missing(tree: Config, path: Path) -> bool:
     """Whether nothing in the tree could take a value at `path`. Tables of plain values take new keys."""
-    parent = find_node(tree, path[:-1])
+    parent = find(tree, path[:-1])
     if isinstance(parent, dict) and not any(isinstance(value, Config) for value in parent.values()):
         return False
     return path[-1] not in dict(children(parent))
-
-
-def path_exists(tree: Config, path: Path) -> bool:
-    """Whether the tree has a value at `path`; the opaque section has none."""
-    node: Any = tree
-    for part in path:
-        known = dict(children(node))
-        if part not in known:
-            return False
-        node = known[part]
-    return True
 
 
 def _parse(word: str) -> Override | Problem:
@@ -225,8 +203,6 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
         advice = f"to change it, write {format_path(path)}=…"
         problems.append(Problem(format_path(path), "this key exists already", hint=advice))
         return None
-    if isinstance(parent, Config):
-        hint = field_hints(type(parent)).get(str(path[-1]), Any)
     try:
         raw = read_text(override.text or "", hint)
     except ValueError as error:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from worldsmith.config.declare.class_tags import tag_of, trust
 from worldsmith.config.declare.configurable import Config, field_hints, owner_of
-from worldsmith.config.declare.value_types import nested_config_classes, union_members
+from worldsmith.config.declare.value_types import item_hint, nested_config_classes, union_members
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
@@ -127,7 +127,7 @@ class _Reader:
                     return None
                 hint, node = hints[key], getattr(node, key)
             elif isinstance(node, dict):
-                hint = _inner(hint, dict)
+                hint = item_hint(hint, dict)
                 if not nested_config_classes(hint):  # a plain table: whatever is left is the key, dots included
                     key = ".".join(str(rest) for rest in parts[index:])
                     return _Target((*path, key), hint, node.get(key), key not in node)
@@ -136,7 +136,7 @@ class _Reader:
                     return _Target((*path, key), hint, None, True) if index == len(parts) - 1 else None
                 node = node[key]
             elif isinstance(node, list) and str(part).isdigit() and int(part) < len(node):
-                key, hint = int(part), _inner(hint, list)
+                key, hint = int(part), item_hint(hint, list)
                 node = node[key]
             else:
                 return None
@@ -220,10 +220,6 @@ class _Reader:
 
 def _members(hint: Any) -> list[Any]:
     return [member for member in union_members(hint) if member is not type(None)]
-
-
-def _inner(hint: Any, container: type) -> Any:
-    return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is container), Any)
 
 
 def _same_name(part: str, names: Collection[str]) -> str:

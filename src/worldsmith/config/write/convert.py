@@ -12,11 +12,12 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
-from worldsmith.config.tree.changes import Change, changes, same_value
+from worldsmith.config.tree.access import find
+from worldsmith.config.tree.difference import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import OPAQUE, to_dict, to_yaml
-from worldsmith.config.words.overrides import apply_overrides, find_node, is_missing, parse_overrides
+from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
 from worldsmith.config.write.toml import toml_value, write_toml
 from worldsmith.config.write.words import write_words
 
@@ -57,7 +58,7 @@ def to_toml(loaded: Loaded) -> Converted:
     """A recipe TOML with what differs from the recipe. Its text, with the words, is read back and compared."""
     recipes = loaded.recipes()
     if not recipes:
-        named = getattr(find_node(loaded.raw, ("job",)), "experiment", "")
+        named = getattr(find(loaded.raw, ("job",)), "experiment", "")
         raise UserError(
             f"{loaded.source} cannot be written as toml: a recipe TOML starts from a registered recipe, and "
             f"job.experiment is '{named}'; use --to yaml, json or python"
@@ -111,7 +112,7 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
             continue
         if is_missing(tree, target) or is_missing(base, target):
             continue
-        value, before = find_node(tree, target), find_node(base, target)
+        value, before = find(tree, target), find(base, target)
         if not same_value(value, before) and (stated := _stated(value, before, entry)) is not None:
             section = table
             for part in entry.path[:-1]:

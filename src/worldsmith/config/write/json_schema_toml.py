@@ -14,10 +14,11 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import OPAQUE
-from worldsmith.config.words.overrides import find_node, is_missing
+from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
 
 LEFT_OUT = {"const": MISSING}
@@ -101,7 +102,7 @@ def _narrow(tree: Config) -> Schema:
 
 
 def hint_at(tree: Config, path: Path) -> Any:
-    parent = find_node(tree, path[:-1])
+    parent = find(tree, path[:-1])
     return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
 
 

@@ -22,6 +22,11 @@ def dump_json(data: Any) -> str:
     return _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
+def show_value(value: Any) -> str:
+    """A value of a tree on one line, for people."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def read_json(text: str, file: str) -> Document:
     """Reads one document. Raises ConfigError for what is no JSON."""
     problems: list[Problem] = []

@@ -10,9 +10,10 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import describe_type
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
 from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.plain import OPAQUE
-from worldsmith.config.words.overrides import find_node, is_missing
+from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema_toml import hint_at
 from worldsmith.config.write.toml import toml_key, toml_text, toml_value
 
@@ -60,7 +61,7 @@ def new_recipe_toml(name: str) -> str:
 def _about(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
     """What a key is: in the words of the field that it sets, else in those of the recipe TOML."""
     hint = hint_at(tree, target)
-    doc = " ".join(field_docs(type(find_node(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
+    doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {toml_value(entry.default)}."
     return f"{doc} ({describe_type(hint, null=False)}){default}"
 
@@ -70,7 +71,7 @@ def _prose(text: str) -> list[str]:
 
 
 def _shown(tree: Config, path: tuple[Any, ...]) -> str:
-    value = find_node(tree, path)
+    value = find(tree, path)
     try:
         return toml_value(value)
     except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config, field_names
-from worldsmith.config.tree.access import children
-from worldsmith.config.tree.changes import changes, same_value
+from worldsmith.config.tree.access import ABSENT, children
+from worldsmith.config.tree.difference import changes, same_value
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import class_defaults
@@ -85,10 +85,10 @@ class PythonWriter:
         lines: list[str] = []
         for change in changes(old, new, custom=True):
             place = _place(change.path, old)
-            if change.action == "remove":
+            if change.new is ABSENT:
                 lines.append(f"del {place}")
             else:
-                lines += self.statement(f"{place} = ", change.value)
+                lines += self.statement(f"{place} = ", change.new)
         return lines
 
     def statement(self, start: str, value: Any) -> list[str]:

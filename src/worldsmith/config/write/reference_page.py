@@ -11,14 +11,15 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints, describe_type
 from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.toml.schema import MISSING, REFUSED, TomlField, remap, toml_fields
-from worldsmith.config.tree.difference import show_value
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import OPAQUE, required_fields
 from worldsmith.config.tree.provenance import class_defaults
-from worldsmith.config.words.overrides import find_node, is_missing
+from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import about, has_sections, loadable_classes, untagged_class
 from worldsmith.config.write.json_schema_toml import hint_at
+from worldsmith.config.write.json_text import show_value
 
 HEAD = """# Configuration reference
 
@@ -133,7 +134,7 @@ class _TreePart:
 
     def used(self, path: Path) -> Iterable[type[Config]]:
         """The classes that the recipes have in a place that takes any component."""
-        found = (find_node(tree, path) for tree in self.trees.values())
+        found = (find(tree, path) for tree in self.trees.values())
         return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
 
 

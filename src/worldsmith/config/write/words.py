@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.tree.changes import Change
+from worldsmith.config.tree.access import ABSENT
+from worldsmith.config.tree.difference import Change
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_dict
 
@@ -18,10 +19,10 @@ _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 
 def write_words(found: Iterable[Change]) -> list[str]:
     """One word per change. Raises ValueError for text that no command line can hold."""
-    signs = {"set": "", "add": "+", "remove": "~"}
     return [
-        f"{signs[change.action]}{format_path(change.path)}"
-        + ("" if change.action == "remove" else f"={word_value(change.value)}")
+        f"~{format_path(change.path)}"
+        if change.new is ABSENT
+        else f"{'+' if change.old is ABSENT else ''}{format_path(change.path)}={word_value(change.new)}"
         for change in found
     ]
 

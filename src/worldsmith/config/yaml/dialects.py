@@ -17,6 +17,7 @@ from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, nearest_path
 from worldsmith.config.yaml.text import Document
@@ -27,7 +28,6 @@ GROUP = "worldsmith.dialects"
 """The entry point group of other packages' dialects: name = module."""
 CHOICE = "dialect"
 """A key at the top of a file: the name of the dialect, where it cannot be told from the other keys."""
-_ABSENT: Any = object()
 
 Claims = Callable[[dict[str, Any]], bool]
 Reader = Callable[["Translation"], None]
@@ -59,8 +59,8 @@ class Translation:
         """The value at a path of the source, which counts as read; `default` if the files leave it out."""
         parts = parse_path(path)
         self.known.add(parts)
-        found = _find(self.source.data, parts)
-        return default if found is _ABSENT else found
+        found = find(self.source.data, parts, ABSENT)
+        return default if found is ABSENT else found
 
     def put(self, path: str, value: Any, *, source: str | None = None) -> None:
         """Sets a value of our tree (or ``recipe``); mistakes in it are shown at `source`."""
@@ -76,8 +76,8 @@ class Translation:
 
     def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
         """Takes a value to our tree if the files have it. A ValueError or TypeError of `convert` becomes a mistake."""
-        value = self.get(source, _ABSENT)
-        if value is _ABSENT:
+        value = self.get(source, ABSENT)
+        if value is ABSENT:
             return
         try:
             self.put(target, convert(value) if convert else value, source=source)
@@ -86,14 +86,14 @@ class Translation:
 
     def ignore(self, path: str, reason: str) -> None:
         """A key that has no meaning here: a warning if the files have it."""
-        if self.get(path, _ABSENT) is not _ABSENT:
+        if self.get(path, ABSENT) is not ABSENT:
             span = self.source.spans.get(parse_path(path))
             where = f"{span.key.file}:{span.key.line}: " if span else ""
             self.warnings.append(f"{where}{path} has no effect: {reason}")
 
     def refuse(self, path: str, reason: str) -> None:
         """A key that cannot work here: a mistake if the files have it."""
-        if self.get(path, _ABSENT) is not _ABSENT:
+        if self.get(path, ABSENT) is not ABSENT:
             self.problem(path, reason)
 
     def problem(self, path: str, message: str, hint: str | None = None) -> None:
@@ -202,15 +202,6 @@ def _load_installed() -> list[Problem]:
         except ConfigError as error:
             broken += error.problems
     return broken
-
-
-def _find(data: Any, path: Path) -> Any:
-    for part in path:
-        known = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
-        if part not in known:
-            return _ABSENT
-        data = known[part]
-    return data
 
 
 _DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the run tree", _is_ours, None, __name__)
