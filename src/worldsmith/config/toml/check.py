@@ -13,10 +13,10 @@ from worldsmith.config.declare.value_types import fit, mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.toml.schema import MISSING, REFUSED, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.toml.words import format_value
+from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.suggest import nearest_path
-from worldsmith.config.words.overrides import path_exists
 
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
 """What other languages call a value, and how TOML says it."""
@@ -107,7 +107,7 @@ class _Check:
         words = []
         for rest, leaf in leaves:
             for target in ((*path, *rest), remap((*path, *rest), self.task)):
-                if self.tree is not None and target and path_exists(self.tree, target):
+                if self.tree is not None and target and find(self.tree, target, ABSENT) is not ABSENT:
                     words.append(shlex.quote(f"{format_path(target)}={format_value(leaf)}"))
                     break
         return words
