@@ -8,7 +8,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import av
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
@@ -24,6 +23,7 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.video_writer import write_mp4
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.loop_config import LoopConfig
@@ -44,21 +44,10 @@ def make_world(folder: Path, *, clips: int = 6) -> Path:
 
 def make_clips(folder: Path, count: int) -> None:
     """H.264 clips of a moving gradient, of two lengths, and their data set file."""
-    (folder / "videos").mkdir(parents=True)
     lines = []
     for index in range(count):
         frames = 9 if index % 3 == 0 else 5
-        with av.open(str(folder / "videos" / f"{index}.mp4"), "w") as container:
-            stream = container.add_stream("libx264", rate=8, options={"crf": "10"})
-            stream.width = stream.height = 64
-            stream.pix_fmt = "yuv420p"
-            stream.thread_count = 1
-            for time in range(frames):
-                y, x = np.mgrid[0:64, 0:64]
-                picture = np.stack([(x * 3 + 9 * time) % 256, (y * 2 + 40 * index) % 256, (x + y) % 256], axis=-1)
-                frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+        write_mp4(folder / f"videos/{index}.mp4", moving_gradient(index, frames, 64, 64), 8)
         window = {"start_frame": 0, "end_frame": frames - 1, "temporal_interval": 1, "caption": f"clip {index} moves"}
         record = {"uuid": f"clip{index}", "width": 64, "height": 64, "nb_frames": frames, "framerate": 8.0}
         lines.append({**record, "vision_path": f"videos/{index}.mp4", "t2w_windows": [window]})
@@ -67,24 +56,21 @@ def make_clips(folder: Path, count: int) -> None:
 
 def make_long_clips(folder: Path) -> None:
     """Two clips of 61 frames, which is the shortest window that the recipes take, with structured captions."""
-    (folder / "videos").mkdir(parents=True)
     lines = []
     for index in range(2):
-        with av.open(str(folder / "videos" / f"{index}.mp4"), "w") as container:
-            stream = container.add_stream("libx264", rate=24, options={"preset": "ultrafast"})
-            stream.width, stream.height, stream.pix_fmt, stream.thread_count = 160, 96, "yuv420p", 1
-            for time in range(61):
-                y, x = np.mgrid[0:96, 0:160]
-                picture = np.stack([(x * 3 + 9 * time) % 256, (y * 2 + 40 * index) % 256, (x + y) % 256], axis=-1)
-                frame = av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+        write_mp4(folder / f"videos/{index}.mp4", moving_gradient(index, 61, 96, 160), 24)
         caption = {"subjects": [{"description": f"gradient {index}"}], "duration": "2s"}
         window = {"start_frame": 0, "end_frame": 60, "temporal_interval": 1, "caption_json": caption}
         record = {"uuid": f"clip{index}", "width": 160, "height": 96, "nb_frames": 61, "framerate": 24.0}
         lines.append({**record, "vision_path": f"videos/{index}.mp4", "t2w_windows": [window]})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "video_dataset_file.jsonl").write_text(text)
+
+
+def moving_gradient(index: int, frames: int, height: int, width: int) -> torch.Tensor:
+    time, y, x = np.ogrid[0:frames, 0:height, 0:width]
+    channels = (x * 3 + 9 * time) % 256, (y * 2 + 40 * index) % 256, (x + y) % 256
+    return torch.from_numpy(np.stack(np.broadcast_arrays(*channels)).astype(np.uint8))
 
 
 def make_tokenizer(folder: Path) -> None:

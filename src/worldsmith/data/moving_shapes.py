@@ -22,6 +22,7 @@ from worldsmith.data.shape_captions import (
     dense_caption,
     structured_caption,
 )
+from worldsmith.data.video_writer import write_video
 
 FORMAT_VERSION = 3
 CANVAS = 64.0
@@ -90,7 +91,9 @@ def render(scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice 
     dx, dy = STEP[scene.attributes.direction]
     time = np.linspace(0.0, 1.0, num_frames, dtype=np.float32)[frames]
     path = scene.travel * time
-    wobble = scene.wobble * np.sin(2 * np.pi * time + scene.wobble_phase).astype(np.float32)
+    # Taken in double precision and then rounded: the last bits of a sine depend on the CPU.
+    phase = (2 * np.pi * time + scene.wobble_phase).astype(np.float64)
+    wobble = np.float32(scene.wobble) * np.sin(phase).astype(np.float32)
     centre_x = scene.start[0] + dx * path + abs(dy) * wobble
     centre_y = scene.start[1] + dy * path + abs(dx) * wobble
     x = (grid[None, :] - centre_x[:, None]).astype(np.float32)[:, None, :]
@@ -161,7 +164,7 @@ def make_dataset(
             scene, wording = draw_clip(plan, split, index)
             record = clip_record(plan, split, index, scene, wording)
             frames = render(scene, size=plan.size, num_frames=plan.num_frames)
-            write_video(out / split / record["vision_path"], frames, plan.fps)
+            write_video(out / split / record["vision_path"], frames, plan.fps, crf=10, preset="veryfast")
             records.append(record)
             done += 1
             if progress is not None:
@@ -262,19 +265,6 @@ def prepare_folder(out: Path, plan: DatasetPlan, force: bool) -> bool:
 
 def plan_header(plan: DatasetPlan) -> dict[str, Any]:
     return {"dataset": "moving-shapes", "format_version": FORMAT_VERSION, **asdict(plan)}
-
-
-def write_video(path: Path, frames: np.ndarray, fps: int) -> None:
-    """Writes uint8 [T, H, W, 3] as H.264 in MP4 at a quality that keeps the colours. One thread: the bytes repeat."""
-    import av
-
-    with av.open(str(path), "w") as container:
-        options = {"crf": "10", "preset": "veryfast", "threads": "1"}
-        stream = container.add_stream("libx264", rate=fps, options=options)
-        stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

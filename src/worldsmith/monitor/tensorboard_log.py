@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
+import socket
+import time
 from collections.abc import Mapping
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.monitor.metrics_log import append
+
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.compat.proto.event_pb2 import Event
 
 logger = logging.getLogger(__name__)
+
+PREFIX = "events.out.tfevents."
 
 
 class TensorBoardLog:
@@ -21,36 +29,50 @@ class TensorBoardLog:
     """
 
     def __init__(self, folder: Path, *, resumed_step: int = 0) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.folder = folder
-        self.writer: SummaryWriter | None = None
+        self.file: FileIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            has_events = any(folder.glob("events.out.tfevents.*"))
-            self.writer = SummaryWriter(str(folder), purge_step=resumed_step + 1 if has_events else None)
+            stamps = file_stamps(folder)
+            stamp = max([int(time.time()), *(stamp + 1 for stamp in stamps)])
+            self.file = (folder / f"{PREFIX}{stamp:010d}.{socket.gethostname()}").open("xb", buffering=0)
         except OSError as error:
             self._give_up(error)
+            return
+        self._add(Event(file_version="brain.Event:2"))
+        if stamps:
+            self._add(Event(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds one point to the curve of each number; nested mappings give curves named `outer/inner`."""
-        if self.writer is None:
-            return
-        try:
-            for name, value in numbers(metrics):
-                self.writer.add_scalar(name, value, global_step=step)
-        except OSError as error:
-            self._give_up(error)
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(metrics)]
+        self._add(Event(step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _add(self, event: Event) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self.file is None:
+            return
+        event.wall_time = time.time()
+        record = BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
         try:
-            if self.writer is not None:
-                self.writer.close()
+            append(self.file, record.getvalue())
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.writer = None
+        self.close()
+        self.file = None
         logger.warning("the TensorBoard files in %s cannot be written, the curves end here: %s", self.folder, error)
 
     def __enter__(self) -> TensorBoardLog:
@@ -58,6 +80,16 @@ class TensorBoardLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def file_stamps(folder: Path) -> list[int]:
+    """The numbers in the names of the files that are there, which readers take in the order of their names.
+
+    TensorBoard's own writer puts the second there, and then host, process and a counter as text: what two runs wrote
+    within a second, or by clocks that differ, is read in any order. So a new file here has a greater number than all.
+    """
+    found = (re.match(re.escape(PREFIX) + r"(\d+)", path.name) for path in folder.iterdir())
+    return [int(match[1]) for match in found if match]
 
 
 def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -1,11 +1,9 @@
-"""Videos on disk: H.264 MP4 files, and contact sheets that show many clips in one picture."""
+"""Generated videos on disk: MP4 files, and contact sheets that show many clips in one picture."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +12,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from worldsmith.data.video_writer import write_video
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 FRAME_SIDE = 112  # smaller frames are enlarged by a whole factor to at least this many pixels on a contact sheet
 GAP = 10
@@ -27,34 +25,13 @@ LINE_HEIGHT = 19
 INK, PAPER, RULE = (30, 30, 30), (255, 255, 255), (205, 205, 205)
 
 
-def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) -> None:
-    """Writes uint8 frames [3, T, H, W] as H.264 (yuv420p). The file appears only when complete.
-
-    Odd sides are padded by one repeated pixel row or column, which a notice in the log says, since yuv420p has none.
-    `crf`: x264 quality, 0 (lossless) to 51. Raises ValueError for another shape or dtype, or fps that is not positive.
-    """
-    if frames.dtype != torch.uint8 or frames.ndim != 4 or frames.shape[0] != 3 or frames.shape[1] == 0:
+def write_mp4(path: str | Path, frames: Tensor, fps: float) -> None:
+    """Writes uint8 frames [3, T, H, W] as `write_video` does, in a folder that is made when there is none."""
+    if frames.ndim != 4:
         raise ValueError(f"{path}: expected uint8 frames [3, T, H, W], found {frames.dtype} {list(frames.shape)}")
-    if not fps > 0:
-        raise ValueError(f"{path}: frames per second must be positive, found {fps}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    images = frames.permute(1, 2, 3, 0).cpu().numpy()
-    height, width = images.shape[1:3]
-    if height % 2 or width % 2:
-        logger.warning("%s: %dx%d px padded to even sides for H.264", path.name, width, height)
-        images = np.pad(images, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-
-    partial = path.with_name(f".{path.name}.partial")
-    with av.open(str(partial), "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001 * 240))
-        stream.height, stream.width = images.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": str(crf), "threads": "1"}
-        for image in images:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
-        container.mux(stream.encode())
-    os.replace(partial, path)
+    write_video(path, frames.permute(1, 2, 3, 0).cpu().numpy(), fps)
 
 
 def read_mp4(path: str | Path) -> tuple[Tensor, float]:

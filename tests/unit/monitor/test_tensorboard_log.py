@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import torch
 from small_disk import largest_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from worldsmith.monitor.tensorboard_log import TensorBoardLog
 
@@ -32,16 +33,39 @@ def test_a_resume_replaces_what_came_after_the_resumed_step(tmp_path):
     assert curves(tmp_path)["loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
 
 
-def test_files_that_cannot_be_written_end_the_curves_and_nothing_else(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # the writer's thread dies of it
-    before = set(threading.enumerate())
+def test_twelve_resumes_within_a_second_and_on_a_clock_that_goes_back_are_read_in_order(tmp_path, monkeypatch):
+    for resume in range(12):
+        monkeypatch.setattr(time, "time", lambda resume=resume: 1_800_000_000.0 - 100 * (resume // 6))
+        with TensorBoardLog(tmp_path, resumed_step=resume) as log:
+            log.write(resume + 1, {"loss": float(resume)})
+            log.write(resume + 2, {"loss": -1.0})
+    assert curves(tmp_path)["loss"] == [*((resume + 1, resume) for resume in range(12)), (13, -1.0)]
+
+
+def test_files_of_other_writers_are_read_before(tmp_path):
+    with SummaryWriter(str(tmp_path)) as other:
+        other.add_scalar("loss", 1.0, 1)
+        other.add_scalar("loss", 1.0, 2)
+    with TensorBoardLog(tmp_path, resumed_step=1) as log:
+        log.write(2, {"loss": 2.0})
+    assert curves(tmp_path)["loss"] == [(1, 1.0), (2, 2.0)]
+
+
+def test_files_that_cannot_be_written_end_the_curves_and_nothing_else(tmp_path, caplog):
     log = TensorBoardLog(tmp_path)
     with largest_file(200):
         for step in range(500):
             log.write(step, {"loss": 1.0})
-        log.close()
-    for thread in set(threading.enumerate()) - before:
-        thread.join()
-    assert log.writer is None
     log.write(501, {"loss": 1.0})
+    log.close()
+    assert caplog.text.count("the curves end here") == 1
+    points = curves(tmp_path)["loss"]
+    assert points == [(step, 1.0) for step in range(len(points))]
+    assert 1 <= len(points) < 10
+
+
+def test_a_folder_that_cannot_be_made_ends_the_curves_and_nothing_else(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with TensorBoardLog(tmp_path / "file" / "folder") as log:
+        log.write(1, {"loss": 1.0})
     assert caplog.text.count("the curves end here") == 1

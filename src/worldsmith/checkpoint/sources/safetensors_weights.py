@@ -74,7 +74,7 @@ class SafetensorsWeights(WeightSource):
         try:
             return self._handle(file).get_slice(key)
         except SafetensorError as error:
-            index = next(self.path.glob(f"*{INDEX}"), self.path)
+            index = min(self.path.glob(f"*{INDEX}"), default=self.path)
             raise UserError(f"{file} has no tensor {key}, which {index} says it has") from error
 
     def _handle(self, file: Path) -> Any:
