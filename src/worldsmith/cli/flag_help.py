@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from worldsmith.config.declare.configurable import Config, field_hints, owner_of
@@ -11,13 +13,14 @@ from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
 from worldsmith.config.toml.recipe_toml import format_value
-from worldsmith.config.tree.access import all_paths, find
+from worldsmith.config.tree.access import all_paths, children, walk
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.typed_flags import class_choices
+from worldsmith.config.write.json_schema import has_sections
 
 WIDTH = 100
 MOST_CHOICES = 8
@@ -25,35 +28,48 @@ MOST_CHOICES = 8
 TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "null", Any: "VALUE"}
 
 
-def flag_help(draft: Draft, section: str | None = None) -> str:
-    """The text for the tree of a draft, or for one section of it. Raises UserError for a section that is not there."""
+def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The text for the tree of a draft and for the command's own options, for one section, or for what a word finds.
+
+    A word that names no section is looked for in names and docs. Raises UserError if it is in none.
+    """
     tree = draft.tree
     origins = trace(tree, draft.recipes(), draft.places, {})
-    wanted = _section_path(tree, section) if section else ()
-    text = []
     docs = field_docs(type(tree))
-    for name, hint in field_hints(type(tree)).items():
-        path: Path = (name,)
-        if name == OPAQUE or not (starts_with(wanted, path) or starts_with(path, wanted)):
-            continue
-        entries = [entry for entry in _entries(path, hint, getattr(tree, name), docs.get(name, ""), origins)]
-        lines = [line for where, line in entries if starts_with(where, wanted)]
-        text.append(f"[{name}] {docs.get(name, '')}".rstrip() if not wanted else f"[{format_path(wanted)}]")
-        text += [*lines, ""]
-    head = [
+    entries = [
+        entry
+        for name, hint in field_hints(type(tree)).items()
+        if name != OPAQUE
+        for entry in _entries((name,), hint, getattr(tree, name), docs.get(name, ""), origins)
+    ]
+    own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
+    text = [
         f"flags of {draft.source}, as: --flag TYPE = value (who wrote it)",
         "Dashes and underscores are the same, = and a space too; true/false is also --flag and --no-flag.",
         "",
     ]
-    return "\n".join([*head, *text]).rstrip() + "\n"
+    wanted = _section_path(tree, topic) if topic else None
+    if wanted:
+        text += [f"[{format_path(wanted)}]", *(line for path, line in entries if starts_with(path, wanted))]
+    elif topic:
+        found = [line for line in [*own, *(line for _, line in entries)] if _mentions(line, topic)]
+        if not found:
+            raise _nothing_found(tree, topic)
+        text += [f"flags whose name or description has '{topic}':", *found]
+    else:
+        text += ["[of the command]", *own, ""] if own else []
+        for name in dict.fromkeys(path[0] for path, _ in entries):
+            title = f"[{name}] {docs.get(str(name), '')}".rstrip()
+            text += [title, *(line for path, line in entries if path[0] == name and line), ""]
+    return "\n".join(text).rstrip() + "\n"
 
 
 def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -> Iterator[tuple[Path, str]]:
     """The lines of a value and of what is below it, each with the path that it is about."""
     if isinstance(value, Config):
         named = (owner_of(type(value)) or type(value)).__name__
-        choices = _choices(hint, named)
-        if choices != named:
+        if owner_of(type(value)):  # a component: another class may take its place
+            choices = _choices(hint, named)
             yield path, _line(path, choices, named, str(origin_of(origins, path)), doc if len(path) > 1 else "")
         elif len(path) > 1 and doc:
             yield path, f"  {format_path(path)}: {doc}"
@@ -62,10 +78,15 @@ def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -
             yield from _entries((*path, name), inner, getattr(value, name), docs.get(name, ""), origins)
         return
     table = next((get_args(m)[1] for m in union_members(hint) if get_origin(m) is dict), None)
-    if table is not None and isinstance(value, dict) and nested_config_classes(table):
-        yield path, _line((*path, "NAME"), _choices(table, ""), f"{len(value)} entries", "", doc)
-        for key, entry in value.items():
-            yield from _entries((*path, key), table, entry, "", origins)
+    inner = table or next((get_args(m)[0] for m in union_members(hint) if get_origin(m) is list), None)
+    if inner is not None and isinstance(value, (dict, list)) and has_sections(inner):
+        size = f"{len(value)} entries"
+        if nested_config_classes(inner) and table:
+            yield path, _line((*path, "NAME"), _choices(inner, ""), size, "", doc)
+        else:
+            yield path, _line(path, type_name(hint), size, str(origin_of(origins, path)), doc)
+        for key, entry in children(value):
+            yield from _entries((*path, key), inner, entry, "", origins)
         return
     if table is not None:
         flag: Path = (*path, "KEY")
@@ -99,7 +120,10 @@ def _choices(hint: Any, current: str) -> str:
 
 def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
     flag = f"  --{format_path(path)} {kind} = {value}"
-    text = f"{flag} ({origin})" if origin else flag
+    return _paragraph(f"{flag} ({origin})" if origin else flag, doc)
+
+
+def _paragraph(text: str, doc: str) -> str:
     lines = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
     for paragraph in doc.splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -110,12 +134,23 @@ def _shown(value: Any) -> str:
     return "''" if value == "" else format_value(value)
 
 
-def _section_path(tree: Config, section: str) -> Path:
-    names = {format_path(path): path for path in all_paths(tree)}
-    known = section.replace("-", "_").removeprefix("__")
-    if known in names and find(tree, names[known]) is not None:
-        return names[known]
-    sections = [name for name, path in names.items() if isinstance(find(tree, path), Config)]
+def _section_path(tree: Config, topic: str) -> Path | None:
+    """The value or section that a word names, if it names one."""
+    known = topic.replace("-", "_").removeprefix("__")
+    return next((path for path in all_paths(tree) if format_path(path) == known), None)
+
+
+def _mentions(text: str, topic: str) -> bool:
+    """Whether a flag has the word in its name, or in its doc at the start of one."""
+    name, _, doc = text.lower().replace("-", "_").partition(" = ")
+    word = topic.lower().replace("-", "_")
+    return word in name or re.search(rf"\b{re.escape(word)}", doc) is not None
+
+
+def _nothing_found(tree: Config, topic: str) -> UserError:
+    sections = [format_path(path) for path, node in walk(tree) if path and isinstance(node, Config)]
+    advice = did_you_mean(topic, sections)
     top = ", ".join(name for name in sections if "." not in name)
-    advice = did_you_mean(known, sections)
-    raise UserError(f"there is no section '{section}'; {f'{advice} ' if advice else ''}sections: {top}")
+    return UserError(
+        f"no flag has '{topic}' in its name or description; {f'{advice} ' if advice else ''}sections: {top}"
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
@@ -22,12 +24,13 @@ from worldsmith.config.tree.plain import TAG, to_yaml
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
-COLUMNS = ("name", "task", "model", "parameters", "data", "starts from", "what it is")
+SIZE = 3
+"""The column of numbers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and what it changes")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a list")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_table(found)
+        print_list(found)
     return 0
 
 
@@ -120,25 +123,25 @@ def _shown(tree: Config, path: Path) -> str:
     return format_value(value) if value != "" else "''"
 
 
-def print_table(found: list[dict[str, Any]]) -> None:
-    """A table of at most 100 columns, also into a pipe."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for title in COLUMNS:
-        table.add_column(title, overflow="fold", no_wrap=False, justify="right" if title == "parameters" else "left")
-    for entry in found:
-        table.add_row(
+def print_list(found: list[dict[str, Any]]) -> None:
+    """A line of facts and one of words for each recipe. Lines break between words, so that names can be copied."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+    rows = [
+        (
             *(entry["name"], entry["task"], entry["model"], short(entry["parameters"])),
+            f"from {entry['starts_from']}" if entry["starts_from"] else "",
             _ENVIRONMENT.sub(r"$\1", entry["data"] or ""),
-            *(entry["starts_from"] or "", entry["doc"]),
         )
-    console = Console(width=WIDTH if not sys.stdout.isatty() else None, markup=False, highlight=False)
-    if console.width > WIDTH:
-        console.width = WIDTH
-    console.print(table)
+        for entry in found
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row, entry in zip(rows, found):
+        cells = [cell.rjust(size) if n == SIZE else cell.ljust(size) for n, (cell, size) in enumerate(zip(row, widths))]
+        for text in ("  ".join(cells).rstrip(), f"    {entry['doc']}"):
+            wrapped = textwrap.wrap(
+                text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            print(*wrapped, sep="\n")
 
 
 def short(number: int | None) -> str:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Reads a command's words before ``--``; typed flags go to `flags`, wherever they and the source stand."""
     own = {option for action in parser._actions for option in action.option_strings}
-    words, section, wants_help = _take_help(list(words))
+    words, topic, wants_help = _take_help(list(words))
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if extra:
@@ -39,12 +39,12 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
         args.source = take_source(flags, _names_source)
     args.flags, args.own_options = flags, sorted(own)
     if wants_help:
-        print_help(parser, args, section)
+        print_help(parser, args, topic)
         raise SystemExit(0)
     return args
 
 
-def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, section: str | None) -> None:
+def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:
     """The command's own help, or that of every flag of the recipe or file that the words name."""
     if not any((args.source, args.sft_toml, args.base, args.module)):
         parser.print_help()
@@ -55,7 +55,9 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, sectio
     if draft.tree is None:
         raise ConfigError(draft.problems)
     apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, draft.task, places=draft.places)
-    print(flag_help(draft, section), end="")
+    named = [action for action in parser._actions if action.dest not in ("help", "source")]
+    options = {", ".join(action.option_strings): action.help or "" for action in named}
+    print(flag_help(draft, topic, options), end="")
 
 
 def load_run(args: argparse.Namespace, *, keep_unset: bool = False) -> tuple[Loaded, list[str]]:
@@ -98,12 +100,12 @@ def source_name(args: argparse.Namespace) -> str:
 
 
 def _take_help(words: list[str]) -> tuple[list[str], str | None, bool]:
-    """The words without the request for help; the section that follows it; whether there was one."""
+    """The words without the request for help; the section or word that follows it; whether there was one."""
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
             after = words[index + 1 : index + 2]
-            section = after[0] if after and not after[0].startswith("-") and not _names_source(after[0]) else None
-            return words[:index] + words[index + (2 if section else 1) :], section, True
+            topic = after[0] if after and not after[0].startswith("-") and not _names_source(after[0]) else None
+            return words[:index] + words[index + (2 if topic else 1) :], topic, True
     return words, None, False
 
 

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Every value of the run is a flag too, such as --optimizer.lr 1e-4; "
-        "`worldsmith train FILE_OR_RECIPE --help [SECTION]` lists them. Words after -- are overrides and come last."
+        "`worldsmith train FILE_OR_RECIPE --help [SECTION or WORD]` lists them. "
+        "Words after -- are overrides and come last."
     )
 
 
