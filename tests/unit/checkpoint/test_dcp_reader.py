@@ -157,11 +157,12 @@ def test_garbage_is_a_mistake_of_the_user(tmp_path_factory: pytest.TempPathFacto
     try:
         shapes = stored_shapes(folder)
     except UserError as error:
-        assert content != whole
-        assert str(folder) in str(error)
+        shapes = str(error)  # type: ignore[assignment]
+    if kind == "whole":
+        assert shapes == {"net.a": [2]}
+    elif kind == "other" or isinstance(shapes, str):
+        assert str(folder) in shapes
     else:
-        assert kind != "other"
-        assert shapes == {"net.a": [2]} or content != whole
         assert all(isinstance(name, str) and {int} >= {*map(type, shape)} for name, shape in shapes.items())
 
 
