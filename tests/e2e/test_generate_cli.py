@@ -13,7 +13,8 @@ import torch
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
-from worldsmith.config.tree.plain import from_dict, to_dict
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader

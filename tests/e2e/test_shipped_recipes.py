@@ -12,7 +12,8 @@ import pytest
 
 from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.tree.plain import from_yaml, to_yaml
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.reader import from_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
 ENVIRONMENT = {"DATASET_PATH": "clips", "BASE_CHECKPOINT_PATH": "base", "WAN_VAE_PATH": "vae.pth", "WORLD_SIZE": "8"}

@@ -12,7 +12,7 @@ from worldsmith.config.toml.recipe_toml import read_recipe_toml
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.config.tree.plain import read_tree
+from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.overrides import Override, parse_overrides
 

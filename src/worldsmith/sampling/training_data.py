@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.tree.plain import from_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError, SampleError
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_yaml
 from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:

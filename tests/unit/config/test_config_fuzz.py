@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.toml.recipe_toml import load_recipe_toml
-from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_dict, from_yaml
 
 GOOD = """[job]
 experiment = "small"

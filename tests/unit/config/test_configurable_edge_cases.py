@@ -19,7 +19,8 @@ from worldsmith.config import Config, ConfigError, Configurable, get_recipe
 from worldsmith.config.load import read_draft
 from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.draft import finish
-from worldsmith.config.tree.plain import from_dict, to_dict
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.words.flag_words import split_flags
 from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.words.typed_flags import flags_to_words

@@ -16,7 +16,8 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import Loaded, load
-from worldsmith.config.tree.plain import from_dict, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.stack import load_stack
 
 COUNTS = {"toml": 1500, "yaml": 600, "stack and words": 900}  # 3,000; YAML takes longest to read

@@ -14,8 +14,9 @@ from worldsmith.config.recipes.registry import get_recipe, recipe_names, registe
 from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.config.tree.plain import from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
+from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.write.annotate import show_tree
 
 FILE = """[job]

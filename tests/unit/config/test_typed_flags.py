@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config import ConfigError, Configurable, get_recipe
 from worldsmith.config.declare import class_tags
 from worldsmith.config.load import read_draft
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.reader import change_class
 from worldsmith.config.words.flag_words import Flag, split_flags, take_source
-from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 from worldsmith.config.words.typed_flags import class_choices, flags_to_words
 
 OWN = ("--dryrun", "--sft-toml", "-h", "--help")
@@ -92,6 +94,52 @@ def test_another_class_keeps_the_fields_that_both_share(t: ModuleType) -> None:
     assert type(scheduler) is t.Linear.Config
     assert scheduler.cycle_lengths == [500]
     assert "no flag --scheduler.power" in report("--scheduler.power", "2", "--scheduler", "Linear")
+
+
+class Vae(Configurable):
+    class Config(Configurable.Config):
+        path: str = "vae"
+
+
+class Finer(Vae):
+    """Takes what a `Vae` has."""
+
+
+class Strange(Configurable):
+    class Config(Configurable.Config):
+        path: str = "strange"
+
+
+class Model(Configurable):
+    class Config(Configurable.Config):
+        rank: int = 1
+        vae: Vae.Config | Strange.Config = field(default_factory=Vae.Config)
+
+
+class FinerModel(Model):
+    class Config(Model.Config):
+        vae: Finer.Config = field(default_factory=Finer.Config)  # type: ignore[assignment]
+
+
+class StrangeModel(Model):
+    class Config(Model.Config):
+        vae: Strange.Config = field(default_factory=Strange.Config)  # type: ignore[assignment]
+
+
+def test_a_class_that_narrows_a_nested_type_keeps_what_fits_and_names_the_rest() -> None:
+    old = Model.Config(rank=3, vae=Vae.Config(path="mine"))
+    assert change_class(old, FinerModel.Config) == (FinerModel.Config(rank=3, vae=Finer.Config(path="mine")), [])
+    assert change_class(old, StrangeModel.Config) == (StrangeModel.Config(rank=3), ["vae.path"])
+
+
+def test_a_word_that_changes_a_class_names_what_is_dropped(t: ModuleType) -> None:
+    tree = t.Trainer.Config(scheduler=t.Cosine.Config(power=3.0))
+    warnings: list[str] = []
+    word = f"scheduler={{type: {t.__name__}.Linear}}"
+    apply_overrides(tree, parse_overrides([word], []), [], warnings)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{word}: scheduler changes from ")
+    assert warnings[0].endswith("what was written for the former is dropped: power")
 
 
 def test_a_table_of_components_takes_new_ones(t: ModuleType) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError
-from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.config.yaml import text as yaml_text
 from worldsmith.config.yaml.text import advice_on, dump_yaml, read_yaml
 

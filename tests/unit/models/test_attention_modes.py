@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.distributed.world import World
 from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.attention.modes import (

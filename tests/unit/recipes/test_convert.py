@@ -17,7 +17,8 @@ from worldsmith.config.recipes.packages import import_recipes
 from worldsmith.config.recipes.registry import find_recipe, registered
 from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
-from worldsmith.config.tree.plain import from_dict, from_yaml, to_dict, to_yaml
+from worldsmith.config.tree.plain import to_dict, to_yaml
+from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.config.write.convert import convert
 from worldsmith.training.scheduler import LambdaLinear
 

@@ -23,7 +23,8 @@ from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.plain import from_yaml, to_yaml
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.base import Callback

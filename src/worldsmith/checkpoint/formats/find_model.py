@@ -15,7 +15,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import from_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object, section

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
-from worldsmith.config.tree.plain import from_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.models.fill import fill

@@ -11,11 +11,11 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import fit, mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
-from worldsmith.config.toml.schema import MISSING, REFUSED, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.toml.words import format_value
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.suggest import nearest_path
 
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}

@@ -16,11 +16,7 @@ from worldsmith.config.declare.configurable import Config, field_hints, unknown_
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.recipes.registry import import_shipped
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import OPAQUE
-from worldsmith.config.tree.provenance import class_defaults
-
-MISSING = "???"
-"""Written as a value: the key counts as left out."""
+from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults
 
 TASKS = ("vfm", "vlm")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from worldsmith.config.declare.value_types import mismatch
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.config.toml.schema import MISSING, TASKS, remap
+from worldsmith.config.toml.schema import TASKS, remap
 from worldsmith.config.tree.paths import flatten, format_path
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 
 SELECTORS = {("job", "task"), ("job", "experiment")}
 

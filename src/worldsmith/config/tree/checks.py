@@ -16,7 +16,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import Problem, code_problem
 from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.provenance import class_defaults
+from worldsmith.config.tree.plain import class_defaults
 
 MOST = 20
 """Complaints per section, as a guard against a check that never falls silent."""

@@ -6,7 +6,6 @@ the tree with the recipe that it starts from and with the defaults of its classe
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import Place
 from worldsmith.config.tree.access import ABSENT, children
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import OPAQUE, class_defaults
 
 COMMAND_LINE = ("override", "flag")
 """Kinds of origin whose `where` is the word itself; also the `file` of such a word's place."""
@@ -142,17 +141,6 @@ def from_place(place: Place) -> Origin:
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
-
-
-def class_defaults(cls: type[Config]) -> dict[str, Any]:
-    """The default of every field that has one."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found
 
 
 def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequence[str | Path]]) -> dict[Path, Origin]:

@@ -20,7 +20,7 @@ from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, childre
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.suggest import nearest, nearest_path
 from worldsmith.config.words.literals import decode, read_text
 
@@ -53,7 +53,7 @@ def try_resolve(
     `broken` are the paths that are known to be wrong: no further complaint about them is made. `sources` receives what
     each reference was resolved with. With `keep_unset`, a reference to a variable that is not set stays as it is.
     """
-    resolver = _Resolver(tree, now or datetime.now(), keep_unset)
+    resolver = _Resolver(tree, now or datetime.now(), keep_unset, broken)
     try:
         resolved = resolver.value((), tree, type(tree))
     except RecursionError:
@@ -72,7 +72,8 @@ def try_resolve(
 class _Resolver:
     """Walks the tree once; a value that others refer to is resolved on first use and remembered."""
 
-    def __init__(self, tree: Config, now: datetime, keep_unset: bool) -> None:
+    def __init__(self, tree: Config, now: datetime, keep_unset: bool, broken: Iterable[Path]) -> None:
+        self.broken = set(broken)
         self.tree = tree
         self.now = now
         self.keep_unset = keep_unset
@@ -157,6 +158,10 @@ class _Resolver:
 
     def reference(self, inner: str, hint: Any) -> Any:
         name, colon, argument = inner.partition(":")
+        if inner == MISSING:
+            path = self.active[-1]
+            owner = type(find(self.tree, path[:-1])).__qualname__
+            return _FAILED if path in self.broken else self.fail(f"{owner} needs '{path[-1]}'", hint="write it")
         if not colon:
             return self.tree_value(inner.strip())
         name = name.strip()

@@ -13,11 +13,12 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.errors import Place, Problem
-from worldsmith.config.toml.schema import MISSING, TASKS, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, remap, toml_fields
 from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
-from worldsmith.config.tree.plain import OPAQUE, read_value
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.provenance import remember
+from worldsmith.config.tree.reader import Reader
 from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.words.literals import read_text
 
@@ -77,7 +78,9 @@ def apply_overrides(
             warnings.append(f"{override.word}: {format_path(override.path)} has no effect for task '{task}'")
             continue
         mistakes: list[Problem] = []
-        raw = _apply(tree, override, target, mistakes)
+        notes: list[str] = []
+        raw = _apply(tree, override, target, mistakes, notes)
+        warnings += [f"{override.place.source}: {note}" for note in notes]
         problems.extend(mistake.at(override.place) for mistake in mistakes)
         if places is not None:
             remember(places, target, override.place, raw)
@@ -92,7 +95,15 @@ def translate(tree: Config, path: Path, task: str | None) -> Path | None:
     return remap(path, task) if any(starts_with(path, key.path) for key in toml_fields()) else path
 
 
-def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, create: bool = True) -> None:
+def set_value(
+    tree: Config,
+    path: Path,
+    raw: Any,
+    problems: list[Problem],
+    warnings: list[str] | None = None,
+    *,
+    create: bool = True,
+) -> None:
     """Sets a typed value in place. A new key of a table is made if `create`; fields must exist."""
     found = find_parent(tree, path, problems)
     if found is None:
@@ -123,7 +134,7 @@ def set_value(tree: Config, path: Path, raw: Any, problems: list[Problem], *, cr
         problems.append(Problem(format_path(path), "this is a section, not a single value", hint=advice))
         return
     count = len(problems)
-    value = read_value(raw, hint, path, problems, known.get(key))
+    value = Reader(problems, warnings).value(hint, known.get(key), raw, path, ())
     if len(problems) > count:
         return
     if isinstance(parent, Config):
@@ -191,7 +202,7 @@ def _parse(word: str) -> Override | Problem:
     return Override(action, path, text, word)
 
 
-def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]) -> Any:
+def _apply(tree: Config, override: Override, path: Path, problems: list[Problem], warnings: list[str]) -> Any:
     """Does what the word says; returns the value that it gives."""
     if override.action == "~":
         return _remove(tree, path, problems)
@@ -208,7 +219,7 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
     except ValueError as error:
         problems.append(Problem(format_path(path), f"the value cannot be read: {error}"))
         return None
-    set_value(tree, path, raw, problems, create=override.action != "" or not nested_config_classes(hint))
+    set_value(tree, path, raw, problems, warnings, create=override.action != "" or not nested_config_classes(hint))
     return raw
 
 

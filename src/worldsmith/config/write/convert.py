@@ -11,12 +11,12 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
-from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.difference import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path
-from worldsmith.config.tree.plain import OPAQUE, to_dict, to_yaml
+from worldsmith.config.tree.plain import MISSING, OPAQUE, to_dict, to_yaml
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
 from worldsmith.config.write.toml import toml_value, write_toml
 from worldsmith.config.write.words import write_words

@@ -17,8 +17,8 @@ from worldsmith.config.declare.configurable import Config, Configurable, owner_o
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Length, Range, annotated_hints
 from worldsmith.config.declare.value_types import is_config_class, union_members
-from worldsmith.config.tree.plain import OPAQUE, TAG, required_fields
-from worldsmith.config.tree.provenance import class_defaults
+from worldsmith.config.tree.plain import OPAQUE, TAG, class_defaults, required_fields
+from worldsmith.config.tree.reader import untagged_class
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = {
@@ -103,7 +103,7 @@ class TreeSchema(_Types):
         entries: list[Schema] = []
         for cls in loadable_classes(hint):
             entry = self.section(cls, instance) if type(instance) is cls else self.ref(cls)
-            required = [*(entry.get("required", [])), *([] if cls is untagged_class(hint) else [TAG])]
+            required = [*(entry.get("required", [])), *([] if cls is untagged_class(union_members(hint)) else [TAG])]
             entries.append({**entry, **({"required": list(dict.fromkeys(required))} if required else {})})
         return _any_of(entries)
 
@@ -159,17 +159,6 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
         if is_config_class(member):
             visit(member)
     return found
-
-
-def untagged_class(hint: Any) -> type[Config] | None:
-    """The class of a section that names none, if there is such a class."""
-    concrete = [
-        member for member in union_members(hint) if is_config_class(member) and member is not Configurable.Config
-    ]
-    if len(concrete) != 1:
-        return None
-    cls: type[Config] = concrete[0]
-    return cls if owner_of(cls) or not issubclass(cls, Configurable.Config) else None
 
 
 def _required(cls: type[Config]) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
 

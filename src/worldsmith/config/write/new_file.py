@@ -9,10 +9,10 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import describe_type
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
-from worldsmith.config.toml.schema import MISSING, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema_toml import hint_at
 from worldsmith.config.write.toml import toml_key, toml_text, toml_value

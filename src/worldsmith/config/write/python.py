@@ -10,8 +10,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.tree.access import ABSENT, children
 from worldsmith.config.tree.difference import changes, same_value
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import OPAQUE
-from worldsmith.config.tree.provenance import class_defaults
+from worldsmith.config.tree.plain import OPAQUE, class_defaults
 
 WIDTH = 110
 

@@ -10,14 +10,14 @@ from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints, describe_type
 from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.toml.schema import MISSING, REFUSED, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import REFUSED, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import OPAQUE, required_fields
-from worldsmith.config.tree.provenance import class_defaults
+from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults, required_fields
+from worldsmith.config.tree.reader import untagged_class
 from worldsmith.config.words.overrides import is_missing
-from worldsmith.config.write.json_schema import about, has_sections, loadable_classes, untagged_class
+from worldsmith.config.write.json_schema import about, has_sections, loadable_classes
 from worldsmith.config.write.json_schema_toml import hint_at
 from worldsmith.config.write.json_text import show_value
 
@@ -104,7 +104,7 @@ class _TreePart:
         self.lines += ["", f"### {where}{facts['title']}", ""]
         if "description" in facts:
             self.lines += [" ".join(str(facts["description"]).split()), ""]
-        if cls is not untagged_class(hint) or not path:
+        if cls is not untagged_class(union_members(hint)) or not path:
             self.lines += [f"`type: {tag_of(cls)}`", ""]
         self.fields(cls)
         for name, kind in annotated_hints(cls).items():

@@ -2,13 +2,12 @@
 
 A file may name ``recipe: NAME`` to start from; else the merged tree has to be complete. Mappings are merged, lists and
 single values replaced, ``???`` counts as left out. A section that names another class than before (``type``, or
-``target`` with ``params``) drops what was written for the old one, with a warning.
+``target`` with ``params``) keeps what both classes inherit; a warning names what is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from worldsmith.config.declare.class_tags import class_of
@@ -20,9 +19,9 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import Draft, Loaded, finish, recipe_task
-from worldsmith.config.tree.merge import TreeMerge
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
-from worldsmith.config.tree.plain import TAG, from_dict, to_dict
+from worldsmith.config.tree.plain import TAG
+from worldsmith.config.tree.reader import Reader, require_set
 from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.yaml.dialects import CHOICE, ROOT, detect, translate
 from worldsmith.config.yaml.text import Document, read_yaml
@@ -69,7 +68,7 @@ def read_stack(paths: Sequence[str]) -> Draft:
             places = {path: span.value for path, span in merged.spans.items()}
             draft.problems += [problem.at(draft.place) for problem in locate(error.problems, places)]
         return draft
-    _merge(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
+    _put(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
     draft.task = recipe_task(draft.tree)
     draft.broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
     return draft
@@ -100,8 +99,8 @@ def _read(file: str, draft: Draft) -> Document | None:
     return document
 
 
-def _start(draft: Draft, layers: list[Document]) -> tuple[type[Config], dict[str, Any], list[Path]]:
-    """The root's class, the data below all layers, and the paths that exist. ConfigError for an unknown recipe."""
+def _start(draft: Draft, layers: list[Document]) -> Config | type[Config]:
+    """The tree below all layers, or the root's class. ConfigError for an unknown recipe."""
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
     if names:
         name, span = names[-1]
@@ -119,38 +118,27 @@ def _start(draft: Draft, layers: list[Document]) -> tuple[type[Config], dict[str
             ) from None
         draft.recipes = lambda: lineage(name)
         draft.place = Place(f"recipe '{name}'")
-        return type(tree), to_dict(tree, custom=True), all_paths(tree)
+        return tree
     tag = next((layer.data[TAG] for layer in reversed(layers) if TAG in layer.data), ROOT)
     try:
-        root = class_of(tag)
+        return class_of(tag)
     except ValueError as error:
         raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {ROOT}")]) from None
-    return root, {TAG: tag}, [(name,) for name in field_names(root)]
 
 
-def _merge(
-    draft: Draft, layers: list[Document], start: tuple[type[Config], dict[str, Any], list[Path]], complete: bool
-) -> None:
-    root, data, known = start
-    merge = TreeMerge(data, known)
+def _put(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
+    """The layers on top of the start, the later ones over the earlier ones."""
+    root, tree = (type(start), start) if isinstance(start, Config) else (start, None)
+    known = [(name,) for name in field_names(root)] if tree is None else all_paths(tree)
     for layer in layers:
-        merge.put(layer, root)
-    draft.places = merge.leaves
-    draft.problems += merge.problems
-    draft.warnings += merge.warnings
-    if not complete:
+        reader = Reader(draft.problems, draft.warnings, merge=True, spans=layer.spans, places=draft.places, known=known)
+        found = reader.section([root], tree, layer.data)
+        tree = found if isinstance(found, Config) else tree
+    if not complete or tree is None:
         return
-    try:
-        draft.tree = from_dict(merge.data, root)
-    except ConfigError as error:
-        keys = {path: span.key for path, span in merge.spans.items()}
-        missing = [problem.at(draft.place) for problem in locate(error.problems, keys)]
-        if draft.place == Place(draft.source):
-            advice = f"write it, or start from a recipe: `{RECIPE}: NAME` in one of the files"
-            missing = [replace(problem, hint=problem.hint or advice) for problem in missing]
-        broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
-        # A section whose mistake is reported already lacks what could not be read.
-        draft.problems += [p for p in missing if not any(starts_with(parse_path(p.path), path) for path in broken)]
+    advice = f"write it, or start from a recipe: `{RECIPE}: NAME` in one of the files"
+    draft.tree = require_set(tree, draft.problems, None if isinstance(start, Config) else advice)
+    draft.problems = [problem.at(draft.place) for problem in locate(draft.problems, draft.places)]
 
 
 def _merge_plain(

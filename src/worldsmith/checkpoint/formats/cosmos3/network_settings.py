@@ -10,7 +10,8 @@ from typing import Any
 from worldsmith.checkpoint.formats.family_formats import NetworkDifference
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.plain import TAG, from_dict
+from worldsmith.config.tree.plain import TAG
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
 
 logger = logging.getLogger(__name__)

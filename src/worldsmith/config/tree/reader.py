@@ -1,0 +1,316 @@
+"""Plain data as a tree, or on top of one: the one way by which files, words and flags become sections.
+
+``from_dict(to_dict(c)) == c``, through YAML and JSON text too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_origin
+
+from worldsmith.config.declare.class_tags import class_of, tag_of
+from worldsmith.config.declare.configurable import Config, Configurable, field_hints, field_names, owner_of
+from worldsmith.config.declare.value_types import (
+    fit,
+    fits,
+    is_config_class,
+    is_reference,
+    item_hint,
+    mismatch,
+    nested_config_classes,
+    union_members,
+)
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
+from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.yaml.text import advice_on, read_yaml
+
+UNSET = "${???}"
+"""What a required field holds while nothing has given it a value."""
+TARGET, PARAMS = "target", "params"
+_Tree = TypeVar("_Tree", bound=Config)
+_INVALID: Any = object()
+
+
+def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
+    """The tree of `data`. `cls` is the root's class where the data does not name one.
+
+    Raises ConfigError with every mistake: unknown keys, missing ones, wrong types, class names that cannot be used.
+    """
+    problems: list[Problem] = []
+    tree = read_tree(data, cls, problems)
+    if problems:
+        raise ConfigError(problems)
+    return tree
+
+
+def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> Any:
+    """`from_dict`, with its mistakes as a list. What they leave of the tree is returned: None if it is nothing."""
+    tree = Reader(problems).section([cls] if cls else [], None, data)
+    return require_set(tree, problems) if isinstance(tree, Config) else None
+
+
+def require_set(tree: Config, problems: list[Problem], hint: str | None = None) -> Config | None:
+    """The tree, with a problem for each required field that holds nothing; None if there is such a one at its top."""
+    broken = [parse_path(problem.path) for problem in problems if problem.path]
+    for path, section in unset_fields(tree):
+        if not any(starts_with(bad, path) for bad in broken):
+            problems.append(Problem(format_path(path), f"{section.__qualname__} needs '{path[-1]}'", hint=hint))
+    return None if any(len(path) == 1 for path, _ in unset_fields(tree)) else tree
+
+
+def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>") -> Any:
+    """The tree of a YAML text. Raises ConfigError, with lines and columns, for every mistake in it."""
+    document = read_yaml(text, file)
+    try:
+        return from_dict(document.data, cls)
+    except ConfigError as error:
+        raise error.located(document.places) from None
+
+
+def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:
+    """The required fields below a node that hold nothing, with their sections' classes."""
+    if isinstance(node, Config):
+        for name in field_names(type(node)):
+            value = getattr(node, name)
+            if value == UNSET:
+                yield (*path, name), type(node)
+            elif name != OPAQUE:
+                yield from unset_fields(value, (*path, name))
+    elif isinstance(node, (list, dict)):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from unset_fields(item, (*path, key))
+
+
+def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
+    """The class of a section that names none: the only one, unless it is the root of a family, which is not built."""
+    concrete = [cls for cls in classes if is_config_class(cls) and cls is not Configurable.Config]
+    if len(concrete) != 1 or (issubclass(concrete[0], Configurable.Config) and not owner_of(concrete[0])):
+        return None
+    cls: type[Config] = concrete[0]
+    return cls
+
+
+def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
+    """A section of class `cls` in the place of `old`, and what of `old` is lost in it.
+
+    The one rule for every front door: fields that both classes inherit from the nearest class keep their values, as far
+    as the new class takes these (nested sections by the same rule); all else starts from the new class's defaults.
+    """
+    common = next(parent for parent in cls.__mro__ if isinstance(old, parent) and issubclass(parent, Config))
+    values: dict[str, Any] = {}
+    lost: list[str] = []
+    defaults, before, after = class_defaults(type(old)), field_hints(type(old)), field_hints(cls)
+    for name in field_names(type(old)):
+        value = getattr(old, name)
+        inner = None
+        if name in field_names(common):
+            if before[name] == after[name] or is_reference(value) or fits(value, after[name]):
+                values[name] = value
+                continue
+            inner = untagged_class(union_members(after[name]))
+        if inner is not None and isinstance(value, Config):
+            values[name], below = change_class(value, inner)
+            lost += [f"{name}.{key}" for key in below]
+        elif name not in defaults or value != defaults[name]:
+            lost.append(name)
+    return _made(cls, values), lost
+
+
+def _made(cls: type[Config], values: Mapping[str, Any]) -> Config:
+    return cls(**{name: UNSET for name in required_fields(cls)} | dict(values))
+
+
+class Reader:
+    """Reads plain data into sections and values, on top of what is there; mistakes go to `problems`.
+
+    What the data leaves out, or has wrong, stays as it was below, or is the default. For a layer of files (`merge`),
+    tables are merged key by key and ``???`` counts as left out; `spans` say where things stand, `known` which paths
+    there are, and `places` receives where each value was written.
+    """
+
+    def __init__(
+        self,
+        problems: list[Problem],
+        warnings: list[str] | None = None,
+        *,
+        merge: bool = False,
+        spans: Mapping[Path, Span] | None = None,
+        places: dict[Path, Place] | None = None,
+        known: Iterable[Path] = (),
+    ) -> None:
+        self.problems = problems
+        self.warnings = [] if warnings is None else warnings
+        self.merge = merge
+        self.spans = spans or {}
+        self.places = {} if places is None else places
+        self.known = known
+
+    def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
+        """A section from a dict. `classes` are those that stand there, `source` is its path in the file."""
+        if not isinstance(above, dict):
+            return self.refuse(mismatch(path, "a section (a table of its fields)", above), source)
+        old = type(below) if isinstance(below, Config) else None
+        entries = self.unfold(above, old, path, source)
+        cls = None if entries is None else self.choose_class(entries, classes, old, path)
+        if entries is None or cls is None:
+            return _INVALID
+        values: dict[str, Any] = {}
+        if isinstance(below, Config):
+            if cls is not old:
+                below = self.changed(below, cls, path, entries[TAG][1])
+            values = {name: getattr(below, name) for name in field_names(cls)}
+        elif self.merge:
+            values = class_defaults(cls)
+        if TAG in entries and (place := self.place(entries[TAG][1])):
+            self.places[(*path, TAG)] = place
+        hints = field_hints(cls)
+        for key, (raw, origin) in entries.items():
+            if key == TAG:
+                continue
+            here = (*path, str(key))
+            if key not in hints:
+                self.unknown_key(here, cls, origin)
+            elif (value := self.value(hints[key], values.get(key), raw, here, origin)) is not _INVALID:
+                values[key] = value
+        return _made(cls, values)
+
+    def value(self, hint: Any, below: Any, above: Any, path: Path, source: Path) -> Any:
+        """The value that fits `hint`; _INVALID, with a problem, for one that does not."""
+        if self.merge and above == MISSING and hint is not Any:
+            return _INVALID
+        opaque = path == (OPAQUE,)
+        if opaque and not isinstance(above, dict):  # also a reference: nobody resolves it there
+            return self.refuse(mismatch(path, "a table", above), source)
+        sections = nested_config_classes(hint)
+        if sections and isinstance(above, dict):
+            return self.section(sections, below, above, path, source)
+        kinds = [get_origin(member) for member in union_members(hint)]
+        if isinstance(above, dict) and (dict in kinds or (hint is Any and self.merge)):
+            return self.table(item_hint(hint, dict), below, above, path, source)
+        if isinstance(below, (Config, dict, list)):
+            self.forget(path)
+        if isinstance(above, list) and list in kinds:
+            inner = item_hint(hint, list)
+            found: Any = [self.item(inner, item, (*path, i), (*source, i)) for i, item in enumerate(above)]
+            if any(item is _INVALID for item in found):
+                return _INVALID
+        else:
+            mistakes: list[Problem] = []
+            found = copy.deepcopy(fit(above, hint, path, mistakes))
+            for mistake in mistakes:
+                self.refuse(dataclasses.replace(mistake, hint=mistake.hint or advice_on(above)), source)
+            if mistakes:
+                return _INVALID
+        if place := self.place(source):
+            self.places[path] = place
+        return found
+
+    def item(self, inner: Any, above: Any, path: Path, source: Path) -> Any:
+        if self.merge and above == MISSING:
+            message = f"'{MISSING}' stands for a value that is missing, and a list has all its items"
+            return self.refuse(Problem(format_path(path), message), source)
+        return self.value(inner, None, above, path, source)
+
+    def table(self, inner: Any, below: Any, above: dict[Any, Any], path: Path, source: Path) -> Any:
+        kept = dict(below) if self.merge and isinstance(below, dict) else {}
+        wrong = False
+        for key, raw in above.items():
+            here = (*path, str(key))
+            if not isinstance(key, str):
+                value = self.refuse(mismatch(here, "a key that is text", key), source)
+            else:
+                value = self.value(inner, kept.get(key), raw, here, (*source, key))
+            if value is not _INVALID:
+                kept[key] = value
+            elif not (self.merge and raw == MISSING):
+                wrong = True
+        if not above and (place := self.place(source)):
+            self.places[path] = place
+        return kept if self.merge or not wrong else _INVALID
+
+    def unfold(
+        self, above: dict[str, Any], cls: type[Config] | None, path: Path, source: Path
+    ) -> dict[str, tuple[Any, Path]] | None:
+        """Key -> value and where it stands. ``{target: X, params: {…}}`` is another spelling of ``{type: X, …}``."""
+        fields = field_hints(cls) if cls else {}
+        node = [key for key in (TARGET, PARAMS) if key in above and key not in fields]
+        if not node:
+            return {key: (value, (*source, key)) for key, value in above.items()}
+        others = [key for key in above if key not in (TARGET, PARAMS)]
+        if others:
+            message = f"beside '{node[0]}' a section takes only {TARGET} and {PARAMS}"
+            advice = f"move '{others[0]}' into {PARAMS}, or write {TAG} and the fields without {PARAMS}"
+            self.refuse(Problem(format_path((*path, others[0])), message, hint=advice), (*source, others[0]))
+            return None
+        params = above.get(PARAMS)
+        if params is not None and not isinstance(params, dict):
+            self.refuse(mismatch((*path, PARAMS), "a table of the class's fields", params), (*source, PARAMS))
+            return None
+        tag = {TAG: (above[TARGET], (*source, TARGET))} if TARGET in above else {}
+        return {**tag, **{key: (value, (*source, PARAMS, key)) for key, value in (params or {}).items()}}
+
+    def choose_class(
+        self, entries: Mapping[str, tuple[Any, Path]], classes: list[type], old: type[Config] | None, path: Path
+    ) -> type[Config] | None:
+        """The class that ``type`` names, else that of the section below, else the only one that the field has."""
+        where = format_path((*path, TAG))
+        wanted = " or ".join(tag_of(cls) for cls in classes) or None
+        if TAG not in entries:
+            found = old or untagged_class(classes)
+            if found is None:
+                self.refuse(Problem(where, "this section must name its class", expected=wanted), ())
+            return found
+        tag, source = entries[TAG]
+        try:
+            cls = class_of(tag)
+        except ValueError as error:
+            self.refuse(Problem(where, str(error), hint=f"this place takes {wanted}" if wanted else None), source)
+            return None
+        if classes and not issubclass(cls, tuple(classes)):
+            self.refuse(Problem(where, f"{tag} does not fit here", expected=wanted, found=tag_of(cls)), source)
+            return None
+        return cls
+
+    def changed(self, below: Config, cls: type[Config], path: Path, source: Path) -> Config:
+        """`change_class`, with a warning that names what is lost."""
+        made, lost = change_class(below, cls)
+        if lost:
+            place = self.place(source)
+            self.warnings.append(
+                f"{f'{place.file}:{place.line}: ' if place else ''}{format_path(path) or 'the root'} changes from "
+                f"{tag_of(type(below))} to {tag_of(cls)}; what was written for the former is dropped: {', '.join(lost)}"
+            )
+        for key in lost:
+            self.forget((*path, *key.split(".")))
+        return made
+
+    def unknown_key(self, path: Path, cls: type[Config], source: Path) -> None:
+        siblings = [(*path[:-1], name) for name in field_hints(cls)]
+        near = nearest_path(path, [*siblings, *self.known])
+        listing = ", ".join(field_hints(cls)) or "no fields"
+        advice = f"did you mean '{format_path(near)}'?" if near else f"it has: {listing}"
+        span = self.spans.get(source)
+        message = f"{cls.__qualname__} has no field '{path[-1]}'"
+        self.problems.append(Problem(format_path(path), message, hint=advice, place=span.key if span else None))
+
+    def refuse(self, problem: Problem, source: Path) -> Any:
+        """Notes a mistake, at its place."""
+        self.problems.append(problem.at(self.place(source)))
+        return _INVALID
+
+    def place(self, source: Path) -> Place | None:
+        """Where a value stands; the nearest thing above it if the file has no place for it."""
+        for length in range(len(source), 0, -1) if self.spans else ():
+            if source[:length] in self.spans:
+                return self.spans[source[:length]].value
+        return next((Place(span.key.file) for span in self.spans.values()), None)
+
+    def forget(self, path: Path) -> None:
+        """What was written at and below a path counts no more."""
+        for known in [known for known in self.places if starts_with(known, path)]:
+            del self.places[known]
