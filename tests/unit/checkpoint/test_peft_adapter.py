@@ -164,3 +164,9 @@ def test_a_network_with_adapters_takes_no_others(folder):
     inject_adapters(network, rank=2, alpha=2, target_modules="q_proj")
     with pytest.raises(ValueError, match="has adapters already"):
         load_adapter(network, folder)
+
+
+def test_a_released_base_may_be_given_by_its_short_name(tmp_path: Path) -> None:
+    export_adapter(adapters(), tmp_path / "out", alpha=6, base_model="Cosmos3-Nano")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "nvidia/Cosmos3-Nano"

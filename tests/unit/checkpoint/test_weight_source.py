@@ -23,6 +23,7 @@ from worldsmith.checkpoint.formats.cosmos3.tensor_names import (
     reasoner_name,
     text_settings,
 )
+from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.checkpoint.sources.start_weights import StartWeights
@@ -314,3 +315,21 @@ def test_merging_adds_the_product_to_each_adapted_weight(tmp_path: Path) -> None
     assert torch.equal(merged.read("vae2llm.weight"), some(2, 2))
     assert merged.changes_something()
     assert not merged.changes_something(average=True)
+
+
+def test_short_names_of_released_models_are_those_of_their_repositories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever weights or a model are named; a local folder of that name comes first, and other names stay."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    for look in (open_weights, find_model):
+        with pytest.raises(FileNotFoundError, match=r"nvidia/Cosmos3-Nano: looked for .* and for the hub"):
+            look("Cosmos3-Nano")
+        with pytest.raises(FileNotFoundError, match=r"Cosmos3-Neno: no such folder"):
+            look("Cosmos3-Neno")
+    write_dcp(tmp_path / "Cosmos3-Nano", {"net.vae2llm.weight": some(2)})
+    assert list(open_weights("Cosmos3-Nano").shapes) == ["vae2llm.weight"]

@@ -23,6 +23,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
+from worldsmith.checkpoint.formats.registry import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
@@ -94,7 +95,7 @@ def export_adapter(
     """
     from safetensors.torch import save_file
 
-    out = Path(out)
+    out, base_model = Path(out), full_name(base_model)
     config = adapter_config(adapters, alpha, base_model)
     weights = exported_adapters(adapters, dtype)
     about = {
