@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,6 +48,22 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
 
     Raises FileNotFoundError when it is in none of the three places.
     """
+    found = find_local(name, file_patterns=file_patterns, field=field)
+    return found if isinstance(found, Path) else download(found, file_patterns, field)
+
+
+def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
+    """Like `local_folder`, but nothing is downloaded: None for what the hub says it has."""
+    found = find_local(name, file_patterns=file_patterns, field=field)
+    if isinstance(found, Path):
+        return found
+    with explained(found, field):
+        ask_hub(found)
+    return None
+
+
+def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
+    """The path on this machine, else the name on the hub. Raises FileNotFoundError for what can only be a path."""
     name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
     hub = hub_name(name)
     path = local_path(name)
@@ -60,8 +77,7 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
         return path
     if hub is None:
         raise FileNotFoundError(f"{field} {name}: no such folder{_why_not_on_the_hub(name)}")
-    found = cached(hub, file_patterns)
-    return found if found is not None else download(hub, file_patterns, field)
+    return cached(hub, file_patterns) or hub
 
 
 def lasting_name(name: str) -> str:
@@ -117,7 +133,35 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
 
 def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
     """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were looked at."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    patterns = wanted(hub, file_patterns)
+    with explained(hub, field):
+        ask_hub(hub)
+        snapshot = snapshot_download(
+            hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS
+        )
+        path = Path(snapshot) / hub.inner
+        if not path.is_file() and not is_complete(path, file_patterns):
+            raise MissingPartError(f"the repository lacks '{patterns[0]}', or a file that its index lists")
+    return path
+
+
+def ask_hub(hub: HubName) -> None:
+    """Raises what the client library raises when the hub does not have the repository, or cannot be asked."""
+    from huggingface_hub import HfApi
+
+    HfApi().repo_info(hub.repo, revision=hub.revision, timeout=SECONDS)
+
+
+class MissingPartError(Exception):
+    """A repository is there, and something in it is not."""
+
+
+@contextmanager
+def explained(hub: HubName, field: str) -> Iterator[None]:
+    """Turns whatever the client library raises into FileNotFoundError, which names the places that were looked at."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         HTTPError,  # of the client library that the hub's own library uses in this version
@@ -125,30 +169,24 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
         RevisionNotFoundError,
     )
 
-    patterns = wanted(hub, file_patterns)
-    places = (
-        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
-        f"(not in {constants.HF_HUB_CACHE}), and for the hub"
-    )
+    cause: Exception | None
     try:
-        HfApi().repo_info(hub.repo, revision=hub.revision, timeout=SECONDS)
-        snapshot = snapshot_download(
-            hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS
-        )
+        yield
+        return
+    except MissingPartError as error:
+        reason, cause = str(error), None  # no cause: the repository was reached
     except GatedRepoError as error:
-        reason = "the repository is gated: accept its terms on its page and set HF_TOKEN"
-        raise FileNotFoundError(f"{places}: {reason}") from error
+        reason, cause = "the repository is gated: accept its terms on its page and set HF_TOKEN", error
     except RevisionNotFoundError as error:
-        raise FileNotFoundError(f"{places}: the repository has no revision '{hub.revision}'") from error
+        reason, cause = f"the repository has no revision '{hub.revision}'", error
     except RepositoryNotFoundError as error:
-        reason = "no such repository, or a private one; check the name, or set HF_TOKEN"
-        raise FileNotFoundError(f"{places}: {reason}") from error
+        reason, cause = "no such repository, or a private one; check the name, or set HF_TOKEN", error
     except (HTTPError, OSError) as error:
-        raise FileNotFoundError(f"{places}: {_why_unreachable(error)}") from error
-    path = Path(snapshot) / hub.inner
-    if not path.is_file() and not is_complete(path, file_patterns):
-        raise FileNotFoundError(f"{places}: the repository lacks '{patterns[0]}', or a file that its index lists")
-    return path
+        reason, cause = _why_unreachable(error), error
+    raise FileNotFoundError(
+        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
+        f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
+    ) from cause
 
 
 def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:

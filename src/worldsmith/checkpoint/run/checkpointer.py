@@ -92,6 +92,13 @@ class Checkpointer(Configurable):
             if self.stop_file != Path(self.stop_file).name:
                 raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
 
+        def check_files(self) -> None:
+            """Raises FileNotFoundError or UserError when there are no weights at load_path; reads none."""
+            from worldsmith.checkpoint.sources.weight_source import require_weights
+
+            if self.load_path is not None:
+                require_weights(self.load_path, field="load_path")
+
     def __init__(
         self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None
     ) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+FILES = ("*.safetensors", "*.json")
 OURS = (
     "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
     "export` wrote"
@@ -89,7 +90,7 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
     from worldsmith.checkpoint.sources.verify import require_whole
     from worldsmith.models.model_files import local_folder
 
-    root = local_folder(full_name(str(path)), file_patterns=("*.safetensors", "*.json"), field=field)
+    root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
     if root.is_file():
         raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
     world = world or World()
@@ -101,6 +102,25 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
         require_whole(root, world)
         return open_safetensors(root)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
+
+
+def require_weights(path: str, *, field: str) -> None:
+    """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
+    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.checkpoint.sources.checkpoint_weights import own_model_folder
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
+    from worldsmith.models.model_files import look_for
+
+    root = look_for(full_name(path), file_patterns=FILES, field=field)
+    if root is None:  # the hub has it
+        return
+    if root.is_file():
+        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
+    if own_model_folder(root) is not None or any(checkpoint_folders(place) for place in (root, root / "checkpoints")):
+        return
+    if not has_safetensors(root):
+        raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
+    open_safetensors(root)
 
 
 def require_same_kind(root: Path, world: World, *, field: str) -> None:

@@ -105,6 +105,10 @@ class VideoDataset(Configurable):
                     "set num_video_frames, or leave them at 'max_30fps' and 'first'"
                 )
 
+        def check_files(self) -> None:
+            """Raises DataError when there is no data set file or it cannot be read; opens no video."""
+            self.build()
+
     def __init__(self, config: Config) -> None:
         """Raises DataError when there is no data set file or it cannot be read."""
         self.config = config

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
-from worldsmith.models.model_files import local_folder
+from worldsmith.models.model_files import local_folder, look_for
 
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -25,13 +26,15 @@ class TextTokenizer(Configurable):
         path: str = "${asset:tiny_tokenizer}"
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
+        def check_files(self) -> None:
+            """Raises FileNotFoundError when there is no tokenizer; downloads none."""
+            folder = look_for(self.path, file_patterns=FILES, field="text_tokenizer.path")
+            if folder is not None:
+                require_tokenizer(folder)
+
     def __init__(self, config: Config) -> None:
         folder = self.folder = local_folder(config.path, file_patterns=FILES, field="text_tokenizer.path")
-        if not (folder / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(
-                f"text_tokenizer.path: no tokenizer_config.json in '{folder}'; give the folder that "
-                "`tokenizer.save_pretrained` wrote (in a pipeline export it is the subfolder 'text_tokenizer')"
-            )
+        require_tokenizer(folder)
         from transformers import AutoTokenizer
 
         self.config = config
@@ -78,3 +81,11 @@ class TextTokenizer(Configurable):
                 f"model.config.network.vocab_size is {vocab_size}; set it to at least {self.vocab_size} "
                 "or use the tokenizer that belongs to the network"
             )
+
+
+def require_tokenizer(folder: Path) -> None:
+    if not (folder / "tokenizer_config.json").is_file():
+        raise FileNotFoundError(
+            f"text_tokenizer.path: no tokenizer_config.json in '{folder}'; give the folder that "
+            "`tokenizer.save_pretrained` wrote (in a pipeline export it is the subfolder 'text_tokenizer')"
+        )

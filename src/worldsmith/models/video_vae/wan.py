@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Range
-from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_settings
+from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_settings, require_vae
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,10 @@ class WanVAE(Configurable):
                     f"encode_window is {self.encode_window}; it must be a multiple of the 4 frames that make a latent "
                     f"frame, such as {self.encode_window // 4 * 4 + 4}"
                 )
+
+        def check_files(self) -> None:
+            """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
+            require_vae(self.vae_path)
 
     config: Config
 

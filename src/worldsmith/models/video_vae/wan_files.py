@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import SCHEME, cached, hub_name, local_folder
+from worldsmith.models.model_files import SCHEME, cached, hub_name, is_local, local_folder, look_for
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
@@ -36,6 +36,15 @@ def find_vae(name: str) -> Path:
             if error.__cause__ is not None:  # not reached at all; else the repository has another layout
                 raise
     return inside(local_folder(name, file_patterns=layouts[-1], field="vae_path"))
+
+
+def require_vae(name: str) -> None:
+    """Raises FileNotFoundError or ValueError when `vae_path` names no VAE; reads no weights and downloads nothing."""
+    hub = hub_name(name)
+    if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in LAYOUTS):
+        read_settings(find_vae(name))
+    else:
+        look_for(name, field="vae_path")
 
 
 def inside(path: Path) -> Path:

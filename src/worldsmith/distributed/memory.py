@@ -1,0 +1,35 @@
+"""How much memory is free for a process: of the machine, of the container that it runs in, of its GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+LIMITS = (("memory.max", "memory.current", "inactive_file"),
+          ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
+"""Of both versions of control groups: the limit, what is used, and what of that is files that can be dropped."""
+
+
+def free_memory(device: str, *, group: Path = CGROUP) -> int:
+    """Bytes that can still be allocated on "cpu" or "cuda:0": of main memory the smaller of machine and container."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    free: int = psutil.virtual_memory().available
+    within = free_in_group(group)
+    return free if within is None else min(free, within)
+
+
+def free_in_group(group: Path) -> int | None:
+    """What a container's limit leaves; None without a limit."""
+    for limit, used, droppable in LIMITS:
+        try:
+            most, now = (int((group / name).read_text()) for name in (limit, used))
+            figures = dict(line.split() for line in ((group / used).parent / "memory.stat").read_text().splitlines())
+            return max(0, most - now + int(figures.get(droppable, 0)))
+        except (OSError, ValueError):  # another version of control groups, none, or "max"
+            continue
+    return None

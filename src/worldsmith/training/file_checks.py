@@ -1,0 +1,47 @@
+"""What a run needs on disk, looked at before anything is built: all that is missing in one report.
+
+A component says so itself: `check_files` of its Config raises for what is missing, reads little and downloads nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.run.folders import candidates
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.config.errors import Problem, UserError
+from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.stream.errors import DataError
+from worldsmith.files.writable import require_writable
+from worldsmith.training.run_folder import run_path
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+
+def check_files(config: Trainer.Config, run_folder: Path | None = None) -> list[Problem]:
+    """What is wrong with the files that a run reads and with its folder, in the order of the tree.
+
+    A run that goes on from a checkpoint with all its weights does not need those that it started from.
+    """
+    config = resolve(config)
+    problems = []
+    try:
+        folder = run_folder or run_path(config.job)
+        require_writable(folder, what="the run folder ")
+        needs_base = all(is_partial(checkpoint) for checkpoint in candidates(folder / "checkpoints")[0][:1])
+    except UserError as error:
+        problems.append(Problem("job", str(error)))
+        needs_base = True
+    for path, node in walk(config):
+        look = getattr(node, "check_files", None)
+        if look is None or (node is config.checkpoint and not needs_base):
+            continue
+        try:
+            look()
+        except (UserError, DataError, OSError, ValueError) as error:
+            problems.append(Problem(format_path(path), str(error)))
+    return problems
