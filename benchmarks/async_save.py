@@ -29,7 +29,6 @@ import torch
 from demo_run import demo_config
 
 from worldsmith.checkpoint.run.folders import folder_name
-from worldsmith.training.run_state import save_run
 from worldsmith.training.trainer import Trainer
 
 GOAL = 0.05
@@ -90,13 +89,13 @@ class Blocks:
     def __init__(self, trainer: Trainer, steps: int) -> None:
         self.trainer = trainer
         self.steps = steps
-        self.batches = iter(trainer.loader)
+        self.batches = iter(trainer.state.loader)
 
     def turn(self, *, save_first: bool) -> Turn:
         """A block without a save, one with a save in the background (or the other way), and a save to wait for."""
         figures = {save: self.block(save) for save in (save_first, not save_first)}
         start = time.perf_counter()
-        save_run(self.trainer)
+        self.trainer.state.save()
         waited = time.perf_counter() - start
         (plain, plain_cpu, _), (around, around_cpu, stall) = figures[False], figures[True]
         return Turn(plain, plain_cpu, around, around_cpu, stall, waited)
@@ -105,7 +104,7 @@ class Blocks:
         """Seconds of a block, CPU seconds of its thread, and seconds until its first step begins."""
         start, cpu = time.perf_counter(), time.thread_time()
         if save:
-            save_run(self.trainer, background=True)
+            self.trainer.state.save(background=True)
         stall = time.perf_counter() - start
         self.run_steps()
         seconds, cpu_seconds = time.perf_counter() - start, time.thread_time() - cpu

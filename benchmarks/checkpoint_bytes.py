@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from demo_run import demo_config
 
-from worldsmith.training.run_state import save_run
 from worldsmith.training.trainer import Trainer
 
 PARTS = ("model", "optim")
@@ -44,8 +43,8 @@ def variants(config: Trainer.Config) -> dict[str, Trainer.Config]:
 def bytes_of(config: Trainer.Config, folder: Path) -> dict[str, int]:
     """Bytes of the parts of a checkpoint after one step, and of all its files."""
     trainer = Trainer(config, run_folder=folder)
-    trainer.training_step(iter(trainer.loader))
-    checkpoint = save_run(trainer)
+    trainer.training_step(iter(trainer.state.loader))
+    checkpoint = trainer.state.save()
     files = [file for file in checkpoint.rglob("*") if file.is_file()]
     sizes = {part: sum(f.stat().st_size for f in files if f.is_relative_to(checkpoint / part)) for part in PARTS}
     return {**sizes, "all files": sum(file.stat().st_size for file in files)}

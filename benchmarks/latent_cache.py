@@ -26,7 +26,7 @@ from worldsmith.training.trainer import Trainer
 def stepper(config: Trainer.Config, folder: Path, losses: list[float]) -> Callable[[], None]:
     """A run in `folder`; each call does one step and notes its loss."""
     trainer = Trainer(config, run_folder=folder)
-    batches = iter(trainer.loader)
+    batches = iter(trainer.state.loader)
     return lambda: losses.append(trainer.training_step(batches).loss)
 
 

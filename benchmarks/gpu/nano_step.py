@@ -32,6 +32,7 @@ from model_flops import StepCounter
 from worldsmith.assets import asset_path
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig, nano, tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
@@ -39,9 +40,10 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA, shard
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.tasks.cosmos3 import Cosmos3Task
 from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.parallel import build_generator
+from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 
 TRAINED = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
@@ -78,18 +80,18 @@ class Result:
 
 def measure(case: Case, world: World, steps: int) -> Result:
     """Builds the model as a run does and times its steps. Raises torch.OutOfMemoryError when it does not fit."""
-    generator = build_generator(case.model, world)
+    generator = build_model(case.model, world)
     fill(generator.network)
     adamw = AdamW.Config(lr=1e-4, keys_to_select=case.trained).build(network=generator.network)
-    objective = RectifiedFlow.Config().build()
+    task = Cosmos3Task(model=generator, objective=RectifiedFlow.Config(), data=VideoLoader.Config(), world=world)
     texts = [len(sample.text_ids) + 2 for sample in case.samples]
     flops = StepCounter(generator.network, texts, [s.num_tokens for s in case.samples]).count().total
     reset_peak(world)
     taken = []
     for index in range(WARM_UP + steps):
         start = synchronised(world)
-        step = Step(index=index, packs=[case.samples])
-        forward_backward(step, generator=generator, objective=objective, latent_cache=None, seed=0, world=world)
+        step = Step(index=index, batches=[case.samples])
+        forward_backward(step, task, seed=0)
         clip_gradients(adamw.parameters, 1.0, force_finite=True)
         adamw.optimizer.step()
         adamw.optimizer.zero_grad(set_to_none=True)

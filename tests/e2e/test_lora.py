@@ -193,7 +193,7 @@ def test_a_filter_for_other_parameters_is_refused_before_a_step(folder: Path, tm
     for patterns in (["lora_"], ["lora_A"]):
         config.optimizer.keys_to_select = patterns
         trainer = Trainer(config, run_folder=tmp_path / patterns[0])
-        assert len(trainer.parameters) == (16 if patterns == ["lora_"] else 8)
+        assert len(trainer.state.parameters) == (16 if patterns == ["lora_"] else 8)
 
 
 def test_frozen_weights_kept_in_bfloat16_give_the_same_steps(folder: Path) -> None:
@@ -204,7 +204,9 @@ def test_frozen_weights_kept_in_bfloat16_give_the_same_steps(folder: Path) -> No
         config.model.config.precision, config.model.config.parallelism.fsdp_master_dtype = "bfloat16", kind
         trainer = Trainer(config, run_folder=folder / kind)
         kinds = {
-            (p.dtype, p.requires_grad) for name, p in native_parameters(trainer.network).items() if "time" not in name
+            (p.dtype, p.requires_grad)
+            for name, p in native_parameters(trainer.model.network).items()
+            if "time" not in name
         }
         assert kinds == {(getattr(torch, kind), False), (torch.float32, True)}
         trainer.train()

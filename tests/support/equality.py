@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig
@@ -41,10 +42,11 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.tasks.cosmos3 import Cosmos3Task, layout_of
 from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.parallel import build_generator, join_world
-from worldsmith.training.step import Step, forward_backward, layout_of
+from worldsmith.training.parallel import build_model, join_world
+from worldsmith.training.step import Step, forward_backward
 
 STEPS = 5
 PACKS = 4
@@ -204,11 +206,17 @@ def model_config(case: Case) -> Cosmos3Generator.Config:
 
 def prepare(case: Case, world: World, model: Cosmos3Generator.Config | None = None) -> tuple[Cosmos3Generator, AdamW]:
     """The generator as the trainer builds it, with weights, and its optimizer."""
-    generator = build_generator(model or model_config(case), world)
+    generator = build_model(model or model_config(case), world)
     generator.__dict__["text_tokenizer"] = SimpleNamespace(eos_id=61, vision_start_id=62)  # no captions are read here
     init_weights(generator.network, seed=7)
     settings = AdamW.Config(lr=1e-3, eps=1e-6, weight_decay=0.01, keys_to_select=list(case.keys_to_select), fused=False)
     return generator, settings.build(network=generator.network)
+
+
+def make_task(generator: Cosmos3Generator, world: World) -> Cosmos3Task:
+    return Cosmos3Task(
+        model=generator, objective=RectifiedFlow.Config(shift=3.0), data=VideoLoader.Config(), world=world
+    )
 
 
 def rank_packs(case: Case, index: int, world: World) -> list[list[VideoSample]]:
@@ -220,12 +228,12 @@ def rank_packs(case: Case, index: int, world: World) -> list[list[VideoSample]]:
 def run_case(case: Case, world: World) -> dict[str, Any]:
     """Losses and gradients of all steps, and what the first step sent: {op: (calls, bytes)} on this rank."""
     generator, adamw = prepare(case, world)
-    objective = RectifiedFlow.Config(shift=3.0).build()
+    task = make_task(generator, world)
     losses, gradients, traffic = [], [], {}
     for index in range(STEPS):
-        step = Step(index=index, packs=rank_packs(case, index, world))
+        step = Step(index=index, batches=rank_packs(case, index, world))
         with count_traffic() if index == 0 and not case.compile.enabled else contextlib.nullcontext() as counted:
-            forward_backward(step, generator=generator, objective=objective, latent_cache=None, seed=3, world=world)
+            forward_backward(step, task, seed=3)
         traffic = dict(counted.sent) if counted is not None else traffic
         losses.append(step.loss)
         gradients.append(whole_gradients(generator))
@@ -292,9 +300,8 @@ def bfloat16_masters(case: Case, world: World) -> dict[str, Any]:
     model = model_config(case)
     model.precision = model.parallelism.fsdp_master_dtype = "bfloat16"
     generator, adamw = prepare(case, world, model)
-    step = Step(index=0, packs=rank_packs(case, 0, world))
-    objective = RectifiedFlow.Config(shift=3.0).build()
-    forward_backward(step, generator=generator, objective=objective, latent_cache=None, seed=3, world=world)
+    step = Step(index=0, batches=rank_packs(case, 0, world))
+    forward_backward(step, make_task(generator, world), seed=3)
     adamw.optimizer.step()
     kinds = {name: p.dtype for name, p in native_parameters(generator.network).items()}
     return {"loss": step.loss, "dtypes": kinds, "gradients": whole_gradients(generator)}

@@ -80,7 +80,7 @@ class Positions(Callback):
         self.steps: dict[int, list[int]] = {}
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        self.steps[step.index + 1] = [sample.position for pack in step.packs for sample in pack]
+        self.steps[step.index + 1] = [sample.position for pack in step.batches for sample in pack]
         path = self.folder / f"positions_{trainer.world.size}_{trainer.world.rank}.json"
         path.write_text(json.dumps(self.steps))
 

@@ -23,6 +23,7 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.video_writer import write_mp4
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
@@ -125,6 +126,7 @@ def tiny_config(
                 text_tokenizer=TextTokenizer.Config(path=str(world / "tokenizer")),
             ),
         ),
+        objective=RectifiedFlow.Config(),
         optimizer=AdamW.Config(lr=3e-3, weight_decay=0.01),
         scheduler=LambdaCosine.Config(cycle_lengths=[steps], warm_up_steps=[2]),
         trainer=LoopConfig(

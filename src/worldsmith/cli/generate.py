@@ -180,7 +180,7 @@ def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Genera
     generator: Cosmos3Generator = model.load(device, full_precision=True)
     model.formats.load_adapter(generator.network, adapter)
     merge_adapters(generator.network)
-    generator.network.cast(getattr(torch, generator.config.precision))
+    generator.cast(getattr(torch, generator.config.precision))
     return generator
 
 

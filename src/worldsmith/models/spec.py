@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from worldsmith.config import Config, Configurable
-
-FAMILIES = ("cosmos3",)
+from worldsmith.config import Config
+from worldsmith.models.model import Model
 
 
 class ModelSpec(Config):
     """The `model` section of the run tree; the family's fields are read as `model.config.…`."""
 
     name: str
-    """Model family. Known: cosmos3."""
-    config: Configurable.Config
-    """Config of the family's generator, e.g. `Cosmos3Generator.Config`."""
+    """Model family, which `config` is of."""
+    config: Model.Config
+    """Config of the family's model."""
 
     def check(self) -> None:
-        """Raises ValueError for a family that does not exist."""
-        if self.name not in FAMILIES:
-            raise ValueError(f"model.name is '{self.name}'; known model families: {', '.join(FAMILIES)}")
+        """Raises ValueError for the name of another family than the config's."""
+        found = type(self.config)
+        if self.name != found.family:
+            raise ValueError(
+                f"name is '{self.name}', and config is a {found.__qualname__}, which is of the family '{found.family}'"
+            )

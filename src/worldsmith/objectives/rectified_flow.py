@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
-from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Range
+from worldsmith.objectives.objective import LossSum, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from worldsmith.objectives.loss_weighting import StepCounts
 
 Distribution = Literal["waver", "logitnormal", "uniform", "ltx2"]
 PositiveFloat = Annotated[float, Range(gt=0, finite=True)]
@@ -37,13 +35,6 @@ class Sample(Protocol):
     resolution: str
 
 
-class Conditioned(Protocol):
-    """Anything that says how many leading latent frames are given clean."""
-
-    @property
-    def condition_frames(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class NoiseDraw:
     """The noise level σ in [0, 1] of one sample and its noise, float32 of the latents' shape."""
@@ -52,10 +43,10 @@ class NoiseDraw:
     noise: Tensor
 
 
-class RectifiedFlow(Configurable):
+class RectifiedFlow(Objective):
     """Draws σ and noise, makes the network's input, and turns velocities into losses and losses into a step's loss."""
 
-    class Config(Configurable.Config):
+    class Config(Objective.Config):
         video_distribution: Distribution = "waver"
         """Distribution of the noise level of videos, before the shift."""
         image_distribution: Distribution = "logitnormal"
@@ -120,44 +111,56 @@ class RectifiedFlow(Configurable):
             return math.sqrt(math.prod(sample.latent_shape) / base)
         return tier_shift(name, shift, sample.resolution)
 
+    def inputs(
+        self, samples: Sequence[Sample], latents: Sequence[Tensor], draws: Sequence[NoiseDraw]
+    ) -> tuple[list[Tensor], Tensor]:
+        """What the network is given: x_t of each sample, [C, t, h, w], and the timesteps 1000·σ, float32 [n]."""
+        import torch
+
+        from worldsmith.objectives.flow_matching import noisy_input
+
+        noisy = [
+            noisy_input(x0, draw.noise, draw.sigma, sample.condition_frames)
+            for sample, x0, draw in zip(samples, latents, draws, strict=True)
+        ]
+        sigmas = [TIMESTEP_SCALE * draw.sigma for draw in draws]
+        return noisy, torch.tensor(sigmas, device=latents[0].device, dtype=torch.float32)
+
     def losses(
         self,
-        network: Any,
-        pack: Any,
+        velocities: Sequence[Tensor],
+        samples: Sequence[Sample],
         latents: Sequence[Tensor],
         draws: Sequence[NoiseDraw],
-        layouts: Sequence[Conditioned],
     ) -> Tensor:
-        """Runs the network on the noisy pack and returns each sample's loss, float32 [n].
+        """Each sample's loss, float32 [n], for the velocities that the network answered."""
+        from worldsmith.objectives.flow_matching import per_sample_losses, velocity_target
 
-        `latents` are clean x0, [C, t, h, w] each; `layouts` may be samples or the layouts that they were packed from.
+        targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
+        clean = [sample.condition_frames for sample in samples]
+        return per_sample_losses(velocities, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
+
+    def weigh(self, samples: Sequence[Sample]) -> float:
+        """What a pack weighs in its step: its samples, or 1 without `sample_level_loss_averaging`."""
+        return len(samples) if self.config.sample_level_loss_averaging else 1
+
+    def add_up(self, losses: Tensor, samples: Sequence[Sample], *, tokens: int) -> LossSum:
+        """The pack's part of the step's loss. In float64: a weight then reaches the gradient with a single rounding.
+
+        The figure "loss" is the mean without the scales of the loss.
         """
         import torch
 
-        from worldsmith.objectives.flow_matching import noisy_input, per_sample_losses, velocity_target
-
-        clean = [layout.condition_frames for layout in layouts]
-        noisy = [noisy_input(x0, d.noise, d.sigma, k) for x0, d, k in zip(latents, draws, clean, strict=True)]
-        timesteps = torch.tensor(
-            [TIMESTEP_SCALE * d.sigma for d in draws], device=latents[0].device, dtype=torch.float32
-        )
-        targets = [velocity_target(x0, d.noise) for x0, d in zip(latents, draws)]
-        velocities = network(pack, noisy, timesteps)
-        return per_sample_losses(velocities, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
-
-    def backward_loss(self, losses: Tensor, samples: Sequence[Sample], counts: StepCounts) -> Tensor:
-        """The scalar on which to call backward for this micro-batch.
-
-        `counts` describe the whole step, over all micro-batches and ranks. When gradients are summed over micro-batches
-        and averaged over ranks, the result is the gradient of the mean over all samples of the step (or, without
-        `sample_level_loss_averaging`, of the mean of pack means).
-        """
-        from worldsmith.objectives.loss_weighting import exact_mean_weights, pack_mean_weights
-
-        weigh = exact_mean_weights if self.config.sample_level_loss_averaging else pack_mean_weights
         video, image = self.config.loss_scale, self.config.image_loss_scale or self.config.loss_scale
-        weights = weigh([image if is_image(sample) else video for sample in samples], counts)
-        return (losses * losses.new_tensor(weights)).sum()
+        share = self.weigh(samples) / len(samples)
+        scales = [share * (image if is_image(sample) else video) for sample in samples]
+        exact = losses.double()
+        return LossSum(
+            sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
+            samples=len(samples),
+            tokens=tokens,
+            figures={"loss": (exact.detach().sum(), len(samples))},
+        )
 
 
 def is_image(sample: Sample) -> bool:

@@ -78,7 +78,7 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     network.initializer_range = 0.06
     config.optimizer.lr = 2e-3
 
-    dataset = config.dataloader_train.dataset
+    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
     dataset.resolution = "64"
     dataset.caption_keys = ["caption"]
     # Every clip has the same length and size, so the sentences about them would only make the sequences longer.

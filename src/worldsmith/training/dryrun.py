@@ -17,15 +17,14 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.clips import dataset_record
 from worldsmith.distributed.world import World, device_remarks
 from worldsmith.files.writable import nearest_folder, require_writable
-from worldsmith.models.cosmos3.attention.modes import describe_modes
 from worldsmith.monitor.terminal_view import short_number
+from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
     BYTES,
     check_space,
     checkpoint_bytes,
     count_weights,
-    generator_config,
     kept_checkpoints,
     schedule_remarks,
     size,
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from worldsmith.config.tree.degrees import Degrees
-    from worldsmith.data.clips.video_loader import VideoLoader
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
 
@@ -59,13 +58,13 @@ def plan_run(
     Only reads: also a run that is training at this moment may be planned. A disk that is too small is told at the end:
     the machine that plans a run is often not the one that trains it.
     """
-    model = generator_config(config)
-    degrees = plan_degrees(model, world_size)
+    degrees = plan_degrees(config.model.config, world_size)
     require_writable(run_folder, what="the run folder ")
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
-    generator: Cosmos3Generator = model.build(device="meta")
+    model: Model = config.model.config.build(device="meta")
+    task = task_of(config.model.name)(model=model, objective=config.objective, data=config.dataloader_train)
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
     user = in_use(run_folder)
@@ -73,21 +72,21 @@ def plan_run(
         yield f"note         the run folder is in use now, and a start would be refused: {user}"
     yield f"processes    {world_size} ({degrees})"
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
-    yield f"attention    {describe_modes(generator.network.attention)}"
-    optimizer = build_optimizer(config, generator.network)
-    yield from network_lines(config, generator.network, place)
-    yield memory_line(config, generator.network, degrees)
+    yield from (f"{word:<13}{line}" for word, line in task.remarks())
+    optimizer = build_optimizer(config, model.network)
+    yield from network_lines(config, model.network, place)
+    yield memory_line(config, model.network, degrees)
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, generator.network, place))
+        yield from (f"note         {remark}" for remark in check_space(config, model.network, place))
     except UserError as error:
         too_small = error
     if checkpoint is None or is_partial(checkpoint):
-        yield from weight_lines(config, generator.network, optimizer, is_new=checkpoint is None)
+        yield from weight_lines(config, model.network, optimizer, is_new=checkpoint is None)
     if checkpoint is not None:
-        require_fit(checkpoint, generator.network, model.ema, changes=changes)
-        empty_optimizer_state(generator.network, optimizer, wanted_moments(checkpoint))
-    yield from data_lines(config, generator, checkpoint, resume_changed=resume_changed)
+        require_fit(checkpoint, model.network, model.config.ema, changes=changes)
+        empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
+    yield from data_lines(config, task, checkpoint, resume_changed=resume_changed)
     yield from (f"note         {remark}" for remark in schedule_remarks(config))
     if too_small is not None:
         raise too_small
@@ -111,7 +110,7 @@ def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
 def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> list[str]:
     """Parameters, and the size of a checkpoint against the free space; what is trained must have been chosen."""
     total, moving = count_weights(network)
-    average = generator_config(config).ema.enabled
+    average = config.model.config.ema.enabled
     checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
     return [
         f"network      {short_number(total)} parameters, {short_number(moving)} trained"
@@ -123,7 +122,7 @@ def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> li
 
 def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) -> str:
     """What each process holds between two steps, and during accumulation; what is trained must have been chosen."""
-    model, shares = generator_config(config), degrees.weights
+    model, shares = config.model.config, degrees.weights
     total, trained = count_weights(network)
     frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
     trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
@@ -141,7 +140,7 @@ def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) ->
 
 def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:
     """What would be loaded from load_path: names and shapes are compared, no tensor is read."""
-    settings, model = config.checkpoint, generator_config(config)
+    settings, model = config.checkpoint, config.model.config
     if settings.load_path is None:
         return []
     report = plan_loading(
@@ -159,33 +158,21 @@ def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimize
     return lines
 
 
-def data_lines(
-    config: Trainer.Config, generator: Cosmos3Generator, checkpoint: Path | None, *, resume_changed: bool
-) -> list[str]:
-    """What the data set holds, and one pack that was really read and tokenised; the VAE encodes the first frames."""
-    from worldsmith.data.clips.summary import summarize
-
-    settings = copy.deepcopy(config.dataloader_train)
-    settings.num_workers, settings.latent_cache = 0, ""
-    loader: VideoLoader = settings.build(tokenizer=generator.tokenize)
-    lines = [f"data         {summarize(loader.dataset, max_tokens=loader.config.max_sequence_length)}"]
+def data_lines(config: Trainer.Config, task: Task, checkpoint: Path | None, *, resume_changed: bool) -> list[str]:
+    """What the data set holds, and one batch that was really read."""
+    loader, lines = task.loader(dry=True), []
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE
         positions = load_positions(checkpoint)
         changes = require_same_data(loader, checkpoint, positions, record, may=resume_changed)
         lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
-    pack = next(iter(loader))
-    video = pack[0].video
-    assert video is not None  # there is no cache whose latents would stand for it
-    tokens = sum(sample.num_tokens for sample in pack)
-    tokenizer = copy.deepcopy(generator_config(config).tokenizer)
-    tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
-    latents = tokenizer.build(device="cpu").encode(video[:, :5])
-    shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
+    seen = task.preview(loader)
     steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
+        f"data         {seen.data}",
         *lines,
-        f"first pack   {len(pack)} samples, {tokens} tokens; {pack[0].key} has latents {shape}",
+        f"first pack   {seen.samples} samples, {seen.tokens} tokens; {seen.first}",
         f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
-        f"about {short_number(steps * len(pack))} samples and {short_number(steps * tokens)} tokens on each process",
+        f"about {short_number(steps * seen.samples)} samples and {short_number(steps * seen.tokens)} tokens on each "
+        "process",
     ]

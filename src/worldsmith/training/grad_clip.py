@@ -75,9 +75,12 @@ class StepGuard:
         self.skipped = 0
         self.consecutive = 0
 
-    def must_skip(self, step: int, loss: float, gradient: GradNorm) -> bool:
-        """Whether the optimizer, scheduler and EMA must not step. `loss` is the step's mean over all ranks."""
-        if math.isfinite(loss) and gradient.finite:
+    def must_skip(self, step: int, loss: float, gradient: GradNorm, *, weight: float = 1.0) -> bool:
+        """Whether the optimizer, scheduler and EMA must not step. `loss` is the step's mean over all ranks.
+
+        A step without `weight` has no loss: none of its samples has anything to learn from.
+        """
+        if weight and math.isfinite(loss) and gradient.finite:
             self.consecutive = 0
             if gradient.zeroed:
                 logger.warning("step %d: %d non-finite gradient entries were set to zero", step, gradient.zeroed)
@@ -85,7 +88,9 @@ class StepGuard:
         self.skipped += 1
         self.consecutive += 1
         cause = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
-        if gradient.zeroed:
+        if not weight:
+            cause = "there is nothing to learn in its batches"
+        elif gradient.zeroed:
             cause += f" after {gradient.zeroed} non-finite entries were set to zero"
         if self.consecutive > self.max_consecutive:
             raise FloatingPointError(

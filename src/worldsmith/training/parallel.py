@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worldsmith.config.tree.degrees import Degrees, check_heads, fit_degrees
+from worldsmith.config.tree.degrees import Degrees, fit_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
-    from worldsmith.models.cosmos3.network import Cosmos3Network
+    from worldsmith.models.model import Model, NetworkParts
 
 
-def plan_degrees(model: Cosmos3Generator.Config, processes: int) -> Degrees:
+def plan_degrees(model: Model.Config, processes: int) -> Degrees:
     """How the processes are arranged. Raises ValueError with the degrees that would work."""
-    asked, network = model.parallelism, model.network
-    check_heads(asked.context_parallel_shard_degree, network.num_attention_heads, network.num_key_value_heads)
+    asked = model.parallelism
+    model.check_context(asked.context_parallel_shard_degree)
     return fit_degrees(
         asked.data_parallel_shard_degree,
         asked.data_parallel_replicate_degree,
@@ -24,44 +23,42 @@ def plan_degrees(model: Cosmos3Generator.Config, processes: int) -> Degrees:
     )
 
 
-def join_world(model: Cosmos3Generator.Config) -> World:
+def join_world(model: Model.Config) -> World:
     """This process's place in the run. Raises ValueError when the degrees do not fit the number of processes."""
     return start_world(context_parallel=plan_degrees(model, world_size()).context)
 
 
-def build_generator(model: Cosmos3Generator.Config, world: World) -> Cosmos3Generator:
-    """The generator with its network cut up for `world`, on the device, without values: load or initialise them next.
+def build_model(config: Model.Config, world: World) -> Model:
+    """The model with its network cut up for `world`, on the device, without values: load or initialise them next.
 
     Made on the meta device first, so that no process ever holds the whole network. Raises ValueError for degrees that
-    do not fit, UserError for attention that cannot train on the device.
+    do not fit, UserError for what cannot train on the device.
     """
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods
-    from worldsmith.models.cosmos3.attention.modes import check_device
-    from worldsmith.models.cosmos3.layers import HALVES, TOKENWISE
 
-    check_device(model.joint_attn_implementation, world.device)
-    degrees = plan_degrees(model, world.size)
-    generator: Cosmos3Generator = model.build(device="meta")
-    layers = list(generator.network.language_model.model.layers)
-    share_context(generator.network, world)
-    compile_methods(layers, TOKENWISE, model.compile)
-    recompute_methods(layers, HALVES, model.activation_checkpointing)
-    shard(generator.network, model, world, degrees)
-    generator.materialize(world.device)
-    return generator
+    config.check_device(world.device)
+    degrees = plan_degrees(config, world.size)
+    model: Model = config.build(device="meta")
+    parts = model.parts()
+    share_context(parts, world)
+    compile_methods(parts.layers, parts.compiled, config.compile)
+    recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
+    shard(model, parts, world, degrees)
+    model.materialize(world.device)
+    return model
 
 
-def share_context(network: Cosmos3Network, world: World) -> None:
+def share_context(parts: NetworkParts, world: World) -> None:
     """Lets the ranks of a context-parallel group share the tokens of a pack."""
     group = world.context_group
-    if group is not None:
+    if group is not None and parts.share_tokens is not None:
         from worldsmith.distributed.context_parallel import SharedStream
 
-        network.share_tokens = lambda length: SharedStream(group, length)
+        parts.share_tokens(lambda length: SharedStream(group, length))
 
 
-def shard(network: Cosmos3Network, model: Cosmos3Generator.Config, world: World, degrees: Degrees) -> None:
+def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
     """Shards the network over all ranks.
 
     One process in float32 needs no sharding and gets none. One process in bfloat16 is sharded over itself: that is what
@@ -69,20 +66,20 @@ def shard(network: Cosmos3Network, model: Cosmos3Generator.Config, world: World,
     """
     import torch
 
-    if model.parallelism.fsdp_master_dtype == "bfloat16":
-        network.cast(torch.bfloat16)
-    kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
-    if world.size == 1 and model.precision == model.parallelism.fsdp_master_dtype and not kept_apart:
+    config = model.config
+    if config.parallelism.fsdp_master_dtype == "bfloat16":
+        model.cast(torch.bfloat16)
+    kept_apart = config.lora_enabled and config.precision != "float32"  # adapters are float32 in any case
+    if world.size == 1 and config.precision == config.parallelism.fsdp_master_dtype and not kept_apart:
         return
     from worldsmith.distributed.fsdp import make_mesh, shard_network
 
-    language, layers = network.language_model, list(network.language_model.model.layers)
     shard_network(
-        network,
-        [*layers, language.model.embed_tokens],
+        model.network,
+        [*parts.layers, *parts.units],
         mesh=make_mesh(world, degrees),
-        compute_dtype=getattr(torch, model.precision),
-        full_precision=[network.time_embedder],
-        unused=[language.lm_head],
-        entries={network: ("read_text", "text_states"), **dict.fromkeys(layers, ("read_text",))},
+        compute_dtype=getattr(torch, config.precision),
+        full_precision=parts.full_precision,
+        unused=parts.unused,
+        entries=parts.entries,
     )

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
+from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,39 +20,20 @@ BYTES = 4
 
 def check_tree(config: Trainer.Config) -> None:
     """Raises ValueError for settings that exist but do not work, with the value that does."""
-    refusals = (
-        (config.job.task != "vfm", f"job.task = {config.job.task!r}: only video generators are trained here", '"vfm"'),
-        (
-            config.job.wandb_mode != "disabled",
+    model = config.model.config
+    if config.job.task != model.task:
+        raise ValueError(
+            f"job.task = {config.job.task!r}: models of the family '{model.family}' are trained for another; "
+            f'use "{model.task}"'
+        )
+    if config.job.wandb_mode != "disabled":
+        raise ValueError(
             f"job.wandb_mode = {config.job.wandb_mode!r}: nothing is sent to Weights & Biases; the figures are in "
-            "metrics.jsonl and in TensorBoard files",
-            '"disabled"',
-        ),
-        (
-            bool(config.dataloader_train.latent_cache) and compiles_tokenizer(config),
-            "trainer.callbacks.compile_tokenizer.enabled = true with dataloader_train.latent_cache: a cached clip is "
-            "encoded once, and its latents would differ in their last bits before and after compiling",
-            'enabled = false, or latent_cache = "" to encode every clip in every step',
-        ),
-    )
-    for refused, what, remedy in refusals:
-        if refused:
-            raise ValueError(f"{what}; use {remedy}")
-    config.objective.check_tier(config.dataloader_train.dataset.resolution)
-
-
-def compiles_tokenizer(config: Trainer.Config) -> bool:
-    """Whether a callback of the run compiles the video VAE."""
-    found = config.trainer.callbacks.values()
-    return any(isinstance(callback, CompileTokenizer.Config) and callback.enabled for callback in found)
-
-
-def generator_config(config: Trainer.Config) -> Cosmos3Generator.Config:
-    """The model's config, which is that of a video generator. Raises ValueError for another component."""
-    found = config.model.config
-    if not isinstance(found, Cosmos3Generator.Config):
-        raise ValueError(f"model.config is a {type(found).__qualname__}; expected Cosmos3Generator.Config")
-    return found
+            'metrics.jsonl and in TensorBoard files; use "disabled"'
+        )
+    task_of(model.family).check(config)
+    for callback in config.trainer.callbacks.values():
+        callback.check_run(config)
 
 
 def schedule_remarks(config: Trainer.Config) -> list[str]:
@@ -83,7 +63,7 @@ def count_weights(network: nn.Module) -> tuple[int, int]:
 def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
     """About what one checkpoint takes: weights, average, and two moments of each trained weight."""
     total, trained = count_weights(network)
-    ema, only_trained = generator_config(config).ema, config.checkpoint.save_weights == "trained"
+    ema, only_trained = config.model.config.ema, config.checkpoint.save_weights == "trained"
     weights = trained if only_trained else total
     average = (trained if only_trained or ema.trainable_only else total) if ema.enabled else 0
     return BYTES * (weights + average + 2 * trained)

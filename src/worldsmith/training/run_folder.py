@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
@@ -150,8 +150,9 @@ def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
     from worldsmith.data.clips.dataset_record import FILE, changed_windows
     from worldsmith.data.stream.errors import DataError
 
+    data: Any = config.dataloader_train
     try:
-        dataset = config.dataloader_train.dataset.build()
+        dataset = data.dataset.build()
     except (DataError, OSError) as error:
         logger.warning("the data cannot be compared with those of the run: %s", error)
         return []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.data.clips.video_loader import VideoLoader
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
 
 
 def require_same_data(
-    loader: VideoLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
+    loader: PackingDataLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
 ) -> str:
     """How the data differ from those of a checkpoint's data positions, line by line; empty when they are the same.
 

@@ -1,28 +1,19 @@
-"""One optimizer step: the forward and backward passes of its packs, weighted as one mean."""
+"""One optimizer step: the forward and backward passes of its batches, weighted as one mean."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from worldsmith.distributed.context_parallel import divide_work, require_same_packs
+from worldsmith.distributed.context_parallel import require_same_packs
 from worldsmith.distributed.fsdp import reduce_gradients
-from worldsmith.models.cosmos3.sequence import SampleLayout
-from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from worldsmith.data.clips.latent_cache import LatentCache
-    from worldsmith.data.clips.sample import VideoSample
-    from worldsmith.distributed.world import World
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
-    from worldsmith.objectives.rectified_flow import RectifiedFlow
+    from worldsmith.objectives.objective import LossSum
+    from worldsmith.tasks.task import Task
     from worldsmith.training.grad_clip import GradNorm
 
 
@@ -32,88 +23,68 @@ class Step:
 
     index: int
     """0-based: how many steps were done before this one."""
-    packs: list[list[VideoSample]]
-    """This rank's samples, one list for each forward pass."""
+    batches: list[Any]
+    """What this rank's loader gave, one for each forward pass."""
+    weight: float = math.nan
+    """That of all batches; the step's loss is a sum over it. 0: there is nothing to learn from."""
     samples: int = 0
     tokens: int = 0
-    """Text and latent tokens of all samples."""
     loss: float = math.nan
-    """Mean over all samples of the step."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Further means of the step, by name."""
     gradient: GradNorm | None = None
     """Norm of the gradient before clipping."""
     learning_rate: float = 0.0
     """Of the first parameter group, in this step."""
     skipped: bool = False
-    """Whether nothing was updated, because the step was not finite."""
+    """Whether nothing was updated, because the step was not finite or had no weight."""
     data_seconds: float = 0.0
     """Waiting for the loader."""
     seconds: float = 0.0
     """The whole step, waiting included."""
 
 
-def read_packs(batches: Iterator[list[VideoSample]], index: int, grad_accum_iter: int) -> Step:
-    """Fetches all packs of a step first, so that the number of its samples is known before the first backward."""
+def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> Step:
+    """Fetches all batches of a step first, so that their weight is known before the first backward."""
     start = time.perf_counter()
-    packs = [next(batches) for _ in range(grad_accum_iter)]
-    return Step(index=index, packs=packs, data_seconds=time.perf_counter() - start)
+    read = [next(batches) for _ in range(grad_accum_iter)]
+    return Step(index=index, batches=read, data_seconds=time.perf_counter() - start)
 
 
-def forward_backward(
-    step: Step,
-    *,
-    generator: Cosmos3Generator,
-    objective: RectifiedFlow,
-    latent_cache: LatentCache | None,
-    seed: int,
-    world: World,
-) -> None:
-    """Adds the gradient of the step's mean loss to the parameters and fills in loss, samples and tokens."""
-    (samples_of_step,) = world.data_sum(sum(len(samples) for samples in step.packs))
-    counts = StepCounts(int(samples_of_step), micro_batches=len(step.packs), world_size=world.data_size)
-    require_same_packs(world, ([sample.position, layout_of(sample)] for sample in chain(*step.packs)))
-    every_pack = generator.config.parallelism.reduce_every_pack
-    total = tokens = number = 0.0
-    for index, samples in enumerate(step.packs):
-        reduce_gradients(generator.network, last=index == len(step.packs) - 1, every_pack=every_pack)
-        latents = pack_latents(samples, generator, latent_cache, world)
-        pack = generator.pack([layout_of(sample) for sample in samples])
-        draws = objective.draw(samples, latents, seed=seed)
-        losses = objective.losses(generator.network, pack, latents, draws, samples)
-        objective.backward_loss(losses, samples, counts).backward()  # type: ignore[no-untyped-call]
-        loss_sum, count = loss_sums(losses).tolist()
-        total, number, tokens = total + loss_sum, number + count, tokens + pack.num_tokens
-    total, number, tokens = world.data_sum(total, number, tokens)
-    step.loss, step.samples, step.tokens = total / number, int(number), int(tokens)
+def forward_backward(step: Step, task: Task, *, seed: int) -> None:
+    """Adds the gradient of the step's mean loss to the parameters and fills in what is known after it.
+
+    Gradients are summed over the batches and averaged over the ranks, so that each batch's sum is divided by the weight
+    of the step and multiplied by the number of ranks that read data. Nothing is read back from the device before the
+    last backward pass.
+    """
+    world, model = task.world, task.model
+    weights = [float(task.weigh(batch)) for batch in step.batches]
+    (step.weight,) = world.data_sum(sum(weights))
+    require_same_packs(world, map(task.identify, step.batches))
+    if step.weight == 0:
+        return
+    every_pack = model.config.parallelism.reduce_every_pack
+    sums = []
+    for index, batch in enumerate(step.batches):
+        reduce_gradients(model.network, last=index == len(step.batches) - 1, every_pack=every_pack)
+        loss = task.loss(batch, seed=seed)
+        (loss.sum * (world.data_size / step.weight)).backward()  # type: ignore[no-untyped-call]
+        sums.append(loss)
+    fill_in(step, task, sums, weights)
 
 
-def pack_latents(
-    samples: list[VideoSample], generator: Cosmos3Generator, latent_cache: LatentCache | None, world: World
-) -> list[Tensor]:
-    """Every sample's latents. The ranks of a context-parallel group divide the encoding and then have equal ones."""
-    channels = generator.config.network.latent_channel
-    return divide_work(
-        world,
-        [(channels, *sample.latent_shape) for sample in samples],
-        lambda index: sample_latents(samples[index], generator, latent_cache),
-    )
+def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> None:
+    """Loss, figures and counts of a step, summed over its batches and all ranks."""
+    import torch
 
-
-def sample_latents(sample: VideoSample, generator: Cosmos3Generator, latent_cache: LatentCache | None) -> Tensor:
-    """The sample's latents [C, t, h, w] on the generator's device, encoded now unless they were cached."""
-    if sample.latents is not None:
-        return sample.latents.to(generator.device)
-    if sample.video is None:
-        raise ValueError(f"sample {sample.key} has neither latents nor a video")
-    latents = generator.encode(sample.video)
-    if latent_cache is not None and sample.cache_key is not None:
-        latent_cache.put(sample.cache_key, latents.cpu())
-    return latents.to(generator.device)
-
-
-def layout_of(sample: VideoSample) -> SampleLayout:
-    return SampleLayout(
-        text_ids=sample.text_ids,
-        latent_shape=sample.latent_shape,
-        fps=sample.fps,
-        condition_frames=sample.condition_frames,
-    )
+    figures = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(sums, weights, strict=True)]
+    names = list(figures[0])
+    values = torch.stack([figure[name][0].detach().double() for figure in figures for name in names]).tolist()
+    own = [sum(values[place :: len(names)]) for place in range(len(names))]
+    own += [sum(figure[name][1] for figure in figures) for name in names]
+    counts = sum(loss.samples for loss in sums), sum(loss.tokens for loss in sums)
+    samples, tokens, *totals = task.world.data_sum(*counts, *own)
+    means = zip(names, totals[: len(names)], totals[len(names) :])
+    step.figures = {name: total / count if count else math.nan for name, total, count in means}
+    step.samples, step.tokens, step.loss = int(samples), int(tokens), step.figures.pop("loss")

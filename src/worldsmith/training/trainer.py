@@ -11,35 +11,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
-from worldsmith.checkpoint.run.folders import folder_iteration
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
-from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.models.spec import ModelSpec
-from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.grad_clip import StepGuard, clip_gradients
+from worldsmith.objectives.objective import Objective
+from worldsmith.tasks.registry import task_of
+from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.parallel import join_world
-from worldsmith.training.preflight import check_space, check_tree, generator_config, schedule_remarks
+from worldsmith.training.parallel import build_model, join_world
+from worldsmith.training.preflight import check_space, check_tree, schedule_remarks
 from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_on_main, write_records
 from worldsmith.training.run_lock import RunLock
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
-from worldsmith.training.start_checks import require_fit, require_same_config, require_same_dataset
+from worldsmith.training.start_checks import require_same_config, require_same_dataset
 from worldsmith.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
-    from worldsmith.data.clips.sample import VideoSample
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
-    from worldsmith.models.ema import PowerEMA
+    from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
+    from worldsmith.training.run_state import RunState
     from worldsmith.training.step import Step
 
 logger = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ class Trainer(Configurable):
         """Who the run is."""
         model: ModelSpec
         """What is trained."""
-        objective: RectifiedFlow.Config = field(default_factory=RectifiedFlow.Config)
+        objective: Objective.Config
         """What is minimised."""
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
         """How weights move, and which."""
@@ -83,7 +81,7 @@ class Trainer(Configurable):
         """The loop and its callbacks."""
         checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
         """What the run starts from and what it saves."""
-        dataloader_train: VideoLoader.Config = field(default_factory=VideoLoader.Config)
+        dataloader_train: PackingDataLoader.Config
         """The training data."""
         data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
         """Caps of a reasoner's data path; a generator does not read them."""
@@ -104,13 +102,11 @@ class Trainer(Configurable):
         self.config = config = resolve(config)
         self.run_folder = Path(run_folder or run_path(config.job))
         process = start_writer(config.checkpoint)
-        self.world: World = join_world(generator_config(config))
+        self.world: World = join_world(config.model.config)
         require_same_config(self.world, config)
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
-        self.frozen_record: str | None = None
-        """What checkpoints of trained weights only say about the others, once it is known."""
         try:
             self.checkpointer: Checkpointer = config.checkpoint.build(
                 folder=self.run_folder / "checkpoints", world=self.world, process=process
@@ -133,7 +129,7 @@ class Trainer(Configurable):
         with StopSignals(self.run_folder / stop_file if stop_file and self.world.is_main else None) as stop:
             try:
                 self._call("on_train_start")
-                batches = iter(self.loader)
+                batches = iter(self.state.loader)
                 while self.iteration < loop.max_iter:
                     self.training_step(batches)
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
@@ -142,7 +138,9 @@ class Trainer(Configurable):
                     save_is_due |= self.iteration % self.config.checkpoint.save_iter == 0
                     if asked or self.iteration == loop.max_iter:
                         self.save()
-                    elif save_is_due and self.guard.consecutive == 0:  # the weights of skipped steps may be spoiled
+                    elif (
+                        save_is_due and self.state.guard.consecutive == 0
+                    ):  # the weights of skipped steps may be spoiled
                         self.save(required=False)
                         save_is_due = False
                     elif save_is_due:
@@ -161,32 +159,19 @@ class Trainer(Configurable):
                 self.lock.release()
         return Outcome.FINISHED
 
-    def training_step(self, batches: Iterator[list[VideoSample]]) -> Step:
-        """One optimizer step over `grad_accum_iter` packs."""
-        from worldsmith.training.step import forward_backward, read_packs
+    def training_step(self, batches: Iterator[Any]) -> Step:
+        """One optimizer step over `grad_accum_iter` batches."""
+        from worldsmith.training.step import forward_backward, read_batches
 
-        start = time.perf_counter()
-        step = read_packs(batches, self.iteration, self.config.trainer.grad_accum_iter)
+        start, state = time.perf_counter(), self.state
+        step = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
         self._call("on_training_step_start", step)
-        forward_backward(
-            step,
-            generator=self.generator,
-            objective=self.objective,
-            latent_cache=self.latent_cache,
-            seed=self.config.trainer.seed,
-            world=self.world,
-        )
+        forward_backward(step, self.task, seed=self.config.trainer.seed)
         self._call("on_before_optimizer_step", step)
-        step.gradient = step.gradient or clip_gradients(self.parameters, None)
-        step.learning_rate = self.scheduler.learning_rates[0]
-        step.skipped = self.guard.must_skip(step.index + 1, step.loss, step.gradient)
-        if not step.skipped:
-            self.optimizer.step()
-            self.scheduler.step()
-            if self.ema is not None:
-                self.ema.update(self.iteration)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.iteration += 1
+        step.gradient = step.gradient or clip_gradients(state.parameters, None)
+        step.learning_rate = state.scheduler.learning_rates[0]
+        step.skipped = state.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight)
+        state.advance(skipped=step.skipped)
         step.seconds = time.perf_counter() - start
         self._call("on_training_step_end", step)
         return step
@@ -196,14 +181,12 @@ class Trainer(Configurable):
 
         Raises SaveError when a required one cannot be written; another one is counted as failed and said.
         """
-        from worldsmith.training.run_state import save_run
-
         if self.checkpointer.is_saving:
             logger.info("step %d: waiting for the save before this one; it still writes", self.iteration)
         self._settle_save()
         background = self.config.checkpoint.async_save and not required
         try:
-            checkpoint = save_run(self, background=background)
+            checkpoint = self.state.save(background=background)
         except SaveError as error:
             if required:
                 raise
@@ -213,18 +196,17 @@ class Trainer(Configurable):
             self._call("on_save_checkpoint_end", checkpoint)
 
     @property
-    def network(self) -> nn.Module:
-        return self.generator.network
+    def iteration(self) -> int:
+        """Steps that are done, skipped ones included."""
+        return self.state.iteration
 
     def data_counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """(samples that are left out, per reason; what the loader counts otherwise), over all ranks of this process."""
-        rejected = Counter(r.reason for r in self.loader.dataset.rejections)  # every rank has read the whole list
+        loader = self.state.loader
+        rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
         loaded: Counter[str] = Counter()
-        lost = Counter(
-            cache_unwritten=self.latent_cache.unwritten if self.latent_cache else 0,
-            quarantine_unwritten=self.loader.quarantine.unwritten,
-        )
-        everyone = self.world.gather((dict(self.loader.quarantine.counts - rejected), dict(self.loader.counts), +lost))
+        lost = Counter({**self.task.counts(), "quarantine_unwritten": loader.quarantine.unwritten})
+        everyone = self.world.gather((dict(loader.quarantine.counts - rejected), dict(loader.counts), +lost))
         for rank, (left_out, counts, unwritten) in enumerate(everyone):
             loaded.update(unwritten)
             if rank % self.world.context_parallel == 0:
@@ -239,66 +221,49 @@ class Trainer(Configurable):
         changes = [] if checkpoint is None else require_same_run(self.run_folder, config, resume_changed=resume_changed)
         for line in changes:
             logger.warning("changed since the run was started: %s", line)
-        self.iteration = folder_iteration(checkpoint) if checkpoint else 0
-        """Steps that are done, skipped ones included."""
         prepare_process(config.trainer, self.world)
         self._build()
-        for remark in check_space(config, self.network, self.checkpointer.folder):
+        for remark in check_space(config, self.model.network, self.checkpointer.folder):
             logger.log(logging.WARNING if self.world.is_main else logging.DEBUG, "%s", remark)
         if checkpoint is not None:
-            require_fit(checkpoint, self.network, generator_config(config).ema, changes=changes)
-        self._restore(checkpoint, resume_changed=resume_changed)
+            self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
+        else:
+            self.state.start()
         write_on_main(self.world, self.run_folder, lambda: self._write_records(launch))
 
     def _build(self) -> None:
-        """Makes every component: network, then what holds on to its parameters, then data and callbacks.
-
-        The network has no values yet: `_restore` gives it those of a checkpoint, or the first ones.
-        """
-        from worldsmith.data.clips.latent_cache import LatentCache
-        from worldsmith.data.stream.quarantine import Quarantine
-        from worldsmith.training.parallel import build_generator
+        """Makes every component. The network has no values yet: `RunState` gives it some."""
+        from worldsmith.training.run_state import RunState
 
         config, world = self.config, self.world
-        model = generator_config(config)
-        self.generator: Cosmos3Generator = build_generator(model, world)
-        adamw: AdamW = config.optimizer.build(network=self.network)
-        self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
-        self.ema: PowerEMA | None = model.ema.build(network=self.network) if model.ema.enabled else None
-        self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
-        self.objective: RectifiedFlow = config.objective.build()
-        self.guard = StepGuard(max_consecutive=config.trainer.max_consecutive_skipped)
+        self.model: Model = build_model(config.model.config, world)
+        self.task: Task = task_of(config.model.name)(
+            model=self.model,
+            objective=config.objective,
+            data=config.dataloader_train,
+            world=world,
+            run_folder=self.run_folder,
+        )
+        self.state: RunState = RunState(
+            config,
+            model=self.model,
+            loader=self.task.loader(),
+            checkpointer=self.checkpointer,
+            run_folder=self.run_folder,
+        )
         for remark in schedule_remarks(config) if world.is_main else ():
             logger.warning("%s", remark)
-
-        cache = config.dataloader_train.latent_cache
-        self.latent_cache = LatentCache(Path(cache), self.generator.latent_fingerprint) if cache else None
-        self.loader: VideoLoader = config.dataloader_train.build(
-            tokenizer=self.generator.tokenize,
-            latent_cache=self.latent_cache,
-            quarantine=Quarantine(self.run_folder, rank=world.rank),
-            rank=world.data_rank,
-            world_size=world.data_size,
-        )
-        require_same_dataset(world, self.loader.dataset)
+        require_same_dataset(world, self.state.loader.dataset)
         self.callbacks = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
         }
-
-    def _restore(self, checkpoint: Path | None, *, resume_changed: bool) -> None:
-        from worldsmith.training.run_state import restore_run, start_run
-
-        if checkpoint is not None:
-            restore_run(self, checkpoint, resume_changed=resume_changed)
-        else:
-            start_run(self)
 
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
         from worldsmith.data.clips import dataset_record
 
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
-        write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.loader.dataset))
+        write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.state.loader.dataset))
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
 

@@ -325,6 +325,8 @@ def test_a_file_error_is_the_users_mistake_only_before_the_first_step(
 
 
 MY_TRAINER = """
+from types import SimpleNamespace
+
 from worldsmith.config import get_recipe, recipe
 from worldsmith.config.tree.access import children
 from worldsmith.distributed.world import World
@@ -336,7 +338,7 @@ class Patient(Trainer):
         '''Seconds before the first step.'''
 
     def __init__(self, config, *, resume_changed=False, launch=None):
-        self.config, self.world, self.iteration = config, World(), 0
+        self.config, self.world, self.state = config, World(), SimpleNamespace(iteration=0)
 
     def train(self):
         print("waited", self.config.wait)

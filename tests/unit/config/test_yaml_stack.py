@@ -162,12 +162,16 @@ def test_contradictions_are_shown_where_the_value_was_written(write: Write) -> N
         (["recipe: [small\n", "optimizr: {lr: 1}\n"], ("a.yaml", 2, "")),
         (["optimizr: {lr: 1}\n"], ("a.yaml", None, "")),
         (["type: os.system\n"], ("a.yaml", 1, "type")),
-        (["optimizer: {lr: 1}\n"], ("a.yaml", None, "model")),
         (["dialect: klingon\nrecipe: small\n"], ("a.yaml", 1, "dialect")),
     ],
 )
 def test_stacks_that_lead_nowhere(write: Write, texts: list[str], expected: tuple[Any, ...]) -> None:
     assert problems_of(write(*texts)) == [expected]
+
+
+def test_sections_without_a_class_of_their_own_are_asked_for(write: Write) -> None:
+    absent = [("a.yaml", None, section) for section in ("model", "objective", "dataloader_train")]
+    assert problems_of(write("optimizer: {lr: 1}\n")) == absent
 
 
 def test_files_that_cannot_be_read_are_all_named(write: Write, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from worldsmith.models.cosmos3.attention.modes import (
     fit_axis,
 )
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.training.parallel import build_generator
+from worldsmith.training.parallel import build_model
 
 WINDOW = NeighborhoodConfig(window_size=[-1, 8, 8], stride=[1, 4, 4])
 
@@ -161,6 +161,6 @@ def test_a_misspelt_setting_is_named_with_its_layer() -> None:
 def test_training_with_flex_on_a_cpu_is_refused_and_says_what_runs_there() -> None:
     """Before the network has memory. Sampling and exporting what was trained with it elsewhere is no training."""
     with pytest.raises(UserError, match=r"'flex' trains on CUDA only, and this is 'cpu'.*'two_way' computes the same"):
-        build_generator(make_config(joint_attn_implementation="flex"), World())
+        build_model(make_config(joint_attn_implementation="flex"), World())
     Cosmos3Generator(make_config(joint_attn_implementation="flex"), device="meta")
     check_device("three_way", "cpu")

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.rms_norm import RMSNorm
@@ -98,11 +99,13 @@ def test_initialisation_depends_on_generator_and_name_only():
 
 
 def test_cast_keeps_the_time_embedder_and_the_output_in_float32_and_stays_close():
-    network = initialised(SMALL)
+    generator = Cosmos3Generator(Cosmos3Generator.Config(network=SMALL), seed=0)
+    network = generator.network
     inputs = one_sample(SMALL)
     with torch.no_grad():
         exact = network(*inputs)[0]
-        rounded = network.cast(torch.bfloat16)(*inputs)[0]
+        generator.cast(torch.bfloat16)
+        rounded = network(*inputs)[0]
     dtypes = {name: p.dtype for name, p in network.named_parameters()}
     assert {d for n, d in dtypes.items() if n.startswith("time_embedder")} == {torch.float32}
     assert {d for n, d in dtypes.items() if not n.startswith("time_embedder")} == {torch.bfloat16}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from worldsmith.objectives.loss_weighting import StepCounts, loss_sums
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
@@ -96,7 +95,7 @@ def test_losses_of_a_pack_equal_an_unpacked_transcription(by_active):
     clips = [Clip(0), Clip(1, condition_frames=2), image(2), Clip(3, latent_shape=(2, 2, 6))]
     latents, network, component = latents_of(clips), ChannelMixer(), flow(normalize_loss_by_active=by_active)
     draws = component.draw(clips, latents, seed=0)
-    losses = component.losses(network, None, latents, draws, clips)
+    losses = component.losses(network(None, *component.inputs(clips, latents, draws)), clips, latents, draws)
     for clip, x0, draw, loss in zip(clips, latents, draws, losses):
         sigma = torch.full(clip.latent_shape, draw.sigma)
         sigma[: clip.condition_frames] = 0
@@ -107,22 +106,27 @@ def test_losses_of_a_pack_equal_an_unpacked_transcription(by_active):
         assert torch.allclose(loss, expected, rtol=1e-5)
 
 
-def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip]]], seed: int = 0):
+def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip]]]):
     """Gradients, summed over micro-batches and averaged over ranks, and logged mean of `packs[rank][micro_batch]`."""
-    world_size, micro_batches = len(packs), len(packs[0])
-    samples = sum(len(pack) for rank in packs for pack in rank)
-    counts = StepCounts(samples, micro_batches=micro_batches, world_size=world_size)
-    average, sums = None, torch.zeros(2, dtype=torch.float64)
+    world_size = len(packs)
+    weight = sum(component.weigh(pack) for rank in packs for pack in rank)
+    average, sums = None, [0.0, 0.0]
     for rank in packs:
         network = ChannelMixer()
         for pack in rank:
             latents = [full_latents(clip) for clip in pack]
-            losses = component.losses(network, None, latents, component.draw(pack, latents, seed=seed), pack)
-            component.backward_loss(losses, pack, counts).backward()
-            sums += loss_sums(losses)
+            loss = component.add_up(losses_of(component, network, pack, latents), pack, tokens=0)
+            (loss.sum * (world_size / weight)).backward()
+            sums = [total + float(own) for total, own in zip(sums, loss.figures["loss"])]
         own = torch.cat([p.grad.flatten() for p in network.parameters()]) / world_size
         average = own if average is None else average + own
     return average, float(sums[0] / sums[1])
+
+
+def losses_of(component: RectifiedFlow, network: nn.Module, clips: list[Clip], latents: list[torch.Tensor]):
+    """Each clip's loss after one pass of the network over all of them."""
+    draws = component.draw(clips, latents, seed=0)
+    return component.losses(network(None, *component.inputs(clips, latents, draws)), clips, latents, draws)
 
 
 def full_latents(clip: Clip) -> torch.Tensor:
@@ -142,7 +146,7 @@ def test_two_ranks_and_three_micro_batches_give_the_gradient_of_one_big_batch():
     everything = [clip for rank in packs for pack in rank for clip in pack]
     component, network = flow(), ChannelMixer()
     latents = [full_latents(clip) for clip in everything]
-    losses = component.losses(network, None, latents, component.draw(everything, latents, seed=0), everything)
+    losses = losses_of(component, network, everything, latents)
     losses.mean().backward()
     whole = torch.cat([p.grad.flatten() for p in network.parameters()])
     split, logged = gradients_of_split_step(component, packs)
@@ -158,7 +162,7 @@ def test_without_sample_averaging_the_step_is_the_mean_of_pack_means():
     means = []
     for pack in (pack for rank in packs for pack in rank):
         latents = [full_latents(clip) for clip in pack]
-        means.append(component.losses(network, None, latents, component.draw(pack, latents, seed=0), pack).mean())
+        means.append(losses_of(component, network, pack, latents).mean())
     (10 * torch.stack(means).mean()).backward()
     whole = torch.cat([p.grad.flatten() for p in network.parameters()])
     assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
@@ -171,9 +175,8 @@ def test_the_image_scale_is_a_factor_of_the_images_in_the_one_mean():
     losses = []
     for clip in (clip for rank in packs for pack in rank for clip in pack):
         latents = [full_latents(clip)]
-        draws = component.draw([clip], latents, seed=0)
         scale = 0.5 if clip.num_frames == 1 else 2.0
-        losses.append(scale * component.losses(network, None, latents, draws, [clip])[0])
+        losses.append(scale * losses_of(component, network, [clip], latents)[0])
     torch.stack(losses).mean().backward()
     whole = torch.cat([p.grad.flatten() for p in network.parameters()])
     assert torch.allclose(gradients_of_split_step(component, packs)[0], whole, rtol=1e-5, atol=1e-6)
@@ -181,10 +184,14 @@ def test_the_image_scale_is_a_factor_of_the_images_in_the_one_mean():
     assert torch.equal(gradients_of_split_step(neutral, packs)[0], gradients_of_split_step(default, packs)[0])
 
 
-def test_counts_smaller_than_the_micro_batch_are_refused():
-    clips = [Clip(0), Clip(1)]
-    with pytest.raises(ValueError, match="said to hold 1 samples, but this micro-batch alone has 2"):
-        flow().backward_loss(torch.ones(2), clips, StepCounts(samples=1, micro_batches=1))
+def test_the_weight_of_a_sample_is_rounded_once():
+    """Scale, ranks and number of samples reach the gradient as one float32, as if they were multiplied exactly."""
+    clips = [Clip(0), image(1)]
+    component = flow(loss_scale=10.0, image_loss_scale=0.3)
+    for ranks, weight in ((ranks, weight) for ranks in (1, 2, 3, 8, 24) for weight in range(2, 400)):
+        losses = torch.ones(2, requires_grad=True)
+        (component.add_up(losses, clips, tokens=0).sum * (ranks / weight)).backward()
+        assert torch.equal(losses.grad, torch.tensor([10.0 * ranks / weight, 0.3 * ranks / weight]))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def compiled_at(trainer: Trainer) -> list[bool]:
     original = callback.on_training_step_end
 
     def record(trainer, step):
-        seen.append(trainer.generator.vae.compiled is not None)
+        seen.append(trainer.model.vae.compiled is not None)
         original(trainer, step)
 
     callback.on_training_step_end = record
@@ -49,7 +49,7 @@ def compiled_at(trainer: Trainer) -> list[bool]:
 def test_the_encoder_is_compiled_after_the_given_steps_and_losses_stay(world: Path, tmp_path: Path) -> None:
     trainer = Trainer(config_with(world, enabled=True, compile_after_iterations=2), run_folder=tmp_path / "compiled")
     assert compiled_at(trainer) == [False, False, True]
-    assert trainer.generator.vae.compiled.shapes, "the third step's clips"
+    assert trainer.model.vae.compiled.shapes, "the third step's clips"
     Trainer(config_with(world), run_folder=tmp_path / "plain").train()
     pairs = zip(tiny_runs.read_losses(tmp_path / "compiled"), tiny_runs.read_losses(tmp_path / "plain"), strict=True)
     for (step, loss, _, samples), (other_step, other_loss, _, other_samples) in pairs:
@@ -60,7 +60,7 @@ def test_the_encoder_is_compiled_after_the_given_steps_and_losses_stay(world: Pa
 def test_a_resumed_run_compiles_before_its_first_step(world: Path, tmp_path: Path) -> None:
     config = config_with(world, steps=4, enabled=True, compile_after_iterations=1)
     first = Trainer(config, run_folder=tmp_path / "run")
-    batches = iter(first.loader)
+    batches = iter(first.state.loader)
     for _ in range(2):
         first.training_step(batches)
     first.save()
@@ -72,8 +72,8 @@ def test_tiers_are_compiled_ahead_of_use(world: Path, tmp_path: Path) -> None:
     config = config_with(world, enabled=True, compile_after_iterations=0, warmup_resolutions=["64"])
     config.dataloader_train.dataset.num_video_frames = 6
     trainer = Trainer(config, run_folder=tmp_path / "run")
-    trainer.training_step(iter(trainer.loader))
-    shapes = trainer.generator.vae.compiled.shapes
+    trainer.training_step(iter(trainer.state.loader))
+    shapes = trainer.model.vae.compiled.shapes
     assert {shape[3:5] for shape in shapes} == {(32, 32), (48, 32), (32, 48), (64, 32), (32, 64)}
     assert {shape[2] for shape in shapes} == {1, 4}
 

@@ -37,10 +37,10 @@ class Filler(Callback):
     def on_training_step_start(self, trainer, step):
         if step.index + 1 == 3:
             fill()
-            trainer.loader.quarantine.add(Rejection("lost", "truncated", "", "x.mp4"))
+            trainer.state.loader.quarantine.add(Rejection("lost", "truncated", "", "x.mp4"))
         if step.index + 1 == 14:
             filler.unlink()
-            trainer.loader.quarantine.add(Rejection("listed", "truncated", "", "y.mp4"))
+            trainer.state.loader.quarantine.add(Rejection("listed", "truncated", "", "y.mp4"))
 
 
 def config(steps):

@@ -214,13 +214,13 @@ def test_load_training_state_leaves_out_the_moments_of_skipped_weights(
     )
     config.trainer.seed = 7
     trainer = Trainer(config, run_folder=tmp_path)
-    states = {name: trainer.optimizer.state.get(p) for name, p in trainer.network.named_parameters()}
+    states = {name: trainer.state.optimizer.state.get(p) for name, p in trainer.model.network.named_parameters()}
     assert not states["llm2vae.weight"]
     assert states["vae2llm.weight"]["step"] == 5
     assert trainer.iteration == 5
     saved = read_checkpoint(whole / "checkpoints/iter_000000005")
     assert torch.equal(torch.get_rng_state(), saved["trainer/rng_state_0.torch"])
-    assert torch.equal(trainer.ema.average["vae2llm.weight"], trainer.network.vae2llm.weight)
+    assert torch.equal(trainer.state.ema.average["vae2llm.weight"], trainer.model.network.vae2llm.weight)
 
 
 def test_load_training_state_needs_a_training_checkpoint(world: Path, whole: Path, tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_changed_data_is_named_and_needs_a_flag(world: Path, whole: Path, tmp_pa
     for part in ("number of samples", "6 -> 5", "windows gone (1): clip5_w0", "path (1): clip4_w0", "--resume-changed"):
         assert part in message, message
     trainer = Trainer(config, run_folder=tmp_path / "run", resume_changed=True)
-    assert trainer.loader.state_dict()["next_position"] % 5 == 0
-    assert trainer.loader.state_dict()["epoch"] >= 1
+    assert trainer.state.loader.state_dict()["next_position"] % 5 == 0
+    assert trainer.state.loader.state_dict()["epoch"] >= 1
     trainer.train()
     assert Trainer(config, run_folder=tmp_path / "run").iteration == 3, "now the new data is that of the run"
 
@@ -256,7 +256,7 @@ def test_space_is_checked_before_the_first_step(world: Path, tmp_path: Path, mon
     """One checkpoint must fit; that all will is a remark. The prediction is near the truth."""
     config = tiny_config(world, save_iter=1)
     trainer = Trainer(config, run_folder=tmp_path / "run")
-    predicted = checkpoint_bytes(config, trainer.network)
+    predicted = checkpoint_bytes(config, trainer.model.network)
     trainer.train()
     written = sum(p.stat().st_size for p in (tmp_path / "run/checkpoints/iter_000000008").rglob("*.distcp"))
     assert (
@@ -266,7 +266,7 @@ def test_space_is_checked_before_the_first_step(world: Path, tmp_path: Path, mon
     )
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3 * predicted))
-    assert "8 checkpoints of" in check_space(config, trainer.network, tmp_path)[0]
+    assert "8 checkpoints of" in check_space(config, trainer.model.network, tmp_path)[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=predicted - 1))
     with pytest.raises(UserError, match=r"a checkpoint of this run takes .* Make room"):
         Trainer(config, run_folder=tmp_path / "other")
@@ -277,9 +277,9 @@ class Poison(Callback):
 
     def __init__(self, trainer: Trainer, steps: set[int]) -> None:
         super().__init__(Callback.Config(), folder=trainer.run_folder)
-        self.steps, self.losses = steps, trainer.objective.losses
+        self.steps, self.losses = steps, trainer.task.objective.losses
         self.step = 0
-        trainer.objective.losses = self.poisoned  # type: ignore[method-assign]
+        trainer.task.objective.losses = self.poisoned  # type: ignore[method-assign]
         trainer.callbacks["poison"] = self
 
     def on_training_step_start(self, trainer: Trainer, step: object) -> None:
@@ -309,7 +309,7 @@ def test_while_steps_are_skipped_nothing_good_is_removed(world: Path, tmp_path: 
     assert trainer.train() is Outcome.STOPPED
     assert saved_steps(tmp_path) == [2, 4, 11]
     trainer = Trainer(config, run_folder=tmp_path)  # what was wrong is mended: retention goes on
-    assert trainer.guard.consecutive == 7
+    assert trainer.state.guard.consecutive == 7
     trainer.config.trainer.max_iter = 12
     trainer.train()
     assert saved_steps(tmp_path) == [11, 12]

@@ -116,8 +116,8 @@ class Poison:
     """Makes the loss of some steps NaN."""
 
     def __init__(self, trainer: Trainer, steps: set[int]) -> None:
-        self.trainer, self.steps, self.losses = trainer, steps, trainer.objective.losses
-        trainer.objective.losses = self  # type: ignore[method-assign]
+        self.trainer, self.steps, self.losses = trainer, steps, trainer.task.objective.losses
+        trainer.task.objective.losses = self  # type: ignore[method-assign]
 
     def __call__(self, *arguments: object) -> torch.Tensor:
         losses = self.losses(*arguments)
@@ -126,9 +126,8 @@ class Poison:
 
 def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     from worldsmith.checkpoint.run.optimizer_state import optimizer_state
-    from worldsmith.training.run_state import model_state
 
-    state = {**model_state(trainer), **optimizer_state(trainer.network, trainer.optimizer)}
+    state = {**trainer.state.weights(), **optimizer_state(trainer.model.network, trainer.state.optimizer)}
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -136,16 +135,16 @@ def test_a_nan_step_changes_nothing(world: Path, tmp_path: Path) -> None:
     """Weights, average, moments and schedule stay; the step is counted and the next one goes on."""
     trainer = Trainer(tiny_config(world), run_folder=tmp_path)
     Poison(trainer, {2})
-    batches = iter(trainer.loader)
+    batches = iter(trainer.state.loader)
     trainer.training_step(batches)
-    before, rate = state_of(trainer), trainer.scheduler.learning_rates
+    before, rate = state_of(trainer), trainer.state.scheduler.learning_rates
     step = trainer.training_step(batches)
     after = state_of(trainer)
     assert step.skipped
     assert trainer.iteration == 2
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert trainer.scheduler.learning_rates == rate
-    assert trainer.guard.skipped == 1
+    assert trainer.state.scheduler.learning_rates == rate
+    assert trainer.state.guard.skipped == 1
     assert not trainer.training_step(batches).skipped
     assert not all(torch.equal(after[name], tensor) for name, tensor in state_of(trainer).items())
 
@@ -222,7 +221,7 @@ def test_resume_with_another_config_is_refused_with_the_difference(world: Path, 
         Trainer(config, run_folder=tmp_path)
     trainer = Trainer(config, run_folder=tmp_path, resume_changed=True)
     assert trainer.iteration == 3
-    assert max(trainer.scheduler.learning_rates) <= 1e-4
+    assert max(trainer.state.scheduler.learning_rates) <= 1e-4
 
 
 def test_warm_start_takes_weights_only(world: Path, whole: Path, tmp_path: Path) -> None:
@@ -232,10 +231,10 @@ def test_warm_start_takes_weights_only(world: Path, whole: Path, tmp_path: Path)
     trainer = Trainer(config, run_folder=tmp_path)
     source = read_checkpoint(whole / "checkpoints/iter_000000008")
     assert trainer.iteration == 0
-    for name, parameter in trainer.network.named_parameters():
+    for name, parameter in trainer.model.network.named_parameters():
         assert torch.equal(parameter, source[f"model/net.{name}"])
-        assert torch.equal(trainer.ema.state_dict()[name], source[f"model/net.{name}"])
-    assert not trainer.optimizer.state
+        assert torch.equal(trainer.state.ema.state_dict()[name], source[f"model/net.{name}"])
+    assert not trainer.state.optimizer.state
 
 
 def test_averaged_weights_become_the_regular_ones_of_a_new_run(
@@ -249,8 +248,8 @@ def test_averaged_weights_become_the_regular_ones_of_a_new_run(
     assert "the live weights are the averaged ones of the source" in caplog.text
     source = read_checkpoint(whole / "checkpoints/iter_000000008")
     start = load_model(tmp_path / "new", weights="untrained").network.state_dict()
-    for name, parameter in trainer.network.named_parameters():
-        for found in (parameter, trainer.ema.state_dict()[name], start[name]):
+    for name, parameter in trainer.model.network.named_parameters():
+        for found in (parameter, trainer.state.ema.state_dict()[name], start[name]):
             assert torch.equal(found, source[f"model/net_ema.{name}"])
     assert not torch.equal(source["model/net.llm2vae.weight"], source["model/net_ema.llm2vae.weight"])
     config.checkpoint.load_training_state = True
@@ -269,7 +268,7 @@ def test_a_source_without_averages_cannot_give_them(world: Path, whole: Path, tm
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("job.task", "vlm", "only video generators"),
+        ("job.task", "vlm", "family 'cosmos3' are trained for another"),
         ("job.wandb_mode", "offline", "Weights & Biases"),
         ("model.config.lora_rank", 0, "lora_rank must be at least 1"),
         ("checkpoint.init", "pretrained", 'init = "scratch"'),

@@ -114,7 +114,7 @@ class StoredModel:
         config: Any = self.config if keep else self.merged_spec.config
         generator = config.build(device="meta", **({} if self.defaults is None else {"defaults": self.defaults}))
         if not full_precision:
-            generator.network.cast(getattr(torch, config.precision))
+            generator.cast(getattr(torch, config.precision))
         generator.materialize(device)
         parameters = {name: p.detach() for name, p in native_parameters(generator.network).items()}
         source = self.open(merge=not keep)

@@ -70,15 +70,9 @@ class StartWeights(WeightSource):
         place = self._places[name]
         owner = self.model.network.get_submodule(place.rpartition(".")[0])
         owner.to_empty(device="cpu", recurse=False)
-        init_weights(self.model, self.seed, [name])
+        self.model.init_weights(self.seed, [name])
         fill(target, self.model.network.get_parameter(place).detach())
         owner.to_empty(device="meta", recurse=False)
-
-
-def init_weights(model: Any, seed: int, names: Sequence[str]) -> None:
-    from worldsmith.models.cosmos3.initialization import init_weights as init
-
-    init(model.network, seed, names)
 
 
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
-from worldsmith.config.declare.value_types import is_reference
-from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.config.tree.degrees import check_heads
 from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.attention.modes import (
     AttentionModes,
     NeighborhoodConfig,
     attention_modes,
+    check_device,
     describe_modes,
 )
+from worldsmith.models.cosmos3.parameter_count import count_parameters
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.ema import PowerEMA
-from worldsmith.models.lora import inject_adapters, match_targets
+from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.video_vae.wan import WanVAE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from worldsmith.models.cosmos3.network import Cosmos3Network
     from worldsmith.models.cosmos3.sequence import PackedSequence, SampleLayout
 
 logger = logging.getLogger(__name__)
@@ -64,17 +64,17 @@ class GenerationDefaults:
     """Chat-templated ids past this number were cut."""
 
 
-class Cosmos3Generator(Configurable):
+class Cosmos3Generator(Model):
     """A Mixture-of-Transformers network that turns captions into video latents, with what surrounds it.
 
-    The network is built on `device`, float32, and gets its first weights from `seed` (None: left uninitialised, for a
-    caller that loads weights next). VAE and tokenizer are loaded when they are first used. `defaults` say how to
-    generate with weights that were trained before.
+    VAE and tokenizer are loaded when they are first used. `defaults` say how to generate with weights that were trained
+    before.
     """
 
-    class Config(Configurable.Config):
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
-        """Number format in which the network computes; the weights that training changes are float32 in any case."""
+    class Config(Model.Config):
+        family: ClassVar[str] = "cosmos3"
+        task: ClassVar[str] = "vfm"
+
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
@@ -83,24 +83,10 @@ class Cosmos3Generator(Configurable):
         """three_way only: per layer, "1d", "2d" or "3d" (axes longer than 1) = neighbourhood. Empty: dense."""
         video_temporal_causal: bool = False
         """three_way only: latents see no later frame."""
-        lora_enabled: bool = False
-        """Train low-rank adapters and nothing else; the weights themselves are frozen."""
-        lora_rank: Count = 16
-        """Rank of the adapters."""
-        lora_alpha: Count = 32
-        """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
         """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Sizes of the network."""
-        ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
-        """The running average of the weights that export and sampling prefer."""
-        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-        """How the work is divided among processes."""
-        compile: CompileConfig = field(default_factory=CompileConfig)
-        """torch.compile of the layers."""
-        activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
-        """What is recomputed in the backward pass to save memory."""
         tokenizer: WanVAE.Config = field(default_factory=WanVAE.Config)
         """The video VAE."""
         text_tokenizer: TextTokenizer.Config = field(default_factory=TextTokenizer.Config)
@@ -113,13 +99,7 @@ class Cosmos3Generator(Configurable):
                     "joint_attn_implementation = 'flex' runs as one compiled kernel, whose result "
                     "activation_checkpointing.mode = 'selective' cannot keep; use mode = 'full' or 'none', or 'two_way'"
                 )
-            if self.lora_enabled:
-                match_targets(self.lora_target_modules, adaptable_layers(self.network))
-            elif idle := changed_lora_settings(self):
-                raise ValueError(
-                    f"{' and '.join(f'{name} = {getattr(self, name)!r}' for name in idle)} without adapters: every "
-                    "weight would be trained; set lora_enabled = true for adapters, or leave these settings out"
-                )
+            super().check()
             halves = self.parallelism.cfg_parallel_shard_degree
             if halves != 1:
                 raise ValueError(
@@ -127,9 +107,20 @@ class Cosmos3Generator(Configurable):
                     "training runs one; write 1, and use context_parallel_shard_degree to share a pack"
                 )
 
-        def without_adapters(self) -> Cosmos3Generator.Config:
-            """The same model without adapters, such as one into which they were merged."""
-            return replace(self, **changed_lora_settings(self))
+        def check_context(self, ranks: int) -> None:
+            check_heads(ranks, self.network.num_attention_heads, self.network.num_key_value_heads)
+
+        def check_device(self, device: str) -> None:
+            check_device(self.joint_attn_implementation, device)
+
+        def adaptable_layers(self) -> list[str]:
+            return adaptable_layers(self.network)
+
+        def count_parameters(self) -> int:
+            return count_parameters(self.network)
+
+    config: Config
+    network: Cosmos3Network
 
     def __init__(
         self,
@@ -138,36 +129,40 @@ class Cosmos3Generator(Configurable):
         device: str | torch.device = "cpu",
         seed: int | None = None,
         defaults: GenerationDefaults | None = None,
-    ):
-        import torch
+    ) -> None:
+        self.defaults = defaults or GenerationDefaults()
+        super().__init__(config, device=device, seed=seed)
 
-        from worldsmith.models.cosmos3.initialization import init_weights
+    def make_network(self) -> Cosmos3Network:
         from worldsmith.models.cosmos3.network import Cosmos3Network
 
-        config.check()
-        self.config = config
-        self.defaults = defaults or GenerationDefaults()
-        with torch.device("meta"):
-            self.network = Cosmos3Network(config.network, read_attention(config))
-            if config.lora_enabled:
-                inject_adapters(
-                    self.network,
-                    rank=config.lora_rank,
-                    alpha=config.lora_alpha,
-                    target_modules=config.lora_target_modules,
-                )
-        self.materialize(device)
-        if seed is not None:
-            init_weights(self.network, seed)
+        return Cosmos3Network(self.config.network, read_attention(self.config))
+
+    def parts(self) -> NetworkParts:
+        from worldsmith.models.cosmos3.layers import HALVES, TOKENWISE
+
+        network, language = self.network, self.network.language_model
+        layers = list(language.model.layers)
+        return NetworkParts(
+            layers=layers,
+            compiled=TOKENWISE,
+            recomputed=HALVES,
+            units=[language.model.embed_tokens],
+            full_precision=[network.time_embedder],
+            unused=[language.lm_head],
+            entries={network: ("read_text", "text_states"), **dict.fromkeys(layers, ("read_text",))},
+            share_tokens=partial(setattr, network, "share_tokens"),
+        )
+
+    def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        from worldsmith.models.cosmos3.initialization import init_weights
+
+        init_weights(self.network, seed, names)
 
     def materialize(self, device: str | torch.device) -> None:
-        """Gives the network memory on `device`, without values."""
-        import torch
-
-        self.device = torch.device(device)
+        super().materialize(device)
         if self.config.joint_attn_implementation != "two_way" and self.device.type != "meta":
             logger.info("attention: %s", describe_modes(self.network.attention))
-        self.network.to_empty(device=self.device)
 
     @cached_property
     def vae(self) -> WanVAE:
@@ -220,10 +215,3 @@ def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
         config.natten_parameter_list,
         config.video_temporal_causal,
     )
-
-
-def changed_lora_settings(config: Cosmos3Generator.Config) -> dict[str, Any]:
-    """The defaults of those settings of adapters that say something else; references are left alone."""
-    defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
-    changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
-    return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

@@ -48,14 +48,6 @@ class Cosmos3Network(nn.Module):
             self.llm2sound = nn.Linear(hidden, config.sound_dim)
             self.sound_modality_embed = nn.Parameter(torch.zeros(hidden))
 
-    def cast(self, dtype: torch.dtype) -> Cosmos3Network:
-        """Converts all weights but the time embedder's and those of adapters, which stay float32."""
-        self.to(dtype)
-        for name, module in self.named_modules():
-            if name == "time_embedder" or name.endswith((".lora_A", ".lora_B")):
-                module.float()
-        return self
-
     @property
     def stream_dtype(self) -> torch.dtype:
         """Dtype of both residual streams: autocast's when it is on, else the weights'."""

@@ -23,6 +23,9 @@ class Callback(Configurable):
     class Config(Configurable.Config):
         """A callback without settings."""
 
+        def check_run(self, run: Trainer.Config) -> None:
+            """Raises ValueError for a run that this cannot be part of."""
+
     def __init__(self, config: Config, *, folder: Path) -> None:
         self.config = config
         self.folder = folder

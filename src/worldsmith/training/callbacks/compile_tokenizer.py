@@ -1,4 +1,4 @@
-"""torch.compile of the video VAE's encoder, some steps into the run."""
+"""torch.compile of what turns clips into latents, some steps into the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from worldsmith.config.declare.ranges import NotNegative
-from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
+from worldsmith.data.clips.resolution import check_tier
+from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompileTokenizer(Callback):
-    """Compiles the VAE's encoder, once for each shape of a window of frames that comes.
+    """Compiles the task's encoder, once for each shape of a window of frames that comes.
 
     - For runs that encode every clip anew in each epoch. With `dataloader_train.latent_cache` it is refused: a clip is
       then encoded once, and its latents would differ in their last bits with the step at which that happened.
@@ -37,6 +38,22 @@ class CompileTokenizer(Callback):
             for tier in self.warmup_resolutions or ():
                 check_tier(tier)
 
+        def check_run(self, run: Trainer.Config) -> None:
+            if not self.enabled:
+                return
+            family = run.model.config.family
+            if not task_of(family).has_encoder:
+                raise ValueError(
+                    f"trainer.callbacks.compile_tokenizer.enabled = true: models of the family '{family}' have no "
+                    "encoder to compile; use enabled = false"
+                )
+            if getattr(run.dataloader_train, "latent_cache", ""):
+                raise ValueError(
+                    "trainer.callbacks.compile_tokenizer.enabled = true with dataloader_train.latent_cache: a cached "
+                    "clip is encoded once, and its latents would differ in their last bits before and after compiling; "
+                    'use enabled = false, or latent_cache = "" to encode every clip in every step'
+                )
+
     config: Config
     done: bool = False
 
@@ -44,17 +61,6 @@ class CompileTokenizer(Callback):
         if not self.config.enabled or self.done or step.index < self.config.compile_after_iterations:
             return
         self.done = True
-        trainer.generator.vae.compile_encoder()
         start = time.perf_counter()
-        for tier in self.config.warmup_resolutions or ():
-            for width, height in RESOLUTIONS[tier].values():
-                self.warm_up(trainer, width, height)
-        logger.info("the VAE encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)
-
-    def warm_up(self, trainer: Trainer, width: int, height: int) -> None:
-        """Encodes a black clip: of the run's length where that is fixed, else of the first frame and two windows."""
-        import torch
-
-        vae, frames = trainer.generator.vae, trainer.config.dataloader_train.dataset.num_video_frames
-        length = frames - (frames - 1) % vae.temporal_factor if frames > 0 else 1 + 2 * vae.window(height, width)
-        vae.encode(torch.zeros(3, length, height, width, dtype=torch.uint8))
+        trainer.task.compile_encoder(self.config.warmup_resolutions or ())
+        logger.info("the encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)

@@ -25,4 +25,6 @@ class GradClip(Callback):
     config: Config
 
     def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
-        step.gradient = clip_gradients(trainer.parameters, self.config.clip_norm, force_finite=self.config.force_finite)
+        step.gradient = clip_gradients(
+            trainer.state.parameters, self.config.clip_norm, force_finite=self.config.force_finite
+        )

@@ -67,7 +67,7 @@ def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
         "step_seconds": step.seconds,
         "data_seconds": step.data_seconds,
         "skipped": step.skipped,
-        "skipped_total": trainer.guard.skipped,
+        "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
     }

@@ -1,0 +1,164 @@
+"""`Model`: what every model family is to the rest of the house, and the sections that all of them have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.declare.value_types import is_reference
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.lora import inject_adapters, match_targets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkParts:
+    """What must be known of a network to cut it up, compile it and recompute it, without calling it."""
+
+    layers: Sequence[nn.Module]
+    """Its repeated parts: each is gathered on its own when it is used."""
+    compiled: Sequence[str] = ("forward",)
+    """Methods of a layer that are compiled."""
+    recomputed: Sequence[str] = ("forward",)
+    """Methods of a layer that may run again in the backward pass, each on its own."""
+    units: Sequence[nn.Module] = ()
+    """Other parts that are gathered on their own, such as an embedding table."""
+    full_precision: Sequence[nn.Module] = ()
+    """Parts that compute in float32 whatever the rest does."""
+    unused: Sequence[nn.Module] = ()
+    """Parts that no pass of the training uses."""
+    entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
+    """Methods beside `forward` around which a part's weights are gathered too."""
+    share_tokens: Callable[[Callable[[int], Any]], None] | None = None
+    """Takes what makes a rank's share of a stream of so many tokens; None: there is no context parallelism."""
+
+
+class Model(Configurable, ABC):
+    """A network and what surrounds it; a family derives from this.
+
+    The network is built on `device`, float32, and gets its first weights from `seed` (None: left uninitialised, for a
+    caller that loads weights next).
+    """
+
+    class Config(Configurable.Config):
+        family: ClassVar[str] = ""
+        """The family's name: `model.name`, and that of its places in the house."""
+        task: ClassVar[str] = ""
+        """What it is for: `job.task`."""
+
+        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        """Number format in which the network computes; the weights that training changes are float32 in any case."""
+        lora_enabled: bool = False
+        """Train low-rank adapters and nothing else; the weights themselves are frozen."""
+        lora_rank: Count = 16
+        """Rank of the adapters."""
+        lora_alpha: Count = 32
+        """The adapters' output is scaled by lora_alpha / lora_rank."""
+        lora_target_modules: str = ""
+        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
+        """The running average of the weights that export and sampling prefer."""
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+        """How the work is divided among processes."""
+        compile: CompileConfig = field(default_factory=CompileConfig)
+        """torch.compile of the layers."""
+        activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+        """What is recomputed in the backward pass to save memory."""
+
+        def check(self) -> None:
+            if self.lora_enabled:
+                match_targets(self.lora_target_modules, self.adaptable_layers())
+            elif idle := changed_lora_settings(self):
+                raise ValueError(
+                    f"{' and '.join(f'{name} = {getattr(self, name)!r}' for name in idle)} without adapters: every "
+                    "weight would be trained; set lora_enabled = true for adapters, or leave these settings out"
+                )
+            self.check_context(self.parallelism.context_parallel_shard_degree)
+
+        def check_context(self, ranks: int) -> None:
+            """Raises ValueError when `ranks` processes cannot share the tokens of one pack."""
+            if ranks != 1:
+                raise ValueError(
+                    f"parallelism.context_parallel_shard_degree is {ranks}: models of the family '{self.family}' do "
+                    "not share the tokens of a pack; write 1"
+                )
+
+        def check_device(self, device: str) -> None:
+            """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
+
+        def adaptable_layers(self) -> Sequence[str]:
+            """Paths of the linear layers that an adapter can be trained for; known without making a tensor."""
+            return ()
+
+        def count_parameters(self) -> int | None:
+            """Parameters of the network without adapters, by arithmetic; None when none is known."""
+            return None
+
+        def without_adapters(self) -> Self:
+            """The same model without adapters, such as one into which they were merged."""
+            return replace(self, **changed_lora_settings(self))
+
+    config: Config
+    network: nn.Module
+
+    def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
+        import torch
+
+        config.check()
+        self.config = config
+        with torch.device("meta"):
+            self.network = self.make_network()
+            if config.lora_enabled:
+                inject_adapters(
+                    self.network,
+                    rank=config.lora_rank,
+                    alpha=config.lora_alpha,
+                    target_modules=config.lora_target_modules,
+                )
+        self.materialize(device)
+        if seed is not None:
+            self.init_weights(seed)
+
+    @abstractmethod
+    def make_network(self) -> nn.Module:
+        """The network without adapters; called where tensors have no memory."""
+
+    @abstractmethod
+    def parts(self) -> NetworkParts:
+        """How the network is made, for whoever cuts it up."""
+
+    @abstractmethod
+    def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        """Fills the parameters with these native names (None: all) in place, sharded or not.
+
+        A value may depend on the seed and the parameter's name alone. Raises ValueError for an unknown name.
+        """
+
+    def materialize(self, device: str | torch.device) -> None:
+        """Gives the network memory on `device`, without values."""
+        import torch
+
+        self.device = torch.device(device)
+        self.network.to_empty(device=self.device)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Converts all weights but those of full precision and of adapters, which stay float32."""
+        self.network.to(dtype)
+        adapters = [m for name, m in self.network.named_modules() if name.endswith((".lora_A", ".lora_B"))]
+        for module in (*self.parts().full_precision, *adapters):
+            module.float()
+
+
+def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
+    """The defaults of those settings of adapters that say something else; references are left alone."""
+    defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
+    changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
+    return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

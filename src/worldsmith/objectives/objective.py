@@ -1,0 +1,34 @@
+"""`Objective`: what a run minimises; and `LossSum`, what one batch adds to a step's loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from worldsmith.config import Configurable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """The losses of one batch, added up with the weights that the batch was said to have before the forward pass."""
+
+    sum: Tensor
+    """Scalar; gradients come from it. Over the weight of the whole step it is the step's loss."""
+    samples: int
+    tokens: int
+    figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
+    """Means to log, as (sum, count) of this batch: the same names in every batch. "loss" is shown as the step's loss;
+    without it that is `sum` over the weight."""
+
+
+class Objective(Configurable, ABC):
+    """Turns what a network says into losses. It never calls the network: a family's task does."""
+
+    @abstractmethod
+    def __init__(self, config: Configurable.Config) -> None:
+        """An objective needs nothing but its config."""

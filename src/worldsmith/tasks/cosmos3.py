@@ -1,0 +1,131 @@
+"""The video generator learns velocities: clips become latents, latents a noisy pack, and its velocities a loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.data.clips.latent_cache import LatentCache, latents_of
+from worldsmith.data.clips.resolution import RESOLUTIONS
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.models.cosmos3.attention.modes import describe_modes
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.objectives.objective import LossSum
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.tasks.task import Preview, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.models.cosmos3.sequence import SampleLayout
+
+
+class Cosmos3Task(Task):
+    """Text, image and video to video, many clips in one packed sequence. A batch is a list of `VideoSample`."""
+
+    objective_class = RectifiedFlow
+    loader_class = VideoLoader
+    has_encoder = True
+
+    model: Cosmos3Generator
+    objective: RectifiedFlow
+    data: VideoLoader.Config
+
+    @classmethod
+    def check(cls, run: Any) -> None:
+        super().check(run)
+        run.objective.check_tier(run.dataloader_train.dataset.resolution)
+
+    def loader(self, *, dry: bool = False) -> VideoLoader:
+        settings = copy.deepcopy(self.data)
+        if dry:
+            settings.num_workers, settings.latent_cache = 0, ""
+        loader: VideoLoader = settings.build(
+            tokenizer=self.model.tokenize,
+            latent_cache=self.latent_cache if settings.latent_cache else None,
+            **self.place_in_run(),
+        )
+        return loader
+
+    @cached_property
+    def latent_cache(self) -> LatentCache | None:
+        folder = self.data.latent_cache
+        return LatentCache(Path(folder), self.model.latent_fingerprint) if folder else None
+
+    def identify(self, batch: Sequence[VideoSample]) -> Any:
+        return [[sample.position, layout_of(sample)] for sample in batch]
+
+    def weigh(self, batch: Sequence[VideoSample]) -> float:
+        return self.objective.weigh(batch)
+
+    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> LossSum:
+        latents = self.latents(batch)
+        pack = self.model.pack([layout_of(sample) for sample in batch])
+        draws = self.objective.draw(batch, latents, seed=seed)
+        velocities = self.model.network(pack, *self.objective.inputs(batch, latents, draws))
+        losses = self.objective.losses(velocities, batch, latents, draws)
+        return self.objective.add_up(losses, batch, tokens=pack.num_tokens)
+
+    def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
+        """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""
+        from worldsmith.distributed.context_parallel import divide_work
+
+        shapes = [(self.model.config.network.latent_channel, *sample.latent_shape) for sample in batch]
+
+        def make(index: int) -> Tensor:
+            return latents_of(batch[index], self.model.encode, self.latent_cache).to(self.model.device)
+
+        return divide_work(self.world, shapes, make)
+
+    def counts(self) -> dict[str, int]:
+        return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
+
+    def compile_encoder(self, tiers: Sequence[str]) -> None:
+        self.model.vae.compile_encoder()
+        for tier in tiers:
+            for width, height in RESOLUTIONS[tier].values():
+                self.model.encode(self.black_clip(width, height))
+
+    def black_clip(self, width: int, height: int) -> Tensor:
+        """As long as all clips of the run where that is fixed, else the first frame and two windows of the encoder."""
+        import torch
+
+        vae, frames = self.model.vae, self.data.dataset.num_video_frames
+        length = frames - (frames - 1) % vae.temporal_factor if frames > 0 else 1 + 2 * vae.window(height, width)
+        return torch.zeros(3, length, height, width, dtype=torch.uint8)
+
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        yield "attention", describe_modes(self.model.network.attention)
+
+    def preview(self, loader: VideoLoader) -> Preview:
+        """One pack that is really read and tokenised; the VAE encodes the first frames."""
+        from worldsmith.data.clips.summary import summarize
+
+        data = str(summarize(loader.dataset, max_tokens=loader.config.max_sequence_length))
+        pack = next(iter(loader))
+        video = pack[0].video
+        assert video is not None  # there is no cache whose latents would stand for it
+        tokenizer = copy.deepcopy(self.model.config.tokenizer)
+        tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
+        latents = tokenizer.build(device="cpu").encode(video[:, :5])
+        shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
+        tokens = sum(sample.num_tokens for sample in pack)
+        return Preview(data=data, samples=len(pack), tokens=tokens, first=f"{pack[0].key} has latents {shape}")
+
+
+def layout_of(sample: VideoSample) -> SampleLayout:
+    from worldsmith.models.cosmos3.sequence import SampleLayout
+
+    return SampleLayout(
+        text_ids=sample.text_ids,
+        latent_shape=sample.latent_shape,
+        fps=sample.fps,
+        condition_frames=sample.condition_frames,
+    )
+
+
+FAMILY = Cosmos3Task

@@ -1,0 +1,22 @@
+"""The tasks of the model families: shipped ones are modules of this room, others come by an entry point.
+
+[project.entry-points."worldsmith.tasks"]
+my_family = "my_package.task:MyTask"
+"""
+
+from __future__ import annotations
+
+from worldsmith.models.families import FamilyRegistry
+from worldsmith.tasks.task import Task
+
+TASKS: FamilyRegistry[type[Task]] = FamilyRegistry("worldsmith.tasks", "worldsmith.tasks")
+
+
+def task_of(family: str) -> type[Task]:
+    """The task of a family. Raises ValueError for a family that has none."""
+    task = TASKS.find(family)
+    if task is None:
+        raise ValueError(
+            f"nothing is known to train models of the family '{family}'; known: {', '.join(TASKS.names())}"
+        )
+    return task

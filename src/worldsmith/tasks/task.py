@@ -1,0 +1,111 @@
+"""`Task`: what the trainer asks of a family, beside its model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from worldsmith.config.declare.configurable import owner_of
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.stream.quarantine import Quarantine
+from worldsmith.distributed.world import World
+from worldsmith.models.model import Model
+from worldsmith.objectives.objective import LossSum, Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a dry run says of the data."""
+
+    data: str
+    """What the data set holds and what is left out."""
+    samples: int
+    """In the first batch."""
+    tokens: int
+    """In the first batch."""
+    first: str
+    """Something of the first batch that was really computed."""
+
+
+class Task(ABC):
+    """Joins the data, the model and the objective of one family into a loss.
+
+    It is made before the weights of `model` have values (in a dry run they never get memory) and before the data are
+    read. A batch is whatever its loader gives: the trainer does not look into it.
+    """
+
+    objective_class: ClassVar[type[Objective]]
+    """What `objective` must be in a run tree."""
+    loader_class: ClassVar[type[PackingDataLoader]]
+    """What `dataloader_train` must be."""
+    has_encoder: ClassVar[bool] = False
+    """Whether `compile_encoder` has something to compile."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        objective: Objective.Config,
+        data: PackingDataLoader.Config,
+        world: World | None = None,
+        run_folder: Path | None = None,
+    ) -> None:
+        """Without a `run_folder` nothing is written."""
+        self.model: Any = model
+        self.objective: Any = objective.build()
+        self.data: Any = data
+        self.world, self.run_folder = world or World(), run_folder
+
+    @classmethod
+    def check(cls, run: Any) -> None:
+        """Raises ValueError for sections of the run tree `run` that do not go together."""
+        for section, wanted in (("objective", cls.objective_class), ("dataloader_train", cls.loader_class)):
+            found = type(getattr(run, section))
+            if not issubclass(found, wanted.Config):
+                name = getattr(owner_of(found), "__name__", found.__qualname__)
+                raise ValueError(
+                    f"{section} is a {name}, and a model of the family '{run.model.name}' takes a {wanted.__name__}"
+                )
+
+    @abstractmethod
+    def loader(self, *, dry: bool = False) -> Any:
+        """The stream of batches of this rank. `dry`: without processes and without writing anything."""
+
+    @abstractmethod
+    def weigh(self, batch: Any) -> float:
+        """What a batch counts in its step, known before any forward pass: its samples, its tokens, or 1."""
+
+    @abstractmethod
+    def loss(self, batch: Any, *, seed: int) -> LossSum:
+        """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone."""
+
+    @abstractmethod
+    def preview(self, loader: Any) -> Preview:
+        """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
+
+    def identify(self, batch: Any) -> Any:
+        """What ranks that share a batch must agree on, as a value whose `repr` tells."""
+        return batch
+
+    def remarks(self) -> Iterable[tuple[str, str]]:
+        """What a dry run should say of the model: a word of at most 12 letters, and a line."""
+        return ()
+
+    def counts(self) -> Mapping[str, int]:
+        """What is to be counted on this rank beside the loader's own counts."""
+        return {}
+
+    def compile_encoder(self, tiers: Sequence[str]) -> None:
+        """Compiles what turns raw samples into the network's input, for all sizes of these tiers ahead of use."""
+        raise NotImplementedError(f"{type(self).__name__} has no encoder")
+
+    def place_in_run(self) -> dict[str, Any]:
+        """What every loader is told of the run that it reads for."""
+        return {
+            "quarantine": None if self.run_folder is None else Quarantine(self.run_folder, rank=self.world.rank),
+            "rank": self.world.data_rank,
+            "world_size": self.world.data_size,
+        }
