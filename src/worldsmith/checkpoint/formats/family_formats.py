@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import from_dict, to_dict
 from worldsmith.files.json_file import section
 from worldsmith.models.spec import ModelSpec
 
@@ -117,6 +118,10 @@ class FamilyFormats:
         """The network's settings out of a model config as plain data. Raises ValueError for what it does not have."""
         return {}
 
+    def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
+        """A model with the network that the `model` section of a run's config describes, and perhaps other settings."""
+        return from_dict(dict(model), ModelSpec)
+
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
         """The settings of stored weights against a model config."""
         return NetworkDifference()
@@ -168,8 +173,6 @@ class FamilyFormats:
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """A model's config, as plain data, as a native export describes it."""
-        from worldsmith.config.tree.plain import to_dict
-
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:

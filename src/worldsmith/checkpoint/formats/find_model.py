@@ -13,6 +13,7 @@ from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
+from worldsmith.checkpoint.sources.stored_config import written_here
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.reader import from_dict
@@ -73,7 +74,8 @@ def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
     if about and about.get("format") != "adapter":
         if "model" not in about:
             raise UserError(f"{path / ABOUT} has no section 'model', which says what network this is")
-        return of_export(path, from_dict(about["model"], ModelSpec), about), None
+        with written_here(path / ABOUT):
+            return of_export(path, from_dict(about["model"], ModelSpec), about), None
     if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
         run_folder = path.resolve().parent.parent
         return of_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
@@ -97,7 +99,8 @@ def of_run(config_file: Path, path: Path) -> StoredModel:
     for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
         if part not in tree:
             raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
-    spec = from_dict(tree["model"], ModelSpec)
+    with written_here(config_file):
+        spec = from_dict(tree["model"], ModelSpec)
     return StoredModel(
         folder=config_file.parent,
         spec=spec,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
-from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.models.fill import fill
@@ -78,7 +78,7 @@ class StartWeights(WeightSource):
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
     """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
     section = tree["checkpoint"]
-    spec = from_dict(tree["model"], ModelSpec)
+    spec = formats_of(tree["model"]["name"]).network_of_run(tree["model"])
     load_path, source = section.get("load_path"), None
     if load_path:
         field = "checkpoint.load_path" if base is None else "base"

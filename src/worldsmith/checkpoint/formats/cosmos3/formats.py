@@ -25,6 +25,7 @@ from worldsmith.checkpoint.formats.family_formats import (
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
 from worldsmith.models.cosmos3.text_tokenizer import FILES
 from worldsmith.models.model_files import lasting_name, local_folder
@@ -53,6 +54,11 @@ class Cosmos3Formats(FamilyFormats):
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         return stated(section(model_config, "network"))
+
+    def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
+        """Needs no class of the config, which another version may have had elsewhere."""
+        network = NetworkConfig(**self.settings_of(section(model, "config")))
+        return ModelSpec(name=self.family, config=Cosmos3Generator.Config(network=network))
 
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
         return network_difference(settings, generator(config).network)

@@ -1,0 +1,24 @@
+"""Configs that are kept with weights, and what can still be done with one that this version does not understand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from worldsmith.config.errors import ConfigError, UserError
+
+
+@contextmanager
+def written_here(file: Path) -> Iterator[None]:
+    """Turns mistakes in a config that a run or an export has kept into a UserError that says what can be done."""
+    try:
+        yield
+    except ConfigError as error:
+        first, count = error.problems[0], len(error.problems)
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        raise UserError(
+            f"{file} was written by another version of Worldsmith, or changed by hand, and this one cannot read it: "
+            f"{f'{first.path}: ' if first.path else ''}{first.message}{more}. Resume or export with the version that "
+            "wrote it; a new run can start from its weights, with the folder as checkpoint.load_path"
+        ) from error
