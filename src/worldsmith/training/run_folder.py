@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.errors import UserError
+from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
+from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
@@ -141,8 +143,13 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
-    before = flatten(to_dict(from_yaml(path.read_text(encoding="utf-8"), type(config), file=str(path))))
-    return differences(before, flatten(to_dict(config)))
+    text, after = path.read_text(encoding="utf-8"), to_dict(config)
+    try:
+        before = from_yaml(text, type(config), file=str(path))
+    except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
+        with written_here(path):
+            before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
+    return differences(flatten(to_dict(before)), flatten(after))
 
 
 def changed_data(folder: Path, config: Trainer.Config) -> list[str]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import from_dict, to_dict
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.files.json_file import section
 from worldsmith.models.spec import ModelSpec
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.plain import TAG
+
+
+def with_classes_of(stored: Any, present: Any) -> Any:
+    """Plain data of a config with the class tags of another one, wherever a class has that name or no tag is stored."""
+    if not isinstance(stored, dict) or not isinstance(present, dict):
+        return stored
+    merged = {name: with_classes_of(value, present.get(name)) for name, value in stored.items()}
+    tag = present.get(TAG)
+    if tag is not None and str(stored.get(TAG, tag)).rpartition(".")[2] == tag.rpartition(".")[2]:
+        merged[TAG] = tag
+    return merged
 
 
 @contextmanager
