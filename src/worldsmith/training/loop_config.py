@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from worldsmith.config import Config
-from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.config.declare.ranges import Count, NotNegative, Seed
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -33,7 +33,7 @@ class LoopConfig(Config):
     """Packs per optimizer step on each rank. A step's loss is the mean over all its samples."""
     logging_iter: Count = 10
     """Write the figures of every this many steps."""
-    seed: NotNegative = 42
+    seed: Seed = 42
     """Seed of weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"
     """How several processes share the work."""

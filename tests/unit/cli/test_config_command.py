@@ -104,3 +104,37 @@ def test_help_and_unknown_actions(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "shwo", SHAPES)[0] == 2
     assert run(capsys)[0] == 2
     assert run(capsys, "show")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        (f"trainer.seed={10**26}", "seed must be at least 0 and below 9.22337e+18"),
+        ("checkpoint.load_path=''", "load_path is empty"),
+        ("model.config.parallelism.context_parallel_shard_degree=2", "cannot share 3 attention heads"),
+        ("job.project=''", "job.project is empty"),
+        ("job.group=''", "job.group is empty"),
+    ],
+)
+def test_check_refuses_what_a_dry_run_would_refuse(
+    word: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    code, _, err = run(capsys, "check", "moving_shapes", "--", word)
+    assert code == 2
+    assert words in err
+    assert word in err
+
+
+def test_a_remedy_can_be_written_in_the_file_that_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The VAE is compiled for clips that are encoded in every step."""
+    path = tmp_path / "run.toml"
+    text = '[job]\nexperiment = "moving_shapes"\n[trainer.callbacks.compile_tokenizer]\nenabled = true\n'
+    path.write_text(text)
+    code, _, err = run(capsys, "check", str(path))
+    assert code == 2
+    assert 'latent_cache = ""' in err
+    path.write_text(f'{text}[dataloader_train]\nlatent_cache = ""\n')
+    assert run(capsys, "check", str(path))[0] == 0

@@ -57,10 +57,12 @@ def test_a_few_bad_samples_never_stop_a_small_set_while_half_is_good() -> None:
     for number in range(3):
         quarantine.add(bad(number))
     quarantine.check(11, max_bad_fraction=0.05, bad_samples_allowed=8)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError) as more_than_half:
         quarantine.check(5, max_bad_fraction=0.05, bad_samples_allowed=8)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError) as less:
         quarantine.check(11, max_bad_fraction=0.0, bad_samples_allowed=0)
+    assert "bad_samples_allowed" not in str(more_than_half.value)  # a larger one would change nothing
+    assert "or dataloader_train.bad_samples_allowed (now 0)" in str(less.value)
 
 
 def test_samples_outside_the_configured_limits_are_listed_but_not_bad() -> None:

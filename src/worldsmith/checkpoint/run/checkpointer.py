@@ -81,6 +81,8 @@ class Checkpointer(Configurable):
                     "load_path is not set: give the weights to start from, "
                     'or write checkpoint.init = "scratch" to train from random weights'
                 )
+            if self.load_path == "":
+                raise ValueError("load_path is empty; name the weights to start from, or null for none")
             if self.load_training_state and self.load_path is None:
                 raise ValueError("load_training_state needs load_path: the checkpoint whose training state is taken")
             if self.load_ema_to_reg and self.load_path is None:

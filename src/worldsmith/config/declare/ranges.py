@@ -86,6 +86,8 @@ class Length:
 Count = Annotated[int, Range(ge=1)]
 """At least one."""
 NotNegative = Annotated[int, Range(ge=0)]
+Seed = Annotated[int, Range(ge=0, lt=2**63)]
+"""What random generators take."""
 Factor = Annotated[float, Range(ge=0, finite=True)]
 """A number that is not negative and not infinite."""
 DecayRate = Annotated[float, Range(ge=0, lt=1)]

@@ -97,10 +97,11 @@ class Quarantine:
         """
         allowed = max(int(max_bad_fraction * total), min(bad_samples_allowed, total // 2))
         if len(self.bad_keys) > allowed:
+            other = f" or dataloader_train.bad_samples_allowed (now {bad_samples_allowed})"
             raise DataError(
                 f"{len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
                 "Repair or remove them, or raise dataloader_train.max_bad_fraction "
-                f"(now {max_bad_fraction}) or dataloader_train.bad_samples_allowed (now {bad_samples_allowed})."
+                f"(now {max_bad_fraction}){other if len(self.bad_keys) <= total // 2 else ''}."
             )
 
     def describe(self) -> str:
