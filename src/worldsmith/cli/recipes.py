@@ -20,6 +20,7 @@ from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.difference import differences as tree_differences
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
+from worldsmith.models.model import Model
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100
@@ -57,24 +58,17 @@ def run(args: argparse.Namespace) -> int:
 def describe(name: str) -> dict[str, Any]:
     """What the list says of a recipe. `parameters` is None for a model whose size no arithmetic is known for."""
     entry, tree = find_recipe(name), get_recipe(name)
+    model = find(tree, ("model", "config"))
     return {
         "name": name,
         "task": find(tree, ("job", "task")),
         "model": find(tree, ("model", "name")),
-        "parameters": count(find(tree, ("model", "config", "network"))),
+        "parameters": model.count_parameters() if isinstance(model, Model.Config) else None,
         "data": describe_data(find(tree, ("dataloader_train",))),
         "starts_from": entry.starts_from,
         "doc": entry.doc,
         "module": entry.module,
     }
-
-
-def count(network: Any) -> int | None:
-    """Parameters of a network, from its config alone."""
-    from worldsmith.models.cosmos3.architecture import NetworkConfig
-    from worldsmith.models.cosmos3.parameter_count import count_parameters
-
-    return count_parameters(network) if isinstance(network, NetworkConfig) else None
 
 
 def describe_data(loader: Any) -> str | None:

@@ -91,6 +91,24 @@ class Model(Configurable, ABC):
                     "not share the tokens of a pack; write 1"
                 )
 
+        def check_trained(self, patterns: Sequence[str]) -> None:
+            """Raises ValueError when `patterns` (optimizer.keys_to_select) train nothing, or one selects nothing."""
+            where = f"optimizer.keys_to_select = {list(patterns)}"
+            if not self.lora_enabled:
+                if patterns and all("lora_" in pattern for pattern in patterns):
+                    raise ValueError(
+                        f"{where} selects adapters only, and model.config.lora_enabled is false: nothing would be "
+                        "trained; set lora_enabled = true, or select other parameters"
+                    )
+                return
+            found = match_targets(self.lora_target_modules, self.adaptable_layers()).values()
+            names = [f"{layer}.lora_{side}.weight" for layers in found for layer in layers for side in "AB"]
+            if useless := [pattern for pattern in patterns if not any(pattern in name for name in names)]:
+                raise ValueError(
+                    f"{where}: {useless} selects none of the adapters, and model.config.lora_enabled trains nothing "
+                    'else; leave it empty or write ["lora_"]'
+                )
+
         def check_device(self, device: str) -> None:
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 

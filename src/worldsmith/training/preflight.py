@@ -31,6 +31,10 @@ def check_tree(config: Trainer.Config) -> None:
             f"job.wandb_mode = {config.job.wandb_mode!r}: nothing is sent to Weights & Biases; the figures are in "
             'metrics.jsonl and in TensorBoard files; use "disabled"'
         )
+    for part in ("project", "group"):
+        if not getattr(config.job, part):
+            raise ValueError(f"job.{part} is empty; the run folder is <output root>/<project>/<group>/<name>")
+    model.check_trained(config.optimizer.keys_to_select)
     task_of(model.family).check(config)
     for callback in config.trainer.callbacks.values():
         callback.check_run(config)

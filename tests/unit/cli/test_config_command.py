@@ -126,9 +126,7 @@ def test_check_refuses_what_a_dry_run_would_refuse(
     assert word in err
 
 
-def test_a_remedy_can_be_written_in_the_file_that_it_is_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_remedy_can_be_written_in_the_file_that_it_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The VAE is compiled for clips that are encoded in every step."""
     path = tmp_path / "run.toml"
     text = '[job]\nexperiment = "moving_shapes"\n[trainer.callbacks.compile_tokenizer]\nenabled = true\n'

@@ -106,7 +106,7 @@ def test_any_text_survives_an_override_word(text: str, table: dict[str, Any]) ->
 @given(TEXT.filter(lambda text: "${" not in text and ".." not in text and not text.startswith(("/", "~"))), TEXT)
 def test_hostile_names_survive_every_form_of_a_run(tmp_path: Path, text: str, suffix: str) -> None:
     tree = get_recipe("moving_shapes")
-    tree.job.group = tree.job.group if "\0" in text else text
+    tree.job.group = tree.job.group if "\0" in text else text or tree.job.group
     tree.optimizer.lr_multipliers = {text or "x": 1.0}
     tree.dataloader_train.dataset.caption_suffix = suffix.replace("${", "")
     tree.custom = {text: [suffix, {suffix: text}]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,18 +13,11 @@ from worldsmith.config.tree.degrees import NAMES, DegreesError, fit_degrees, nee
 from worldsmith.config.tree.paths import Path, format_path
 
 PARALLELISM: Path = ("model", "config", "parallelism")
-_ADAPTED_LAYER = "language_model.model.layers.0.{part}.{target}.lora_{side}.weight"
-_PARTS = ("self_attn", "mlp", "mlp_moe_gen", "attn")
 
 
 def alternatives_of(section: Config) -> list[tuple[str, ...]]:
     """The groups of fields of which at most one may be set: the class's ``_alternatives: ClassVar``."""
     return list(getattr(type(section), "_alternatives", ()))
-
-
-def contradictions(tree: Any) -> list[Problem]:
-    """What cannot work, however many processes there are. `concerns` of each names the values."""
-    return [*_double_settings(tree), *_adapters_without_training(tree)]
 
 
 def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
@@ -71,7 +63,8 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
     return found
 
 
-def _double_settings(tree: Any) -> list[Problem]:
+def contradictions(tree: Any) -> list[Problem]:
+    """Alternatives that are both set. `concerns` of each names the values."""
     problems = []
     for path, section in walk(tree):
         for group in alternatives_of(section) if isinstance(section, Config) else ():
@@ -84,37 +77,6 @@ def _double_settings(tree: Any) -> list[Problem]:
                 message = f"{values} cannot both be set"
                 problems.append(Problem(format_path(path), message, hint=advice, concerns=tuple(names)))
     return problems
-
-
-def _adapters_without_training(tree: Any) -> list[Problem]:
-    """LoRA whose adapters the optimizer's filter leaves out, or a filter for adapters without LoRA."""
-    enabled = find(tree, ("model", "config", "lora_enabled"))
-    targets = find(tree, ("model", "config", "lora_target_modules"))
-    patterns = find(tree, ("optimizer", "keys_to_select"))
-    if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns) or not patterns:
-        return []
-    where = "optimizer.keys_to_select"
-    concerns = (where,)
-    if enabled is False and all("lora_" in pattern for pattern in patterns):
-        message = f"{patterns} selects adapters only, and model.config.lora_enabled is false: nothing would be trained"
-        return [
-            Problem(where, message, hint="set model.lora_enabled = true, or select other parameters", concerns=concerns)
-        ]
-    if enabled is True and isinstance(targets, str):
-        # A target may be the end of a path; whether there is such a layer is the model's own check.
-        leaves = [target.strip().rpartition(".")[2] for target in targets.split(",")]
-        names = [
-            _ADAPTED_LAYER.format(part=part, target=leaf, side=side)
-            for leaf in leaves
-            for part in _PARTS
-            for side in "AB"
-        ]
-        useless = [p for p in patterns if not any(re.sub(r"\d+", "0", p) in name for name in names)]
-        if useless:
-            message = f"{useless} selects none of the adapters, and model.config.lora_enabled trains nothing else"
-            advice = 'leave keys_to_select empty or write ["lora_"]'
-            return [Problem(where, message, hint=advice, concerns=concerns)]
-    return []
 
 
 def _world_size(environment: Mapping[str, str]) -> int | None:
