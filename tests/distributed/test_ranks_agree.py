@@ -30,7 +30,7 @@ TOLD = {
     "other_folders": r"UserError: process 1 on \S+ does not see what process 0 on \S+ writes to the run folder \S+: "
     r"it must be on storage that all nodes share",
     "held_folder": rf"UserError: the run folder \S+ is in use: process {os.getpid()} on ",
-    "other_data": r"UserError: the processes of this run see different data:\n  process 0: 3 windows in \S+\n"
+    "other_data": r"UserError: the processes of this run see different data:\n  process 0: 3 samples in \S+\n"
     r"  process 1: 2 windows in ",
     "unseen_files": r"SaveError: the checkpoint iter_000000002 could not be written .* is not there for process 0: do "
     "all nodes share this folder",

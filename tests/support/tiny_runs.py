@@ -10,9 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
+from toy_runs import read_checkpoint as read_checkpoint
+from toy_runs import read_losses as read_losses
 
-from worldsmith.checkpoint.dcp.parts import load_part, stored_shapes
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
@@ -144,23 +144,3 @@ def tiny_config(
             latent_cache=str(world / "latents") if cache else "",
         ),
     )
-
-
-def read_checkpoint(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint: weights, average, optimizer, schedule, counters and RNG."""
-    tensors = {}
-    for part in ("model", "optim", "scheduler", "trainer"):
-        entries = dcp.FileSystemReader(checkpoint / part).read_metadata().state_dict_metadata
-        state = {
-            name: torch.empty(shape, dtype=entries[name].properties.dtype)
-            for name, shape in stored_shapes(checkpoint / part).items()
-        }
-        load_part(checkpoint / part, state, no_dist=True)
-        tensors |= {f"{part}/{name}": tensor for name, tensor in state.items()}
-    return tensors
-
-
-def read_losses(run_folder: Path) -> list[tuple[int, float, float, int]]:
-    """(step, loss, gradient norm, samples) of every logged step."""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss"], line["grad_norm"], line["samples"]) for line in lines]

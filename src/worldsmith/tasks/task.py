@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Task(ABC):
     """Joins the data, the model and the objective of one family into a loss.
 
     It is made before the weights of `model` have values (in a dry run they never get memory) and before the data are
-    read. A batch is whatever its loader gives: the trainer does not look into it.
+    read. A batch is what its loader gives, a list of samples unless a family says otherwise; the trainer does not look
+    into it. A family must give `loss`, and override what it does differently.
     """
 
     objective_class: ClassVar[type[Objective]]
@@ -70,25 +72,33 @@ class Task(ABC):
                     f"{section} is a {name}, and a model of the family '{run.model.name}' takes a {wanted.__name__}"
                 )
 
-    @abstractmethod
     def loader(self, *, dry: bool = False) -> Any:
         """The stream of batches of this rank. `dry`: without processes and without writing anything."""
+        settings = copy.deepcopy(self.data)
+        settings.num_workers = 0 if dry else settings.num_workers
+        return settings.build(**self.place_in_run())
 
-    @abstractmethod
     def weigh(self, batch: Any) -> float:
         """What a batch counts in its step, known before any forward pass: its samples, its tokens, or 1."""
+        return len(batch)
 
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> LossSum:
         """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone."""
 
-    @abstractmethod
-    def preview(self, loader: Any) -> Preview:
-        """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
-
     def identify(self, batch: Any) -> Any:
         """What ranks that share a batch must agree on, as a value whose `repr` tells."""
-        return batch
+        return [[sample.key, sample.position] for sample in batch]
+
+    def preview(self, loader: Any) -> Preview:
+        """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
+        batch = next(iter(loader))
+        return Preview(
+            data=f"{len(loader.dataset)} samples in {loader.dataset.name}",
+            samples=len(batch),
+            tokens=sum(sample.num_tokens for sample in batch),
+            first=f"{batch[0].key} is its first",
+        )
 
     def remarks(self) -> Iterable[tuple[str, str]]:
         """What a dry run should say of the model: a word of at most 12 letters, and a line."""

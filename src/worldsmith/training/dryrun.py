@@ -14,7 +14,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config.errors import UserError
-from worldsmith.data.clips import dataset_record
+from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks
 from worldsmith.files.writable import nearest_folder, require_writable
 from worldsmith.monitor.terminal_view import short_number

@@ -153,8 +153,8 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
 
 
 def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
-    """Which windows of the data set are not those that the run was trained on; none where it is gone, which is said."""
-    from worldsmith.data.clips.dataset_record import FILE, changed_windows
+    """Which samples of the data set are not those that the run was trained on; none where it is gone, which is said."""
+    from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
     data: Any = config.dataloader_train
@@ -163,7 +163,7 @@ def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
     except (DataError, OSError) as error:
         logger.warning("the data cannot be compared with those of the run: %s", error)
         return []
-    return changed_windows(folder / FILE, dataset)
+    return changed_samples(folder / FILE, dataset)
 
 
 def indented(lines: Sequence[str]) -> str:

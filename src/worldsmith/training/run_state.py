@@ -18,7 +18,7 @@ from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.clips import dataset_record
+from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.grad_clip import StepGuard

@@ -16,7 +16,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.data.clips import dataset_record
+from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.run_folder import ABSENT, flatten
@@ -24,8 +24,8 @@ from worldsmith.training.run_folder import ABSENT, flatten
 if TYPE_CHECKING:
     from torch import nn
 
-    from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.stream.loader import PackingDataLoader
+    from worldsmith.data.stream.maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.trainer import Trainer
 
@@ -48,9 +48,9 @@ def require_same_config(world: World, config: Trainer.Config) -> None:
         raise UserError("\n".join(["the processes of this run have different settings:", *listed(lines)]))
 
 
-def require_same_dataset(world: World, dataset: VideoDataset) -> None:
+def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     """Raises UserError on all ranks when they have read different data."""
-    found = world.gather((dataset.fingerprint, f"{len(dataset)} windows in {Path(dataset.file).absolute()}"))
+    found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
@@ -96,7 +96,7 @@ def require_same_data(
     changes = loader.changes_since(positions[0])
     if not changes:
         return ""
-    lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_windows(record, loader.dataset)])
+    lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
     if not may:
         raise UserError(
             f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "

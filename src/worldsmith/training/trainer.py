@@ -260,7 +260,7 @@ class Trainer(Configurable):
 
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
-        from worldsmith.data.clips import dataset_record
+        from worldsmith.data.stream import dataset_record
 
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
         write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.state.loader.dataset))

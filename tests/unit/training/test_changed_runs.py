@@ -167,9 +167,9 @@ def test_other_data_are_seen_by_a_complete_run_and_by_the_dry_run(
     finally:
         file.write_text(whole)
     assert code == 2, said
-    assert "windows gone (1): clip5_w0" in said
+    assert "samples gone (1): clip5_w0" in said
     assert changed[0] == 0
-    assert "changed      windows gone (1): clip5_w0" in changed[1]
+    assert "changed      samples gone (1): clip5_w0" in changed[1]
 
 
 def test_the_dry_run_refuses_other_settings_as_the_start_does(run: Path, command: Command) -> None:

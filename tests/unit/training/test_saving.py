@@ -243,7 +243,13 @@ def test_changed_data_is_named_and_needs_a_flag(world: Path, whole: Path, tmp_pa
     with pytest.raises(UserError) as refused:
         Trainer(config, run_folder=tmp_path / "run")
     message = str(refused.value)
-    for part in ("number of samples", "6 -> 5", "windows gone (1): clip5_w0", "path (1): clip4_w0", "--resume-changed"):
+    for part in (
+        "number of samples",
+        "6 -> 5",
+        "samples gone (1): clip5_w0",
+        "content (1): clip4_w0",
+        "--resume-changed",
+    ):
         assert part in message, message
     trainer = Trainer(config, run_folder=tmp_path / "run", resume_changed=True)
     assert trainer.state.loader.state_dict()["next_position"] % 5 == 0

@@ -143,10 +143,13 @@ class VideoDataset(Configurable):
     def fingerprint(self) -> str:
         """SHA-256 over all windows: paths, frames, captions."""
         digest = hashlib.sha256()
-        for w in self.windows:
-            facts = [w.key, w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
-            digest.update(json.dumps(facts).encode())
+        for key, facts in self.listing():
+            digest.update(json.dumps([key, *facts]).encode())
         return digest.hexdigest()
+
+    def listing(self) -> Iterator[tuple[str, list[Any]]]:
+        for w in self.windows:
+            yield w.key, [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
 
     def _windows(self, number: int, line: bytes, seen: set[str]) -> Iterator[Window]:
         """The usable windows of one line; everything else goes to `rejections`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -47,6 +47,9 @@ class StreamDataset(Protocol):
     @property
     def limits(self) -> str:
         """The settings that leave samples out, with their values; "" = none."""
+
+    def listing(self) -> Iterable[tuple[str, Any]]:
+        """Key and, as plain data, all that makes up each sample, in the order of the data set."""
 
     def __len__(self) -> int: ...
 

@@ -1,0 +1,42 @@
+"""`dataset_windows.txt` in the run folder: which samples a run is trained on, so that a change can be told in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worldsmith.data.stream.maker import StreamDataset
+
+FILE = "dataset_windows.txt"
+
+
+def record_text(dataset: StreamDataset) -> str:
+    """One line for each sample: 12 digits of a hash of its facts, then its key."""
+    return "".join(f"{digest(facts)} {key}\n" for key, facts in dataset.listing())
+
+
+def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
+    """How the data set differs from the recorded one, a line for each kind of change; empty without a record."""
+    if not record.exists():
+        return []
+    lines = record.read_text(encoding="utf-8").splitlines()
+    before = {key: facts for facts, _, key in (line.partition(" ") for line in lines)}
+    now = {key: digest(facts) for key, facts in dataset.listing()}
+    kinds = (
+        ("gone", [key for key in before if key not in now]),
+        ("new", [key for key in now if key not in before]),
+        ("with other content", [key for key in now if before.get(key, now[key]) != now[key]]),
+    )
+    return [f"samples {kind} ({len(keys)}): {shown(keys)}" for kind, keys in kinds if keys]
+
+
+def digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+
+
+def shown(keys: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(sorted(keys)[:limit]) + (", …" if len(keys) > limit else "")
