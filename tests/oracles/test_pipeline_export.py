@@ -209,7 +209,11 @@ def test_exporting_again_is_free_and_replacing_needs_force(tmp_path: Path) -> No
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
     manifest = json.loads((out / "worldsmith.json").read_text())
     assert (manifest["source"]["iteration"], manifest["source"]["weights"], manifest["dtype"]) == (7, "ema", "float32")
-    assert 'from_pretrained("export"' in (out / "README.md").read_text()
+    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        exec(code, names := {})  # the card's own lines, as they stand
+    assert names["pipeline"].transformer.dtype == torch.float32
 
     with torch.no_grad():
         next(generator.network.parameters()).add_(1)

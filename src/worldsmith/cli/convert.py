@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from worldsmith.cli.shared_flags import NOT_NEGATIVE, number
+from worldsmith.cli.shared_flags import NOT_NEGATIVE, add_model, number
 
 HELP = "make a base checkpoint from a diffusers, native or Qwen3-VL folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith convert`."""
-    parser.add_argument(
+    add_model(
+        parser,
         "source",
+        kind=str,
         metavar="SOURCE",
         help="diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name "
         "(org/name) of one of these, or a checkpoint",

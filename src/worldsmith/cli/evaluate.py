@@ -53,6 +53,7 @@ def measure(args: argparse.Namespace) -> int:
             print(f"{result} is complete for this model and these prompts; nothing to do (--force measures again)")
             print_summary(args.output, known["trained"], known.get("untrained"))
             return 0
+    from worldsmith.checkpoint.formats.export_folder import add_to_card
     from worldsmith.evaluation.adherence import load_prompts
     from worldsmith.files.atomic import write_text
     from worldsmith.files.writable import require_writable
@@ -72,6 +73,9 @@ def measure(args: argparse.Namespace) -> int:
     titles = [title(judgement) for judgement in judged["trained"].judgements]
     contact_sheet(args.output / "contact_sheet.png", list(videos.items()), titles)
     figures = {name: adherence.to_dict() for name, adherence in judged.items()}
+    score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
+    if add_to_card(args.model, score, args.output / "contact_sheet.png"):
+        signature = signature_of(args)
     write_text(result, json.dumps({"signature": signature, **figures}, indent=1))
     print_summary(args.output, figures["trained"], figures.get("untrained"))
     return 0

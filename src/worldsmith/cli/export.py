@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.cli.shared_flags import add_base, add_shift
+from worldsmith.cli.shared_flags import add_base, add_model, add_shift
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.family_formats import Export
@@ -18,8 +18,10 @@ FORMATS = ("diffusers", "native", "adapter")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith export`."""
+    what = "run folder, one of its checkpoints/iter_… folders, or an export"
+    add_model(parser, "model", metavar="RUN", help=what)
     parser.add_argument(
-        "model", type=Path, metavar="RUN", help="run folder, one of its checkpoints/iter_… folders, or an export"
+        "--config-file", type=Path, metavar="FILE", help="config.yaml of RUN, which is read in any case"
     )
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="the new folder (default: in RUN)")
     parser.add_argument(
@@ -87,9 +89,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_meaning(args: argparse.Namespace, export: Export) -> None:
-    """Raises UserError for a flag that means nothing in the format asked for."""
+    """Raises UserError for a flag that means nothing in the format asked for, or for another config than the run's."""
     from worldsmith.config.errors import UserError
 
+    own = default_folder(args.model, "config.yaml")
+    if args.config_file is not None and args.config_file.resolve() != own.resolve():
+        raise UserError(f"--config-file {args.config_file}: a run is exported with its own config, {own}; leave it out")
     if not args.merge and not export.keeps_adapters:
         raise UserError(
             f"--no-merge keeps adapters beside the weights, which --format {args.format} cannot; leave it out, or give "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_sampling, number
+from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_model, add_sampling, number
 from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ REQUEST_OPTIONS = (*SIZES, "negative_prompt", "image", "video", "condition_frame
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `worldsmith generate`."""
     add, count = parser.add_argument, number(int, COUNT)
-    add("model", type=Path, metavar="MODEL", help="run folder, checkpoint folder or exported pipeline")
+    add_model(parser, "model", metavar="MODEL", help="run folder, checkpoint folder or exported pipeline")
     add("--adapter", type=Path, metavar="DIR", help="an adapter folder in PEFT's format, merged into the model")
     add_base(parser)
     add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")

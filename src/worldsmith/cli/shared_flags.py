@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config.declare.ranges import Range
@@ -28,6 +29,19 @@ def number(kind: type[int] | type[float], limits: Range) -> Callable[[str], Any]
         return value
 
     return read
+
+
+def add_model(
+    parser: argparse.ArgumentParser, name: str, *, kind: Callable[[str], Any] = Path, metavar: str, help: str
+) -> None:
+    """The argument that names weights; the guides of other trainers write it as --checkpoint-path."""
+
+    def read(text: str) -> Any:
+        return text if text is argparse.SUPPRESS else kind(text)  # the parser reads its own default too
+
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument(name, nargs="?", default=argparse.SUPPRESS, type=read, metavar=metavar, help=help)
+    either.add_argument("--checkpoint-path", dest=name, type=kind, metavar=metavar, help=f"the same as {metavar}")
 
 
 def add_base(parser: argparse.ArgumentParser) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.manifest import list_files, summarize, write_manifest
 from worldsmith.files.writable import require_writable
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 WEIGHT_FILES = (".safetensors", ".distcp", METADATA)
 """Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
-LOOSE = ("files", "versions", "worldsmith", "base_model")
+LOOSE = ("files", "versions", "worldsmith", "base_model", "card")
 """Parts of what a folder says about itself that do not make another export."""
 
 
@@ -88,6 +91,51 @@ def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
     """Where the weights of an export come from; with `merge` its adapters, if any, are merged into them."""
     merged = (model.has_adapters and merge) or read_source(model.folder).merged
     return ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
+
+
+def facts_of(model: StoredModel) -> dict[str, Any]:
+    """What the card of an export tells of a run's data, as the run folder records it."""
+    if model.tree is None:
+        file = model.folder / ABOUT
+        card = section(read_json_object(file), "card") if file.is_file() else {}
+        return {name: card[name] for name in ("data", "clips", "windows") if name in card}
+    run = model.folder if model.weights == "untrained" else model.folder.resolve().parent.parent
+    windows = [line.split(" ", 1)[-1] for line in lines_of(run / "dataset_windows.txt")]
+    path = (model.tree["dataloader_train"].get("dataset") or {}).get("path")
+    if not windows or not path:
+        return {}
+    clips = {key.rpartition("_w")[0] for key in windows}
+    return {"data": Path(path).name, "clips": len(clips), "windows": len(windows)}
+
+
+def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
+    """How many numbers tensors of these shapes hold."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def lines_of(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+
+
+def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
+    """Puts what was measured, and a picture of generated frames, into the card of our export `folder`.
+
+    False for another folder, and for a card that somebody has edited; both are left as they are.
+    """
+    file, card = folder / ABOUT, folder / "README.md"
+    about = read_json_object(file) if file.is_file() else {}
+    if "files" not in about or "source" not in about or not card.is_file():
+        return False
+    formats = formats_of(section(about, "model").get("name", ""))
+    if card.read_text(encoding="utf-8") != formats.card(folder.name, about):
+        return False
+    about["card"] = {**about.get("card", {}), "measured": dict(measured), "frames": frames.name}
+    with atomic.replacing(folder / frames.name) as aside:
+        shutil.copyfile(frames, aside)
+    atomic.write_text(card, formats.card(folder.name, about))
+    about["files"] |= {name: (folder / name).stat().st_size for name in (card.name, frames.name)}
+    atomic.write_text(file, json.dumps(about, indent=2) + "\n")
+    return True
 
 
 def is_whole(out: Path, about: Mapping[str, Any]) -> bool:

@@ -180,8 +180,8 @@ class FamilyFormats:
         """What an export in `format` does not hold of the model, in words."""
         return []
 
-    def native_card(self, name: str, about: Mapping[str, Any]) -> str:
-        """The README.md of a native export."""
+    def card(self, name: str, about: Mapping[str, Any]) -> str:
+        """The README.md of an exported folder of this name, out of what it says about itself."""
         return (
             f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
             f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "

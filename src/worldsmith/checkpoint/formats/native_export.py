@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
+    count_numbers,
+    facts_of,
     is_whole,
     origin_of,
     publish_export,
@@ -38,6 +41,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
         out,
         defaults=model.defaults,
         origin=origin_of(model, merge=options.merge),
+        card=facts_of(model),
         average=model.average,
         dtype=options.dtype,
         force=options.force,
@@ -54,6 +58,7 @@ def export_native(
     *,
     defaults: Any = None,
     origin: ExportSource | None = None,
+    card: Mapping[str, Any] | None = None,
     average: bool = False,
     dtype: DType = "bfloat16",
     force: bool = False,
@@ -77,6 +82,7 @@ def export_native(
         "weights_sha256": (present or {}).get("weights_sha256", ""),
         "generation": asdict(defaults) if defaults is not None else {},
         "model": formats.exported_config(spec),
+        "card": {"parameters": count_numbers(source.shapes), **(card or {})},
     }
     if present is not None and not force and not (same_export(present, about) and is_whole(out, present)):
         raise another_export(out)
@@ -91,7 +97,7 @@ def export_native(
             raise another_export(out)
         formats.pack_components(spec.config, aside)
         (aside / CONFIG).write_text(json.dumps(native_config(about), indent=2) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(formats.native_card(out.name, about), encoding="utf-8")
+        (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about)
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.formats.cosmos3.model_card import model_card
+from worldsmith.checkpoint.formats.cosmos3.model_card import pipeline_card
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
+    count_numbers,
+    facts_of,
     may_write,
     origin_of,
     publish_export,
@@ -40,8 +43,9 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     require_exportable(model.config, model.defaults)
     model.require_effect()
     origin = origin_of(model, merge=True)
+    generator = model.load(full_precision=True)
     return export_pipeline(
-        model.load(full_precision=True), out, source=origin, dtype=options.dtype, force=options.force
+        generator, out, source=origin, card=facts_of(model), dtype=options.dtype, force=options.force
     )
 
 
@@ -53,6 +57,7 @@ def export_pipeline(
     out: str | Path,
     *,
     source: ExportSource | None = None,
+    card: Mapping[str, Any] | None = None,
     dtype: DType = "bfloat16",
     force: bool = False,
     max_shard_size: str | int = "10GB",
@@ -67,11 +72,13 @@ def export_pipeline(
     require_exportable(generator.config, generator.defaults)
     weights = exported_weights(generator, dtype)
     about = describe(generator, source or ExportSource(), dtype, weights)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    about["card"] = {"parameters": count_numbers(shapes), **(card or {})}
     if not may_write(out, about, force, index=PIPELINE_INDEX):
         return False
     with folder_aside(out) as aside:
         build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
-        (aside / "README.md").write_text(model_card(out.name, about), encoding="utf-8")
+        (aside / "README.md").write_text(pipeline_card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about)
     return True
 

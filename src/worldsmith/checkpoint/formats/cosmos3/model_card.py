@@ -1,4 +1,4 @@
-"""The README.md of each kind of exported folder."""
+"""The README.md of each kind of exported folder, out of what the folder says about itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def model_card(name: str, manifest: dict[str, Any]) -> str:
+def pipeline_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the folder is, how to load it, and how to ask for videos as they were in training."""
-    source, generation, dtype = manifest["source"], manifest["generation"], manifest["dtype"]
+    generation, dtype = about["generation"], about["dtype"]
     size = {key: generation[key] for key in ("height", "width", "num_frames", "fps") if generation[key] is not None}
     arguments = {
         **size,
@@ -18,7 +18,6 @@ def model_card(name: str, manifest: dict[str, Any]) -> str:
         "add_resolution_template": False,
     }
     call = "".join(f", {key}={value!r}" for key, value in arguments.items())
-    run = f" of the run `{source['run']}`" if source["run"] else ""
     return f"""---
 library_name: diffusers
 pipeline_tag: text-to-video
@@ -26,13 +25,12 @@ pipeline_tag: text-to-video
 
 # {name}
 
-A Cosmos3-style video generator: the {source["weights"]} weights{run} after {source["iteration"]} steps, in {dtype},
-exported by Worldsmith {manifest["worldsmith"]}.
+A Cosmos3-style video generator{parameters(about)}: {origin(about, "weights")}.
 
-```python
+{facts(about)}```python
 import torch
 from diffusers import Cosmos3OmniPipeline
-pipeline = Cosmos3OmniPipeline.from_pretrained("{name}", torch_dtype=torch.{dtype})
+pipeline = Cosmos3OmniPipeline.from_pretrained("{name}", dtype=torch.{dtype})
 ```
 
 A video, with the settings that belong to these weights:
@@ -46,13 +44,9 @@ The same from the command line: `worldsmith generate {name} --prompt "a prompt"`
 """
 
 
-def adapter_card(name: str, manifest: dict[str, Any]) -> str:
+def adapter_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the adapter is, which weights it belongs to, and how PEFT and diffusers load it."""
-    source, base = (
-        manifest["source"],
-        f"`{manifest['base_model']}`" if manifest["base_model"] else "the weights that the run started from",
-    )
-    run = f" of the run `{source['run']}`" if source["run"] else ""
+    base = f"`{about['base_model']}`" if about["base_model"] else "the weights that the run started from"
     return f"""---
 library_name: peft
 pipeline_tag: text-to-video
@@ -61,12 +55,11 @@ tags: [lora]
 
 # {name}
 
-Low-rank adapters (rank {manifest["rank"]}, alpha {manifest["alpha"]}, {manifest["layers"]} layers) of a Cosmos3-style
-video generator: the {source["weights"]} ones{run} after {source["iteration"]} steps, in {manifest["dtype"]},
-exported by Worldsmith {manifest["worldsmith"]}. They belong to {base}, and to no other weights: these are `BASE` below,
-as a diffusers pipeline.
+Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers) of a Cosmos3-style
+video generator: {origin(about, "ones")}.
+They belong to {base}, and to no other weights: these are `BASE` below, as a diffusers pipeline.
 
-```python
+{facts(about)}```python
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 transformer = Cosmos3OmniTransformer.from_pretrained("BASE", subfolder="transformer")
@@ -79,13 +72,11 @@ or, with diffusers alone:
 transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="adapter_model.safetensors")
 ```
 
-{metadata_advice(manifest["generation"])}"""
+{metadata_advice(about["generation"])}"""
 
 
-def native_card(name: str, manifest: Mapping[str, Any]) -> str:
+def native_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the native export holds, and what reads it."""
-    source = manifest["source"]
-    run = f" of the run `{source['run']}`" if source["run"] else ""
     return f"""---
 library_name: worldsmith
 pipeline_tag: text-to-video
@@ -93,28 +84,63 @@ pipeline_tag: text-to-video
 
 # {name}
 
-The weights of a Cosmos3-style video generator under their native names (`model.net.…`), without the video VAE: the
-{source["weights"]} ones{run} after {source["iteration"]} steps, in {manifest["dtype"]}, exported by Worldsmith
-{manifest["worldsmith"]}. `config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
+The weights of a Cosmos3-style video generator{parameters(about)} under their native names (`model.net.…`), without the
+video VAE: {origin(about, "ones")}.
+`config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
 
-- To train from it: `checkpoint.load_path` = this folder.
+{facts(about)}- To train from it: `checkpoint.load_path` = this folder.
 - To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `worldsmith.json`
-  names is found: `{manifest["model"]["config"]["tokenizer"]["vae_path"]}`.
+  names is found: `{about["model"]["config"]["tokenizer"]["vae_path"]}`.
 - As a diffusers pipeline: `worldsmith export {name} -o DIR`.
 
-{metadata_advice(manifest["generation"])}"""
+{metadata_advice(about["generation"])}"""
 
 
-def metadata_advice(generation: dict[str, Any]) -> str:
-    advice = "Structured captions (JSON) are used as they stand. Plain captions end in one period."
-    sentences = [
-        sentence
-        for flag, sentence in (
-            ("append_duration_fps", '"The video is 2.1 seconds long and is of 8 FPS."'),
-            ("append_resolution", '"This video is of 64x64 resolution."'),
+def parameters(about: Mapping[str, Any]) -> str:
+    count = about.get("card", {}).get("parameters")
+    return f" of {count / 1e6:.1f} million parameters" if count else ""
+
+
+def origin(about: Mapping[str, Any], what: str) -> str:
+    source = about["source"]
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return (
+        f"the {source['weights']} {what}{run} after {source['iteration']} steps, in {about['dtype']}, exported by "
+        f"Worldsmith {about['worldsmith']}"
+    )
+
+
+def facts(about: Mapping[str, Any]) -> str:
+    """What it was trained on, what was measured, and sample frames: a paragraph each, where they are known."""
+    card, video = about.get("card", {}), about["generation"]
+    paragraphs = []
+    if card.get("data"):
+        known = [f"{video['height']}x{video['width']} pixels"] if video["height"] and video["width"] else []
+        known += [f"{video['num_frames']} frames"] if video["num_frames"] else []
+        known += [f"{video['fps']:g} frames per second"] if video["fps"] else []
+        size = f", such as {', '.join(known)}" if known else ""
+        paragraphs.append(
+            f"Trained on `{card['data']}`: {card['clips']} clips, {card['windows']} windows of them{size}."
         )
-        if generation[flag]
-    ]
+    if "measured" in card:
+        measured = ", ".join(f"{name} {value:g}" for name, value in card["measured"].items())
+        paragraphs.append(f"Measured by `worldsmith evaluate`: {measured}.")
+    if "frames" in card:
+        paragraphs.append(f"![frames of generated videos]({card['frames']})")
+    return "".join(f"{paragraph}\n\n" for paragraph in paragraphs)
+
+
+def metadata_advice(generation: Mapping[str, Any]) -> str:
+    """How a prompt ends as captions did in training."""
+    advice = "Structured captions (JSON) are used as they stand. Plain captions end in one period."
+    height, width, frames, fps = (generation[key] for key in ("height", "width", "num_frames", "fps"))
+    sentences = []
+    if generation["append_duration_fps"]:
+        seconds, rate = (f"{frames / fps:.1f}", f"{fps:.0f}") if frames and fps else ("S", "F")
+        sentences.append(f'"The video is {seconds} seconds long and is of {rate} FPS."')
+    if generation["append_resolution"]:
+        size = f"{height}x{width}" if height and width else "HxW"
+        sentences.append(f'"This video is of {size} resolution."')
     if sentences:
         advice += f"""
 In training they were followed by {" ".join(sentences)}

@@ -17,6 +17,7 @@ from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_na
 from worldsmith.checkpoint.formats.cosmos3.model_card import adapter_card
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
+    facts_of,
     may_write,
     publish_export,
     weights_digest,
@@ -65,6 +66,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
         base_model=model.tree["checkpoint"]["load_path"] or "",
         source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
         defaults=model.defaults,
+        card=facts_of(model),
         dtype=options.dtype,
         force=options.force,
     )
@@ -81,6 +83,7 @@ def export_adapter(
     base_model: str = "",
     source: ExportSource | None = None,
     defaults: GenerationDefaults | None = None,
+    card: Mapping[str, Any] | None = None,
     dtype: DType = "float32",
     force: bool = False,
 ) -> bool:
@@ -107,6 +110,7 @@ def export_adapter(
         "layers": len(config["target_modules"]),
         "weights_sha256": weights_digest(weights),
         "generation": asdict(defaults or GenerationDefaults()),
+        "card": dict(card or {}),
     }
     if not may_write(out, about, force, index=CONFIG):
         return False
