@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from worldsmith.data.clips.latent_cache import LatentCache
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 
 LATENT_CHANNELS = 48
@@ -29,7 +30,7 @@ def build(arguments: argparse.Namespace, folder: str = "") -> VideoLoader:
     config.dataset.path, config.dataset.resolution = str(arguments.dataset), arguments.resolution
     config.dataset.min_frames = 5
     cache = LatentCache(Path(folder), "benchmark") if folder else None
-    return config.build(tokenizer=lambda text: list(text.encode()), latent_cache=cache)
+    return config.build(grid=LatentGrid(4, 16, 2), tokenizer=lambda text: list(text.encode()), latent_cache=cache)
 
 
 def samples_per_second(loader: VideoLoader, seconds: float) -> float:

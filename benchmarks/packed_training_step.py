@@ -26,7 +26,8 @@ from torch import Tensor
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START = 0, 1
 GOAL = 1.5

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
@@ -71,7 +72,9 @@ def loader_for(
 ) -> VideoLoader:
     config = VideoLoader.Config(max_samples_per_batch=2, num_workers=workers, **changes)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(path), resolution, 5
-    return config.build(tokenizer=lambda text: list(text.encode())[:20], quarantine=Quarantine(quarantine))
+    return config.build(
+        grid=LatentGrid(4, 16, 2), tokenizer=lambda text: list(text.encode())[:20], quarantine=Quarantine(quarantine)
+    )
 
 
 def listed(folder: Path) -> dict[str, str]:

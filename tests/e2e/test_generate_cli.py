@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from mp4 import read_mp4
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -25,7 +26,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.sampling.video_writer import read_image, read_mp4, write_mp4
+from worldsmith.sampling.video_writer import read_image, write_mp4
 
 
 @pytest.fixture(scope="module")

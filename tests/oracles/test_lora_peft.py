@@ -19,9 +19,10 @@ from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, l
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
 from worldsmith.models.lora import adapter_state, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.optimizer import AdamW
 
 EOS, VISION_START, VOCAB = 94, 95, 96

@@ -18,9 +18,8 @@ from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.cli.main import main
-from worldsmith.models.cosmos3.generator import GenerationDefaults
-from worldsmith.models.cosmos3.sequence import SampleLayout
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.video_model import GenerationDefaults, SampleLayout
 from worldsmith.training.trainer import Trainer
 
 LAYOUT = SampleLayout([5, 6, 7, 60], (3, 4, 4), fps=16.0)

@@ -17,7 +17,8 @@ from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.attention import packed as attention
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.rope import video_positions
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START, VOCAB = 94, 95, 96
 QWEN = NetworkConfig(

@@ -9,7 +9,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 
 def test_text_states_of_packed_prompts_equal_qwen3_vl_on_each_prompt():

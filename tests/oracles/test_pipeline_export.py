@@ -17,11 +17,12 @@ from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeli
 from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.sampling.conditioning import GenerationRequest, conditional_text, prepare
 from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.requests import GenerationRequest, conditional_text, prepare
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
 DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)

@@ -14,8 +14,9 @@ import torch
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
 from worldsmith.data.clips.conditioning import draw_condition_frames
 from worldsmith.data.clips.frame_selection import select_frames
-from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, cover_and_crop, target_size
-from worldsmith.data.clips.token_count import latent_shape, sample_tokens, usable_frames, vision_tokens
+from worldsmith.data.clips.framing import cover_and_crop
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.models.cosmos3.architecture import edge, nano, super_
 from worldsmith.models.cosmos3.rope import video_positions
@@ -26,6 +27,8 @@ from worldsmith.objectives.noise_schedule import ltx2, shift_sigma, waver
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.unipc import flow_schedule
 from worldsmith.training.scheduler import LambdaCosine, LambdaLinear, multiplier
+
+GRID = LatentGrid(frames=4, pixels=16, patch=2)
 
 
 class TestAverage:
@@ -207,13 +210,14 @@ class TestSizes:
     def test_token_counts(self, size: tuple[int, int], at_61: int, at_189: int) -> None:
         """The ceil column: a latent side that is odd is padded by one."""
         width, height = size
-        assert (vision_tokens(61, height, width), vision_tokens(189, height, width)) == (at_61, at_189)
+        tokens = [GRID.vision_tokens(GRID.latent_shape(frames, height, width)) for frames in (61, 189)]
+        assert tokens == [at_61, at_189]
 
     def test_the_packer_counts_text_plus_one_and_two_per_clip_below_the_cap(self) -> None:
         """46 clips of 320×192×61 with 10 ids each fill 45,056: the cap itself is not reached."""
-        tokens = sample_tokens(10, 61, 192, 320)
+        assert GRID.latent_shape(61, 192, 320) == (16, 12, 20)
+        tokens = GRID.sample_tokens(10, (16, 12, 20))
         assert tokens == 10 + 1 + 960 + 2
-        assert latent_shape(61, 192, 320) == (16, 12, 20)
         packer = SequentialPacker(lambda n: n, max_sequence_length=45056, max_samples_per_batch=None)
         assert len(packer.pack(iter([tokens] * 100))) == 46
         assert not packer.fits_alone(45056)
@@ -221,7 +225,7 @@ class TestSizes:
 
     @pytest.mark.parametrize(("frames", "usable"), [(61, 61), (62, 61), (64, 61), (65, 65), (4, 1), (189, 189)])
     def test_lengths_are_cut_to_4k_plus_1(self, frames: int, usable: int) -> None:
-        assert usable_frames(frames) == usable
+        assert GRID.usable_frames(frames) == usable
 
 
 class TestFrames:
@@ -232,7 +236,7 @@ class TestFrames:
                mode: str = "max_30fps", place: str = "first"):  # fmt: skip
         return select_frames(
             window, total=total, fps=fps, min_frames=61, num_video_frames=count, temporal_interval_mode=mode,
-            frame_selection_mode=place, rng=random.Random(0),
+            frame_selection_mode=place, grid=GRID, rng=random.Random(0),
         )  # fmt: skip
 
     def test_minus_one_takes_the_window_at_its_own_interval(self) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START, VOCAB = 94, 95, 96
 QWEN = NetworkConfig(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.evaluation.adherence import Adherence, Judgement, ShapePrompt
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.models.video_model import VideoModel
 
 HELP = "measure how often generated videos show what the prompt asks for"
 
@@ -81,15 +81,15 @@ def measure(args: argparse.Namespace) -> int:
     return 0
 
 
-def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"], base: str | None) -> Cosmos3Generator:
+def load(path: Path, weights: Literal["auto", "ema", "live", "untrained"], base: str | None) -> VideoModel:
     from worldsmith.checkpoint.formats.find_model import load_model
 
-    generator: Cosmos3Generator = load_model(path, weights=weights, base=base)
+    generator: VideoModel = load_model(path, weights=weights, base=base)
     return generator
 
 
 def generate_videos(
-    generator: Cosmos3Generator, prompts: list[ShapePrompt], args: argparse.Namespace, name: str
+    generator: VideoModel, prompts: list[ShapePrompt], args: argparse.Namespace, name: str
 ) -> list[Tensor]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.merge and not model.has_adapters:
             raise UserError(f"--no-merge keeps adapters, and {args.model} has none; leave it out")
         if model.defaults is not None:
-            defaults = with_clip_size(model.defaults, model.tree)
+            defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
             shift = defaults.shift if args.shift is None else args.shift
             model = replace(model, defaults=replace(defaults, shift=shift))
         written = export.write(model, out, ExportOptions(dtype=args.dtype, merge=args.merge, force=args.force))

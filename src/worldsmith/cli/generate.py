@@ -8,14 +8,14 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.cli.shared_flags import COUNT, NOT_NEGATIVE, POSITIVE, add_base, add_model, add_sampling, number
 from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator
+    from worldsmith.models.video_model import VideoModel
     from worldsmith.sampling.prompt_files import PromptLine
 
 HELP = "generate videos with a trained or exported generator"
@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
     """Makes and writes the videos of all lines."""
+    from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.files.writable import require_writable
     from worldsmith.sampling.generate import generate
     from worldsmith.sampling.prompt_files import to_request
@@ -103,9 +104,10 @@ def generate_lines(args: argparse.Namespace, lines: list[PromptLine]) -> None:
         require_no_adapters(model, args.adapter)
     options = {name: getattr(args, name) for name in REQUEST_OPTIONS}
     sizes = {name: getattr(model.defaults, name) if options[name] is None else options[name] for name in SIZES}
-    requests = [to_request(line, {**options, **sizes}, seed=args.seed + i) for i, line in enumerate(lines)]
+    grid = LatentGrid(*model.config.latent_grid)
+    requests = [to_request(line, {**options, **sizes}, grid, seed=args.seed + i) for i, line in enumerate(lines)]
     for request in requests:
-        request.check()
+        request.check(grid)
     generator = load(model, args.adapter, device)
     settings = {
         name: getattr(generator.defaults, name) if getattr(args, name) is None else getattr(args, name)
@@ -134,7 +136,9 @@ def open_model(args: argparse.Namespace, lines: list[PromptLine]) -> StoredModel
 
     model = find_model(args.model, weights=args.weights, base=args.base)
     is_open = any(getattr(args, name) is None and any(name not in line.settings for line in lines) for name in SIZES)
-    return replace(model, defaults=with_clip_size(model.defaults, model.tree)) if is_open else model
+    if not is_open:
+        return model
+    return replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
 
 
 def find_device(name: str | None) -> str:
@@ -169,7 +173,7 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
         )
 
 
-def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Generator:
+def load(model: StoredModel, adapter: Path | None, device: str) -> VideoModel:
     """The generator, with the adapter merged into its weights if there is one."""
     if adapter is None:
         return model.load(device)
@@ -177,7 +181,7 @@ def load(model: StoredModel, adapter: Path | None, device: str) -> Cosmos3Genera
 
     from worldsmith.models.lora import merge_adapters
 
-    generator: Cosmos3Generator = model.load(device, full_precision=True)
+    generator: Any = model.load(device, full_precision=True)
     model.formats.load_adapter(generator.network, adapter)
     merge_adapters(generator.network)
     generator.cast(getattr(torch, generator.config.precision))

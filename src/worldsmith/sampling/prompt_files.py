@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.sampling.conditioning import GenerationRequest, pixel_frames
+from worldsmith.sampling.requests import GenerationRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worldsmith.data.clips.latent_grid import LatentGrid
 
 NUMBERS = {"seed": int, "height": int, "width": int, "num_frames": int, "fps": float, "condition_frames": int}
 TEXTS = ("prompt", "negative_prompt", "image", "video")
@@ -67,7 +69,7 @@ def parse_line(text: str, where: str, folder: Path) -> PromptLine:
     return PromptLine(where, settings, record)
 
 
-def to_request(line: PromptLine, defaults: dict[str, Any], *, seed: int) -> GenerationRequest:
+def to_request(line: PromptLine, defaults: dict[str, Any], grid: LatentGrid, *, seed: int) -> GenerationRequest:
     """The request of a line; what it leaves open comes from `defaults`, and then there is nothing that may miss.
 
     Raises ValueError, naming the line, for a size that nobody gives and for an image and a video at once.
@@ -99,17 +101,28 @@ def to_request(line: PromptLine, defaults: dict[str, Any], *, seed: int) -> Gene
         num_frames=values["num_frames"],
         fps=float(values["fps"]),
         negative_prompt=values.get("negative_prompt"),
-        condition=read_condition(image, video, condition_frames),
+        condition=read_condition(image, video, grid.pixel_frames(max(1, condition_frames))),
         condition_frames=condition_frames,
     )
 
 
-def read_condition(image: str | None, video: str | None, condition_frames: int) -> Tensor | None:
-    """The opening frames, uint8 [3, T, H, W]."""
-    from worldsmith.sampling.video_writer import read_image, read_mp4
+def read_condition(image: str | None, video: str | None, frames: int) -> Tensor | None:
+    """The picture, or the opening frames of the video, uint8 [3, T, H, W], upright.
+
+    Raises ValueError, naming the file, for what cannot be read.
+    """
+    from worldsmith.sampling.video_writer import read_image
 
     if image:
         return read_image(image)[:, None]
     if video:
-        return read_mp4(video)[0][:, : pixel_frames(max(1, condition_frames))]
+        import torch
+
+        from worldsmith.data.clips.video_reader import read_opening
+        from worldsmith.data.stream.errors import SampleError
+
+        try:
+            return torch.from_numpy(read_opening(video, frames))
+        except SampleError as error:
+            raise ValueError(f"{video}: {error.detail} ({error.reason})") from None
     return None

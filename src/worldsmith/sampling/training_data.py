@@ -9,28 +9,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError, SampleError
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.sample_maker import Part
-    from worldsmith.models.cosmos3.generator import GenerationDefaults
+    from worldsmith.models.video_model import GenerationDefaults
 
 logger = logging.getLogger(__name__)
 
 CLIPS_TO_TRY = 8
 
 
-def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None) -> GenerationDefaults:
+def with_clip_size(
+    defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None, grid: tuple[int, int, int]
+) -> GenerationDefaults:
     """The defaults with height, width, frames and frame rate of the run's first usable training clip.
 
-    `run_tree`: the run's config as plain data; None for an exported pipeline, whose defaults are complete. When the
-    data are gone, a warning says so and the defaults stay open.
+    `run_tree`: the run's config as plain data; None for an exported pipeline, whose defaults are complete. `grid` is
+    the model's `latent_grid`. When the data are gone, a warning says so and the defaults stay open.
     """
     if run_tree is None:
         return defaults
     try:
-        part = first_part(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
+        part = first_part(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config), LatentGrid(*grid))
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
         return defaults
@@ -38,7 +41,7 @@ def with_clip_size(defaults: GenerationDefaults, run_tree: Mapping[str, Any] | N
     return replace(defaults, height=part.height, width=part.width, num_frames=frames, fps=part.fps)
 
 
-def first_part(config: VideoDataset.Config) -> Part:
+def first_part(config: VideoDataset.Config, grid: LatentGrid) -> Part:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
     from worldsmith.data.clips.sample_maker import select_part
     from worldsmith.data.clips.video_reader import examine
@@ -46,7 +49,7 @@ def first_part(config: VideoDataset.Config) -> Part:
     dataset = VideoDataset(config)
     for window in dataset.windows[:CLIPS_TO_TRY]:
         try:
-            return select_part(window, examine(window.path)[1], config, random.Random(0))
+            return select_part(window, examine(window.path)[1], config, grid, random.Random(0))
         except SampleError:
             continue
     raise DataError(f"none of the first clips of {dataset.file} can be read")

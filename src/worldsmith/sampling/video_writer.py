@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import av
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
 from worldsmith.data.video_writer import write_video
 
@@ -34,25 +33,13 @@ def write_mp4(path: str | Path, frames: Tensor, fps: float) -> None:
     write_video(path, frames.permute(1, 2, 3, 0).cpu().numpy(), fps)
 
 
-def read_mp4(path: str | Path) -> tuple[Tensor, float]:
-    """All frames of a video as uint8 [3, T, H, W], and its frames per second.
-
-    Raises ValueError when the file has no video stream or no frames.
-    """
-    with av.open(str(path)) as container:
-        if not container.streams.video:
-            raise ValueError(f"{path} has no video stream")
-        stream = container.streams.video[0]
-        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-        fps = float(stream.average_rate or stream.base_rate or 0)
-    if not images:
-        raise ValueError(f"{path} has a video stream without frames")
-    return torch.from_numpy(np.stack(images)).permute(3, 0, 1, 2).contiguous(), fps
-
-
 def read_image(path: str | Path) -> Tensor:
-    """A picture as uint8 [3, H, W]."""
-    with Image.open(path) as image:
+    """A picture as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no picture."""
+    try:
+        image = ImageOps.exif_transpose(Image.open(path))
+    except UnidentifiedImageError as error:
+        raise ValueError(str(error)) from None
+    with image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.data.clips.latent_cache import LatentCache, latents_of
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.attention.modes import describe_modes
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.video_model import SampleLayout
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.tasks.task import Preview, Task
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.sample import VideoSample
-    from worldsmith.models.cosmos3.sequence import SampleLayout
 
 
 class Cosmos3Task(Task):
@@ -45,11 +46,16 @@ class Cosmos3Task(Task):
         if dry:
             settings.num_workers, settings.latent_cache = 0, ""
         loader: VideoLoader = settings.build(
-            tokenizer=self.model.tokenize,
+            grid=self.grid,
+            tokenizer=self.model.text_tokenizer.encode,  # loaded once, here, and not in every worker
             latent_cache=self.latent_cache if settings.latent_cache else None,
             **self.place_in_run(),
         )
         return loader
+
+    @property
+    def grid(self) -> LatentGrid:
+        return LatentGrid(*self.model.latent_grid)
 
     @cached_property
     def latent_cache(self) -> LatentCache | None:
@@ -94,8 +100,8 @@ class Cosmos3Task(Task):
         """As long as all clips of the run where that is fixed, else the first frame and two windows of the encoder."""
         import torch
 
-        vae, frames = self.model.vae, self.data.dataset.num_video_frames
-        length = frames - (frames - 1) % vae.temporal_factor if frames > 0 else 1 + 2 * vae.window(height, width)
+        frames = self.data.dataset.num_video_frames
+        length = self.grid.usable_frames(frames) if frames > 0 else 1 + 2 * self.model.vae.window(height, width)
         return torch.zeros(3, length, height, width, dtype=torch.uint8)
 
     def remarks(self) -> Iterator[tuple[str, str]]:
@@ -105,7 +111,7 @@ class Cosmos3Task(Task):
         """One pack that is really read and tokenised; the VAE encodes the first frames."""
         from worldsmith.data.clips.summary import summarize
 
-        data = str(summarize(loader.dataset, max_tokens=loader.config.max_sequence_length))
+        data = str(summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length))
         pack = next(iter(loader))
         video = pack[0].video
         assert video is not None  # there is no cache whose latents would stand for it
@@ -118,8 +124,6 @@ class Cosmos3Task(Task):
 
 
 def layout_of(sample: VideoSample) -> SampleLayout:
-    from worldsmith.models.cosmos3.sequence import SampleLayout
-
     return SampleLayout(
         text_ids=sample.text_ids,
         latent_shape=sample.latent_shape,

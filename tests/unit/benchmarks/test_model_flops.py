@@ -16,8 +16,9 @@ from model_flops import StepCounter
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
 from worldsmith.models.lora import inject_adapters
+from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.optimizer import select_parameters
 
 SIZES = {

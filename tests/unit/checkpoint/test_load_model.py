@@ -24,11 +24,12 @@ from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 

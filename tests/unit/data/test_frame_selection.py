@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import SampleError
 
 
@@ -14,6 +15,7 @@ def select(window: tuple[int, int, int], **changes: object) -> FrameSelection:
     settings = {
         "total": 1000, "fps": 24.0, "min_frames": 1, "num_video_frames": -1,
         "temporal_interval_mode": "max_30fps", "frame_selection_mode": "first", "rng": random.Random(0),
+        "grid": LatentGrid(4, 16, 2),
     }  # fmt: skip
     return select_frames(window, **{**settings, **changes})
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.data.clips.latent_cache import LatentCache
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.sample_maker import ClipMaker
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -20,6 +21,7 @@ from worldsmith.data.stream.quarantine import Quarantine
 
 # A 96x64 clip of 5, 9 or 17 frames has 12, 18 or 30 vision tokens at tier 64; captions give some more.
 CAP = 120
+GRID = LatentGrid(frames=4, pixels=16, patch=2)
 
 
 def tokenize(caption: str) -> list[int]:
@@ -33,7 +35,7 @@ def make(folder: Path, runtime: dict | None = None, dataset: dict | None = None,
         setattr(config.dataset, name, value)
     for name, value in changes.items():
         setattr(config, name, value)
-    return config.build(**{"tokenizer": tokenize, **(runtime or {})})
+    return config.build(**{"grid": GRID, "tokenizer": tokenize, **(runtime or {})})
 
 
 def facts(pack: list[VideoSample]) -> list[tuple]:

@@ -14,10 +14,11 @@ from tiny_runs import make_tokenizer
 
 PROGRAM = """
 import sys, time
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 config = VideoLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
-packs = iter(config.build(tokenizer=lambda text: [1]))
+packs = iter(config.build(grid=LatentGrid(4, 16, 2), tokenizer=lambda text: [1]))
 next(packs)
 print("ready", flush=True)
 time.sleep(120)
@@ -26,12 +27,13 @@ time.sleep(120)
 
 ASKED = """
 import sys, time
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.training.stop_signals import StopSignals
 config = VideoLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
 with StopSignals() as stop:
-    packs = iter(config.build(tokenizer=lambda text: [1]))
+    packs = iter(config.build(grid=LatentGrid(4, 16, 2), tokenizer=lambda text: [1]))
     next(packs)
     print("ready", flush=True)
     while stop.asked is None:
@@ -106,6 +108,7 @@ TOKENISES = """
 import os, sys, time
 from itertools import islice
 import psutil
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 tokenizer = TextTokenizer(TextTokenizer.Config(path=sys.argv[2]))
@@ -113,7 +116,8 @@ tokenizer.tokenizer(["threads that tokenise a batch"] * 2000)
 def load(workers):
     config = VideoLoader.Config(max_samples_per_batch=1, num_workers=workers)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
-    return config.build(tokenizer=lambda text: tokenizer.tokenizer([text] * 2000)["input_ids"][-1])
+    encode = lambda text: tokenizer.tokenizer([text] * 2000)["input_ids"][-1]
+    return config.build(grid=LatentGrid(4, 16, 2), tokenizer=encode)
 expected = [pack[0].text_ids for pack in islice(load(0), 12)]
 packs, found = iter(load(2)), []
 for number in range(12):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, cover_and_crop, target_size
+from worldsmith.data.clips.framing import cover_and_crop
+from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
 
 
 def test_published_entries_are_width_by_height() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsmith.data.clips.resolution import Geometry, cover_and_crop
+from worldsmith.data.clips.framing import CoverCrop, Framing, cover_and_crop
 from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
 from worldsmith.data.stream.errors import SampleError
 
@@ -20,16 +20,16 @@ def look(path: Path) -> VideoInfo:
 
 def read(path: Path, indices: range, target: tuple[int, int]) -> np.ndarray:
     info = look(path)
-    return read_frames(str(path), info, indices, cover_and_crop(info.width, info.height, target))
+    return read_frames(str(path), info, indices, Framing(target, "training"))
 
 
 def reason_of(path: Path, indices: range = range(0, 17)) -> SampleError:
     with pytest.raises(SampleError) as caught:
-        read_frames(str(path), examine(str(path))[1], indices, Geometry(96, 64, 0, 0, 96, 64))
+        read_frames(str(path), examine(str(path))[1], indices, Framing((96, 64), "training"))
     return caught.value
 
 
-def graph_frames(path: Path, geometry: Geometry) -> np.ndarray:
+def graph_frames(path: Path, geometry: CoverCrop) -> np.ndarray:
     """The independent route: a libavfilter graph scales and crops."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]

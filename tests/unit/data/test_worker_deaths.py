@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from worldsmith.data.clips import sample_maker
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream import fetch, worker
 from worldsmith.data.stream.errors import DataError
@@ -30,7 +31,7 @@ def make(folder: Path, workers: int, *, prefetch: int = 2, **runtime: object) ->
     """A loader of packs of one sample."""
     config = VideoLoader.Config(max_samples_per_batch=1, num_workers=workers, prefetch_factor=prefetch)
     config.dataset.path, config.dataset.resolution, config.dataset.min_frames = str(folder), "64", 5
-    return config.build(tokenizer=lambda caption: list(caption.encode())[:12], **runtime)
+    return config.build(grid=LatentGrid(4, 16, 2), tokenizer=lambda caption: list(caption.encode())[:12], **runtime)
 
 
 def facts(pack: list) -> list[tuple]:

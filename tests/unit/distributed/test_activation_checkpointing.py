@@ -19,7 +19,8 @@ from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.layers import HALVES
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 TINY = NetworkConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

@@ -23,7 +23,8 @@ from worldsmith.models.cosmos3.attention.packed import latent_attention
 from worldsmith.models.cosmos3.attention.three_way import plan_latents, plan_masked, plan_natten
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 CPU = torch.device("cpu")
 

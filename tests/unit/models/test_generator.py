@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from worldsmith.assets import asset_path
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.sequence import SampleLayout
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_model import SampleLayout
 from worldsmith.models.video_vae.wan import WanVAE
 
 

@@ -16,9 +16,10 @@ from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
 from worldsmith.models.lora import adapter_state, inject_adapters, match_targets, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.video_model import SampleLayout
 
 QWEN = NetworkConfig(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

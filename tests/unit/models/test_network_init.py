@@ -14,7 +14,8 @@ from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.initialization import init_weights
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.rms_norm import RMSNorm
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 SMALL = NetworkConfig(
     vocab_size=64, hidden_size=96, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

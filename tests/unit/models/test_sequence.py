@@ -12,7 +12,8 @@ from worldsmith.models.cosmos3.architecture import tiny
 from worldsmith.models.cosmos3.attention import packed as attention
 from worldsmith.models.cosmos3.attention.packed import packed_attention, plan_segments
 from worldsmith.models.cosmos3.heads import patchify, unpatchify
-from worldsmith.models.cosmos3.sequence import SampleLayout, pack_samples
+from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.video_model import SampleLayout
 
 
 def pack(*layouts: SampleLayout):

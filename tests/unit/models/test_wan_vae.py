@@ -88,7 +88,17 @@ def test_weights_are_frozen_and_in_the_asked_precision(folder):
     assert not vae.model.training
     assert not any(p.requires_grad for p in vae.model.parameters())
     assert not vae.encode(clip(frames=1)).requires_grad
-    assert (vae.channels, vae.spatial_factor, vae.temporal_factor) == (6, 16, 4)
+    assert vae.channels == 6
+
+
+def test_a_vae_that_divides_clips_otherwise_is_refused(folder, tmp_path):
+    """All that counts frames, pixels and tokens relies on 16 pixels and 4 frames."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "scale_factor_spatial": 8}))
+    with pytest.raises(ValueError, match="8 pixels and 4 frames to a latent cell, expected 16 and 4"):
+        WanVAE.Config(vae_path=str(tmp_path)).build()
 
 
 def test_fingerprint_changes_with_weights_config_precision_and_window_only(folder, tmp_path):

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from worldsmith.assets import asset_path
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.sampling.conditioning import (
+from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.requests import (
     GenerationRequest,
     conditional_text,
+    fit,
     prepare,
-    resize_and_crop,
     seeded_noise,
     unconditional_text,
 )
-from worldsmith.sampling.generate import generate, generate_latents
 
 SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
 REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_frames=9, fps=8.0, seed=1)
@@ -151,22 +154,43 @@ def test_texts_are_those_of_training() -> None:
     assert unconditional_text(replace(plain, negative_prompt="blurry"), keeps) == "blurry"
 
 
-def test_captions_are_cut_where_training_cut_them(generator: Cosmos3Generator) -> None:
-    """max_caption_tokens of training also cuts prompts."""
-    short = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(max_caption_tokens=4))
-    assert len(prepare(short, REQUEST).conditional.text_ids) == 4
-    assert len(prepare(generator, REQUEST).conditional.text_ids) > 4
+def test_prompts_are_never_cut(generator: Cosmos3Generator) -> None:
+    """Neither the prompt nor the negative one: without its end a text is no turn of the chat any more."""
+    whole = len(prepare(generator, REQUEST).conditional.text_ids)
+    short = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(max_caption_tokens=whole))
+    assert len(prepare(short, REQUEST).conditional.text_ids) == whole
+    for request in (
+        replace(REQUEST, prompt="A red square that goes on and on."),
+        replace(REQUEST, negative_prompt="blurry, dull, grey and of a low quality, with a text"),
+    ):
+        with pytest.raises(ValueError, match=rf"has \d+ tokens, and the model was trained with at most {whole} "):
+            prepare(short, request)
 
 
 def test_resize_covers_and_cuts_the_centre() -> None:
     """A wide picture loses its sides, a tall one its top and bottom; the right size is left alone."""
     wide = torch.zeros(3, 1, 20, 60, dtype=torch.uint8)
     wide[:, :, :, 20:40] = 200
-    assert (resize_and_crop(wide, 40, 40)[:, :, :, 3:-3] == 200).all()
-    assert resize_and_crop(wide, 40, 40).shape == (3, 1, 40, 40)
+    assert (fit(wide, 40, 40)[:, :, :, 3:-3] == 200).all()
+    assert fit(wide, 40, 40).shape == (3, 1, 40, 40)
     tall = wide.transpose(2, 3)
-    assert (resize_and_crop(tall, 40, 40)[:, :, 3:-3] == 200).all()
-    assert resize_and_crop(wide, 20, 60) is wide
+    assert (fit(tall, 40, 40)[:, :, 3:-3] == 200).all()
+    noise = torch.randint(0, 256, (3, 2, 20, 60), dtype=torch.uint8)
+    assert torch.equal(fit(noise, 20, 60), noise)
+
+
+def test_conditions_are_scaled_as_the_published_sampling_does_it() -> None:
+    """Sizes rounded up, antialiased bilinear on RGB as float32, rounded: bit for bit."""
+    noise = torch.randint(0, 256, (3, 2, 50, 70), dtype=torch.uint8)
+    for height, width in ((32, 48), (64, 96), (80, 48)):
+        scale = max(height / 50, width / 70)
+        size = (math.ceil(scale * 50), math.ceil(scale * 70))
+        scaled = functional.interpolate(
+            noise.movedim(1, 0).float(), size=size, mode="bilinear", align_corners=False, antialias=True
+        )
+        top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+        expected = scaled[:, :, top : top + height, left : left + width].round().clamp(0, 255).to(torch.uint8)
+        assert torch.equal(fit(noise, height, width), expected.movedim(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +201,7 @@ def test_resize_covers_and_cuts_the_centre() -> None:
         ({"num_frames": 0}, "num_frames and fps must be positive"),
         ({"fps": 0.0}, "num_frames and fps must be positive"),
         ({"seed": -1}, "seed must not be negative"),
+        ({"negative_prompt": "a \ud800 b"}, "half of a surrogate pair"),
         ({"condition_frames": 1}, "there is no condition"),
         ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "give both or neither"),
         ({"condition": torch.zeros(3, 1, 8, 8), "condition_frames": 1}, "expected a uint8 condition"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from worldsmith.data.clips.token_count import usable_frames
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import SampleError
 
 MAX_FPS = 30
@@ -13,7 +13,7 @@ MAX_FPS = 30
 
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
-    """`count` frames (4k + 1) from `start` on, every `interval`-th of the file."""
+    """`count` frames, as many as a video VAE can encode, from `start` on, every `interval`-th of the file."""
 
     start: int
     interval: int
@@ -33,6 +33,7 @@ def select_frames(
     num_video_frames: int,
     temporal_interval_mode: str,
     frame_selection_mode: str,
+    grid: LatentGrid,
     rng: random.Random,
 ) -> FrameSelection:
     """Frames of `window` = (start_frame, end_frame inclusive, temporal_interval) in a file of `total` frames at `fps`.
@@ -51,7 +52,7 @@ def select_frames(
             f"at least {max(1, min_frames)} are needed",
         )
     if num_video_frames == -1:
-        return FrameSelection(start, interval, usable_frames(-(-available // interval)))
+        return FrameSelection(start, interval, grid.usable_frames(-(-available // interval)))
     if available < num_video_frames:
         raise SampleError(
             "too_short", f"window {start}..{last} has {available} frames, num_video_frames={num_video_frames}"
@@ -68,4 +69,4 @@ def select_frames(
     elif frame_selection_mode == "random":
         start += rng.randint(0, slack)
     count = min(num_video_frames, -(-(last - start + 1) // interval))
-    return FrameSelection(start, interval, usable_frames(count))
+    return FrameSelection(start, interval, grid.usable_frames(count))

@@ -1,13 +1,12 @@
-"""Resolution tiers, aspect buckets, and the resize + centre-crop geometry.
+"""Resolution tiers and aspect buckets.
 
-Tiers from 256 are the published table of the Cosmos3 generator; 64, 96 and 128 are ours, for runs on a laptop.
+Tiers from 256 are a published table; 64, 96 and 128 are ours, for runs on a laptop.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from worldsmith.data.clips.token_count import SPATIAL_COMPRESSION
+SIDE = 16
+"""Pixels of which every side must be a multiple, for the coarsest video VAE here."""
 
 RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
     # tier: {aspect "W,H": (width, height) in pixels}
@@ -41,7 +40,7 @@ RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
 
 def encodable(tier: str) -> bool:
     """True when every size of the tier is a multiple of the VAE's 16 pixels."""
-    return all(side % SPATIAL_COMPRESSION == 0 for size in RESOLUTIONS[tier].values() for side in size)
+    return all(side % SIDE == 0 for size in RESOLUTIONS[tier].values() for side in size)
 
 
 TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
@@ -55,7 +54,7 @@ def check_tier(tier: str) -> None:
     if tier not in TIERS:
         sizes = ", ".join(f"{w}x{h}" for w, h in RESOLUTIONS[tier].values())
         raise ValueError(
-            f"resolution '{tier}' has sizes ({sizes}) that are not all multiples of {SPATIAL_COMPRESSION} pixels, "
+            f"resolution '{tier}' has sizes ({sizes}) that are not all multiples of {SIDE} pixels, "
             f"which the video VAE needs; choose one of {', '.join(TIERS)}"
         )
 
@@ -72,30 +71,3 @@ def aspect_bucket(width: int, height: int) -> str:
 def target_size(tier: str, width: int, height: int) -> tuple[int, int]:
     """(width, height) to train at for a source of width x height."""
     return RESOLUTIONS[tier][aspect_bucket(width, height)]
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Resize to (width, height), then cut (crop_width, crop_height) out at (left, top). All in pixels."""
-
-    width: int
-    height: int
-    left: int
-    top: int
-    crop_width: int
-    crop_height: int
-
-
-def cover_and_crop(width: int, height: int, target: tuple[int, int]) -> Geometry:
-    """The smallest resize that covers `target` = (width, height), and its centre crop."""
-    target_width, target_height = target
-    ratio = max(target_width / width, target_height / height)
-    resized_width, resized_height = round(width * ratio), round(height * ratio)
-    return Geometry(
-        width=resized_width,
-        height=resized_height,
-        left=round((resized_width - target_width) / 2),
-        top=round((resized_height - target_height) / 2),
-        crop_width=target_width,
-        crop_height=target_height,
-    )

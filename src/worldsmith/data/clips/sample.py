@@ -35,7 +35,7 @@ class VideoSample:
     condition_frames: int
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     num_tokens: int
-    """Tokens that count against the cap of a pack (`token_count.sample_tokens`)."""
+    """Tokens that count against the cap of a pack (`LatentGrid.sample_tokens`)."""
     cache_key: str | None
     """Where to store the latents after encoding; None when the cache is off."""
     resolution: str

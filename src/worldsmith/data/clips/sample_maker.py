@@ -11,10 +11,11 @@ import torch
 from worldsmith.data.clips.captions import choose_caption, render_caption
 from worldsmith.data.clips.conditioning import draw_condition_frames
 from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
+from worldsmith.data.clips.framing import Framing
 from worldsmith.data.clips.latent_cache import LatentCache, file_identity
-from worldsmith.data.clips.resolution import cover_and_crop, target_size
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.resolution import target_size
 from worldsmith.data.clips.sample import VideoSample
-from worldsmith.data.clips.token_count import latent_shape, sample_tokens
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
 from worldsmith.data.stream.errors import SampleError
@@ -32,6 +33,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         self,
         dataset: VideoDataset,
         *,
+        grid: LatentGrid,
         tokenizer: Callable[[str], list[int]],
         max_caption_tokens: int,
         latent_cache: LatentCache | None,
@@ -40,6 +42,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         max_tokens: int | None = None,
     ) -> None:
         super().__init__(dataset, seed=seed, shuffle=shuffle, max_tokens=max_tokens)
+        self.grid = grid
         self.tokenizer = tokenizer
         self.max_caption_tokens = max_caption_tokens
         self.latent_cache = latent_cache
@@ -55,13 +58,13 @@ class ClipMaker(SampleMaker[VideoSample]):
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
         status, info = examine(window.path)
-        part = select_part(window, info, config, sample_rng(self.seed, position, "frames"))
+        part = select_part(window, info, config, self.grid, sample_rng(self.seed, position, "frames"))
         selection, width, height, fps = part.selection, part.width, part.height, part.fps
-        shape = latent_shape(selection.count, height, width)
+        shape = self.grid.latent_shape(selection.count, height, width)
         notes: dict[str, str] = {}
         caption = self._caption(window, position, selection.count, fps, (height, width))
         text_ids = self._text_ids(caption, window, notes)
-        num_tokens = sample_tokens(len(text_ids), selection.count, height, width)
+        num_tokens = self.grid.sample_tokens(len(text_ids), shape)
         self.check_size(num_tokens, f"{width}x{height}, {selection.count} frames")
         if info.variable_rate:
             notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {fps:.2f} FPS, their average, is used"
@@ -76,8 +79,8 @@ class ClipMaker(SampleMaker[VideoSample]):
             notes[f"cache_{outcome}"] = ""
         video = None
         if latents is None:
-            geometry = cover_and_crop(info.width, info.height, (width, height))
-            video = torch.from_numpy(read_frames(window.path, info, selection.indices, geometry))
+            framing = Framing((width, height), "training")
+            video = torch.from_numpy(read_frames(window.path, info, selection.indices, framing))
         sample = VideoSample(
             key=window.key,
             position=position,
@@ -134,7 +137,9 @@ class Part:
     fps: float
 
 
-def select_part(window: Window, info: VideoInfo, config: VideoDataset.Config, rng: random.Random) -> Part:
+def select_part(
+    window: Window, info: VideoInfo, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random
+) -> Part:
     """The frames to read, and how training sees them.
 
     The limits of the config are held against the file itself: what the data set file states may be wrong or absent.
@@ -152,6 +157,7 @@ def select_part(window: Window, info: VideoInfo, config: VideoDataset.Config, rn
         num_video_frames=config.num_video_frames,
         temporal_interval_mode=config.temporal_interval_mode,
         frame_selection_mode=config.frame_selection_mode,
+        grid=grid,
         rng=rng,
     )
     fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from worldsmith.data.clips.token_count import sample_tokens
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -31,7 +31,9 @@ class DatasetSummary:
         return f"{self.records} records, {self.windows} windows; left out: {drops} ({self.probed} clips opened)"
 
 
-def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None = None) -> DatasetSummary:
+def summarize(
+    dataset: VideoDataset, grid: LatentGrid, *, probe: int = 16, max_tokens: int | None = None
+) -> DatasetSummary:
     """Looks at every line, and opens `probe` clips spread evenly over the data set (their first frame is decoded).
 
     With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
@@ -44,8 +46,8 @@ def summarize(dataset: VideoDataset, *, probe: int = 16, max_tokens: int | None 
     for window in windows:
         try:
             _, info = examine(window.path)
-            part = select_part(window, info, dataset.config, random.Random(0))
-            tokens = sample_tokens(0, part.selection.count, part.height, part.width)
+            part = select_part(window, info, dataset.config, grid, random.Random(0))
+            tokens = grid.sample_tokens(0, grid.latent_shape(part.selection.count, part.height, part.width))
             if max_tokens is not None and tokens > max_tokens:
                 size = f"{part.width}x{part.height}, {part.selection.count} frames"
                 raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")

@@ -12,6 +12,7 @@ from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.latent_cache import LatentCache
+    from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.data.stream.quarantine import Quarantine
 
 
@@ -33,13 +34,17 @@ class VideoLoader(PackingDataLoader):
         self,
         config: Config,
         *,
+        grid: LatentGrid,
         tokenizer: Callable[[str], list[int]],
         latent_cache: LatentCache | None = None,
         quarantine: Quarantine | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`tokenizer` maps a caption to its chat-templated ids. Raises DataError when no window can be used."""
+        """`tokenizer` maps a caption to its chat-templated ids, in the workers.
+
+        Raises DataError when no window can be used.
+        """
         from worldsmith.data.clips.sample_maker import ClipMaker
 
         config.dataset.check()
@@ -50,6 +55,7 @@ class VideoLoader(PackingDataLoader):
             )
         maker = ClipMaker(
             config.dataset.build(),
+            grid=grid,
             tokenizer=tokenizer,
             max_caption_tokens=config.max_caption_tokens,
             latent_cache=latent_cache,

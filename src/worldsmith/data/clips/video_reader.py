@@ -16,14 +16,10 @@ import numpy as np
 from av.container import InputContainer
 from av.stream import Disposition
 from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
-from worldsmith.data.clips.resolution import Geometry
+from worldsmith.data.clips.framing import Framing
 from worldsmith.data.stream.errors import SampleError
-
-# BITEXACT: the same pixels on every processor, so that a run that is resumed elsewhere sees the same data.
-SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
 
 CONTAINERS = (
     "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
@@ -86,27 +82,37 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
         return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
 
 
-def read_frames(path: str, info: VideoInfo, indices: range, geometry: Geometry) -> np.ndarray:
-    """The frames `indices` as uint8 [3, T, H, W], scaled bicubically while decoding and then cropped.
+def read_frames(path: str, info: VideoInfo, indices: range, framing: Framing) -> np.ndarray:
+    """The frames `indices` as uint8 [3, T, H, W], upright and of the framing's size.
 
     Decodes from the start, one frame after the other: exact for every stream, also those with a variable rate.
     Raises SampleError: truncated when the file ends or breaks before the last frame.
     """
-    out = np.empty((3, len(indices), geometry.crop_height, geometry.crop_width), np.uint8)
-    rows = slice(geometry.top, geometry.top + geometry.crop_height)
-    columns = slice(geometry.left, geometry.left + geometry.crop_width)
-    width, height = (geometry.height, geometry.width) if info.rotation % 2 else (geometry.width, geometry.height)
-    reformatter = VideoReformatter()
+    width, height = framing.size
+    out = np.empty((3, len(indices), height, width), np.uint8)
+    for done, frame in enumerate(pick(path, info, indices)):
+        out[:, done] = framing(frame, info.rotation)
+    return out
+
+
+def read_opening(path: str, count: int) -> np.ndarray:
+    """The first frames of a clip, at most `count`, as uint8 [3, T, H, W], upright and of its own size."""
+    _, info = examine(path)
+    indices = range(min(count, info.num_frames))
+    frames = [np.rot90(frame.to_ndarray(format="rgb24"), info.rotation) for frame in pick(path, info, indices)]
+    return np.stack(frames).transpose(3, 0, 1, 2)
+
+
+def pick(path: str, info: VideoInfo, indices: range) -> Iterator[VideoFrame]:
+    """The decoded frames `indices`. Raises SampleError."""
     done = 0
     with opened(path) as (container, stream):
         for number, frame in enumerate(decode(container, stream, info)):
             if number == indices[done]:
-                scaled = reformatter.reformat(frame, width, height, "rgb24", interpolation=SCALING, threads=1)
-                upright = np.rot90(scaled.to_ndarray(), info.rotation)
-                out[:, done] = upright[rows, columns].transpose(2, 0, 1)
+                yield frame
                 done += 1
                 if done == len(indices):
-                    return out
+                    return
     raise SampleError("truncated", f"frame {indices[done]} is missing; the container states {info.num_frames} frames")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,46 +23,18 @@ from worldsmith.models.cosmos3.attention.modes import (
 from worldsmith.models.cosmos3.parameter_count import count_parameters
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
-from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from worldsmith.models.cosmos3.network import Cosmos3Network
-    from worldsmith.models.cosmos3.sequence import PackedSequence, SampleLayout
+    from worldsmith.models.cosmos3.sequence import PackedSequence
+    from worldsmith.models.video_model import SampleLayout, Velocities
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What a model saw in training, as defaults for generating with it. None: not known."""
-
-    height: int | None = None
-    """Pixels."""
-    width: int | None = None
-    """Pixels."""
-    num_frames: int | None = None
-    """Frames of a clip, 4k+1."""
-    fps: float | None = None
-    """Frames per second that the network and the text are told."""
-    shift: float | None = None
-    """Shift of the noise schedule at this size."""
-    steps: int = 35
-    """Sampling steps."""
-    guidance: float = 6.0
-    """Scale of classifier-free guidance; 1 turns it off."""
-    append_duration_fps: bool = False
-    """Whether plain captions were followed by the sentence on duration and frame rate."""
-    append_resolution: bool = False
-    """Whether plain captions were followed by the sentence on height and width."""
-    caption_suffix: str = ""
-    """Text between a plain caption and those sentences."""
-    unconditional_keeps_metadata: bool = False
-    """Whether captions dropped in training kept those sentences."""
-    max_caption_tokens: int | None = None
-    """Chat-templated ids past this number were cut."""
 
 
 class Cosmos3Generator(Model):
@@ -91,6 +64,11 @@ class Cosmos3Generator(Model):
         """The video VAE."""
         text_tokenizer: TextTokenizer.Config = field(default_factory=TextTokenizer.Config)
         """The caption tokenizer."""
+
+        @property
+        def latent_grid(self) -> tuple[int, int, int]:
+            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
+            return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.latent_patch_size
 
         def check(self) -> None:
             read_attention(self)
@@ -200,6 +178,38 @@ class Cosmos3Generator(Model):
             attention=self.network.attention,
             device=self.device,
         )
+
+    def num_tokens(self, layout: SampleLayout) -> int:
+        """Tokens of a sample in a pack."""
+        from worldsmith.models.cosmos3.sequence import token_grid
+
+        return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
+
+    def velocities(self, layouts: Sequence[SampleLayout]) -> Velocities:
+        """The network on a pack of these samples, whose texts are read once, for all steps of sampling."""
+        import torch
+
+        pack = self.pack(layouts)
+        memory = self.network.read_text(pack)
+
+        def velocities_at(states: list[Tensor], timestep: float) -> list[Tensor]:
+            timesteps = torch.full((len(layouts),), timestep, device=self.device)
+            velocities: list[Tensor] = self.network(pack, states, timesteps, memory)
+            return velocities
+
+        return velocities_at
+
+    @property
+    def latent_grid(self) -> tuple[int, int, int]:
+        return self.config.latent_grid
+
+    @property
+    def latent_channels(self) -> int:
+        return self.config.network.latent_channel
+
+    @property
+    def max_tokens(self) -> int:
+        return self.config.max_num_tokens_after_packing
 
     @property
     def latent_fingerprint(self) -> str:

@@ -19,20 +19,7 @@ from worldsmith.models.cosmos3.attention.packed import LatentPlan, SegmentPlan, 
 from worldsmith.models.cosmos3.attention.three_way import plan_latents
 from worldsmith.models.cosmos3.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
 from worldsmith.models.cosmos3.token_share import AllTokens, TokenShare
-
-
-@dataclass(frozen=True, slots=True)
-class SampleLayout:
-    """What the packer must know of one sample."""
-
-    text_ids: Sequence[int]
-    """Chat-templated caption ids; EOS and vision-start are appended by the packer."""
-    latent_shape: tuple[int, int, int]
-    """(t, h, w) of the latent, before patching."""
-    fps: float | None
-    """Frames per second of the video; None makes every latent frame one position step."""
-    condition_frames: int = 0
-    """Clean leading latent frames (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
+from worldsmith.models.video_model import SampleLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +106,7 @@ def pack_samples(
         raise ValueError("cannot pack an empty list of samples")
     for index, layout in enumerate(layouts):
         check_layout(index, layout)
-    patch = config.latent_patch_size
-    grids = tuple((t, -(-h // patch), -(-w // patch)) for t, h, w in (layout.latent_shape for layout in layouts))
+    grids = tuple(token_grid(layout.latent_shape, config) for layout in layouts)
     ids = [[*layout.text_ids, eos_id, vision_start_id] for layout in layouts]
     check_ids(ids, config.vocab_size)
 
@@ -154,6 +140,12 @@ def pack_samples(
             gen_plans=plan_latents(attention, grids, text_lengths, device),
         ),
     )
+
+
+def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tuple[int, int, int]:
+    """(t, rows, columns) of a sample's latent tokens; an odd side is padded up."""
+    frames, height, width = latent_shape
+    return frames, -(-height // config.latent_patch_size), -(-width // config.latent_patch_size)
 
 
 def check_layout(index: int, layout: SampleLayout) -> None:

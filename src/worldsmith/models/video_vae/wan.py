@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Range
-from worldsmith.models.video_vae.wan_files import find_vae, load_model, read_settings, require_vae
+from worldsmith.models.video_vae.wan_files import (
+    SPATIAL_FACTOR,
+    TEMPORAL_FACTOR,
+    find_vae,
+    load_model,
+    read_settings,
+    require_vae,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -80,16 +87,6 @@ class WanVAE(Configurable):
         """Latent channels."""
         return int(self.settings["z_dim"])
 
-    @property
-    def spatial_factor(self) -> int:
-        """Pixels per latent cell, in height and in width."""
-        return int(self.settings["scale_factor_spatial"])
-
-    @property
-    def temporal_factor(self) -> int:
-        """Frames per latent frame after the first, which stands for one frame."""
-        return int(self.settings["scale_factor_temporal"])
-
     def encode(self, video: Tensor) -> Tensor:
         """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/16, W/16]; pixels enter as value/127.5 - 1.
 
@@ -159,7 +156,7 @@ class WanVAE(Configurable):
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[0] != 3:
             raise ValueError(f"expected a uint8 video [3, T, H, W], found {video.dtype} {list(video.shape)}")
         _, frames, height, width = video.shape
-        if frames % self.temporal_factor != 1:
+        if frames % TEMPORAL_FACTOR != 1:
             raise ValueError(f"the VAE takes 4k+1 frames, found {frames}; cut to {(frames - 1) // 4 * 4 + 1}")
-        if height % self.spatial_factor or width % self.spatial_factor:
-            raise ValueError(f"height and width must be multiples of {self.spatial_factor}, found {height}x{width}")
+        if height % SPATIAL_FACTOR or width % SPATIAL_FACTOR:
+            raise ValueError(f"height and width must be multiples of {SPATIAL_FACTOR}, found {height}x{width}")

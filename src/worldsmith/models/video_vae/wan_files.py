@@ -17,7 +17,9 @@ CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
 FILE_ENDINGS = (".pth", ".pt", ".ckpt")
 WEIGHTS = "diffusion_pytorch_model*.safetensors"
-LAYOUTS = (("vae/config.json", f"vae/{WEIGHTS}*"), (PTH_NAME,), ("config.json", f"{WEIGHTS}*"))
+SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
+"""Pixels of a latent cell, in height and in width, and frames of a latent frame after the first: of every such VAE."""
+PLACES = (("vae/config.json", f"vae/{WEIGHTS}*"), (PTH_NAME,), ("config.json", f"{WEIGHTS}*"))
 """Where a repository has its VAE: a pipeline's subfolder, the released file, the repository itself."""
 
 
@@ -26,16 +28,16 @@ def find_vae(name: str) -> Path:
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return Path(name).expanduser()
     hub = hub_name(name)
-    layouts: Sequence[tuple[str, ...]] = LAYOUTS[-1:] if hub is None or hub.inner or Path(name).exists() else LAYOUTS
+    places: Sequence[tuple[str, ...]] = PLACES[-1:] if hub is None or hub.inner or Path(name).exists() else PLACES
     if hub is not None:  # any layout in the cache comes before a look at the hub for another one
-        layouts = sorted(layouts, key=lambda patterns: cached(hub, patterns) is None)
-    for patterns in layouts[:-1]:
+        places = sorted(places, key=lambda patterns: cached(hub, patterns) is None)
+    for patterns in places[:-1]:
         try:
             return inside(local_folder(name, file_patterns=patterns, field="vae_path"))
         except FileNotFoundError as error:
             if error.__cause__ is not None:  # not reached at all; else the repository has another layout
                 raise
-    return inside(local_folder(name, file_patterns=layouts[-1], field="vae_path"))
+    return inside(local_folder(name, file_patterns=places[-1], field="vae_path"))
 
 
 def require_vae(name: str) -> None:
@@ -78,6 +80,12 @@ def read_settings(source: Path) -> dict[str, Any]:
     found = settings.get("_class_name")
     if found != CLASS_NAME:
         raise ValueError(f"vae_path: '{source}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
+    factors = settings.get("scale_factor_spatial"), settings.get("scale_factor_temporal")
+    if factors != (SPATIAL_FACTOR, TEMPORAL_FACTOR):
+        raise ValueError(
+            f"vae_path: '{config}' says {factors[0]} pixels and {factors[1]} frames to a latent cell, expected "
+            f"{SPATIAL_FACTOR} and {TEMPORAL_FACTOR}"
+        )
     for name in ("latents_mean", "latents_std"):
         length, channels = len(settings.get(name, [])), settings["z_dim"]
         if length != channels:

@@ -27,9 +27,10 @@ from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.cosmos3.attention.modes import describe_modes
-from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults, read_attention
+from worldsmith.models.cosmos3.generator import Cosmos3Generator, read_attention
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,10 +26,11 @@ from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import FILES
 from worldsmith.models.model_files import lasting_name, local_folder
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:
     import torch

@@ -31,9 +31,9 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.cosmos3.generator import GenerationDefaults
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
+from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from worldsmith.data.clips.captions import Caption, render_caption
-from worldsmith.data.clips.token_count import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION, latent_shape
-from worldsmith.models.cosmos3.sequence import SampleLayout
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.models.video_model import SampleLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.cosmos3.generator import Cosmos3Generator, GenerationDefaults
+    from worldsmith.models.video_model import GenerationDefaults, VideoModel
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +31,11 @@ class GenerationRequest:
     prompt: str
     """A caption, or a structured caption as a JSON object, which is used as it stands."""
     height: int
-    """Pixels, a multiple of 16."""
+    """Pixels, whole latent cells."""
     width: int
-    """Pixels, a multiple of 16."""
+    """Pixels, whole latent cells."""
     num_frames: int
-    """Rounded up to 4k+1, with a warning."""
+    """Rounded up to whole latent frames, with a warning."""
     fps: float
     """Frames per second."""
     seed: int = 0
@@ -44,21 +43,24 @@ class GenerationRequest:
     condition: Tensor | None = None
     """uint8 [3, T, H, W] of any size: one frame for image-to-video, the opening frames for video-to-video."""
     condition_frames: int = 0
-    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video (5 frames of the clip)."""
+    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     negative_prompt: str | None = None
     """What guidance moves away from. None: the empty caption, as in training."""
 
-    def check(self) -> None:
+    def check(self, grid: LatentGrid) -> None:
         """Raises ValueError, naming the prompt, for sizes and conditions that no video can have."""
         where = f"request {self.prompt[:60]!r}"
         for name, side in (("height", self.height), ("width", self.width)):
-            if side < 1 or side % SPATIAL_COMPRESSION:
+            if side < 1 or side % grid.pixels:
                 raise ValueError(
-                    f"{where}: {name} must be a multiple of {SPATIAL_COMPRESSION}, found {side}; "
-                    f"the nearest is {max(1, round(side / SPATIAL_COMPRESSION)) * SPATIAL_COMPRESSION}"
+                    f"{where}: {name} must be a multiple of {grid.pixels}, found {side}; "
+                    f"the nearest is {max(1, round(side / grid.pixels)) * grid.pixels}"
                 )
         if self.num_frames < 1 or not (self.fps > 0 and math.isfinite(self.fps)):
             raise ValueError(f"{where}: num_frames and fps must be positive, found {self.num_frames} and {self.fps}")
+        for text in (self.prompt, self.negative_prompt or ""):
+            if not text.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
+                raise ValueError(f"{where}: {text[:60]!r} holds half of a surrogate pair, which is no character")
         if self.seed < 0:
             raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")
         if (self.condition is None) != (self.condition_frames == 0):
@@ -67,7 +69,7 @@ class GenerationRequest:
                 f"{'no condition' if self.condition is None else 'a condition'}; give both or neither"
             )
         if self.condition is not None:
-            check_condition(self.condition, pixel_frames(self.condition_frames), self.num_frames, where)
+            check_condition(self.condition, grid.pixel_frames(self.condition_frames), self.num_frames, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +82,39 @@ class PreparedRequest:
     unconditional: SampleLayout
 
 
-def prepare(generator: Cosmos3Generator, request: GenerationRequest) -> PreparedRequest:
+def prepare(model: VideoModel, request: GenerationRequest) -> PreparedRequest:
     """Text ids of both branches of guidance, and the start of sampling. Raises ValueError for an impossible request."""
-    request.check()
-    request = with_whole_latent_frames(request)
-    shape = latent_shape(request.num_frames, request.height, request.width)
-    texts = conditional_text(request, generator.defaults), unconditional_text(request, generator.defaults)
+    grid = LatentGrid(*model.latent_grid)
+    request.check(grid)
+    request = with_whole_latent_frames(request, grid)
+    shape = grid.latent_shape(request.num_frames, request.height, request.width)
+    texts = conditional_text(request, model.defaults), unconditional_text(request, model.defaults)
     layouts = [
         SampleLayout(
-            text_ids=generator.tokenize(text)[: generator.defaults.max_caption_tokens],
+            text_ids=text_ids(model, text),
             latent_shape=shape,
             fps=request.fps,
             condition_frames=request.condition_frames,
         )
         for text in texts
     ]
-    start = seeded_noise(request.seed, (generator.config.network.latent_channel, *shape))
-    start = start.to(generator.device)
+    start = seeded_noise(request.seed, (model.latent_channels, *shape)).to(model.device)
     if request.condition is not None:
-        opening = request.condition[:, : pixel_frames(request.condition_frames)]
-        start[:, : request.condition_frames] = clean_latents(generator, opening, request.height, request.width)
+        # The first latents of any clip that begins so: the VAE is causal, what follows does not change them.
+        opening = request.condition[:, : grid.pixel_frames(request.condition_frames)]
+        start[:, : request.condition_frames] = model.encode(fit(opening, request.height, request.width))
     return PreparedRequest(start, *layouts)
+
+
+def text_ids(model: VideoModel, text: str) -> list[int]:
+    """The ids of a text. Raises ValueError for more than training ever showed: cut, it would lack its end."""
+    ids, most = model.tokenize(text), model.defaults.max_caption_tokens
+    if most is not None and len(ids) > most:
+        raise ValueError(
+            f"the prompt {text[:60]!r} has {len(ids)} tokens, and the model was trained with at most {most} "
+            "(dataloader_train.max_caption_tokens); shorten it"
+        )
+    return ids
 
 
 def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
@@ -140,26 +154,16 @@ def is_structured(prompt: str) -> bool:
         return False
 
 
-def clean_latents(generator: Cosmos3Generator, opening: Tensor, height: int, width: int) -> Tensor:
-    """Latents [C, k, h, w] of a condition's 4(k-1)+1 opening frames.
+def fit(video: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [3, T, H, W] of any size to the given one, as the published sampling treats conditions."""
+    from av.video.frame import VideoFrame
 
-    They are the first k latents of any clip that begins so: the VAE is causal, what follows does not change them.
-    """
-    return generator.encode(resize_and_crop(opening, height, width)).to(generator.device)
+    from worldsmith.data.clips.framing import Framing
 
-
-def resize_and_crop(video: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [3, T, H, W] to the given size: scaled to cover it (bilinear, antialiased), then cut around the centre."""
-    if video.shape[-2:] == (height, width):
-        return video
-    source_height, source_width = video.shape[-2:]
-    scale = max(height / source_height, width / source_width)
-    size = (math.ceil(scale * source_height), math.ceil(scale * source_width))
-    frames = video.movedim(1, 0).float()
-    frames = F.interpolate(frames, size=size, mode="bilinear", align_corners=False, antialias=True)
-    top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
-    frames = frames[:, :, top : top + height, left : left + width]
-    return frames.round().clamp(0, 255).to(torch.uint8).movedim(0, 1).contiguous()
+    framing = Framing((width, height), "inference")
+    pictures = video.permute(1, 2, 3, 0).contiguous().cpu().numpy()
+    frames = [framing(VideoFrame.from_ndarray(picture, format="rgb24")) for picture in pictures]
+    return torch.from_numpy(np.stack(frames, axis=1))
 
 
 def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
@@ -168,15 +172,13 @@ def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))
 
 
-def with_whole_latent_frames(request: GenerationRequest) -> GenerationRequest:
-    frames = pixel_frames(1 + -(-(request.num_frames - 1) // TEMPORAL_COMPRESSION))
+def with_whole_latent_frames(request: GenerationRequest, grid: LatentGrid) -> GenerationRequest:
+    frames = grid.pixel_frames(grid.latent_frames(request.num_frames))
     if frames != request.num_frames:
-        logger.warning("num_frames %d is not 4k+1; %d frames are generated instead", request.num_frames, frames)
+        logger.warning(
+            "num_frames %d is not %dk+1; %d frames are generated instead", request.num_frames, grid.frames, frames
+        )
     return replace(request, num_frames=frames)
-
-
-def pixel_frames(latent_frames: int) -> int:
-    return 1 + (latent_frames - 1) * TEMPORAL_COMPRESSION
 
 
 def check_condition(condition: Tensor, needed: int, num_frames: int, where: str) -> None:

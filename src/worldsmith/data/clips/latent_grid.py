@@ -1,0 +1,41 @@
+"""How a video VAE and a network divide a clip: frames and pixels into latent cells, cells into tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LatentGrid:
+    """The arithmetic of clips; the model says the numbers."""
+
+    frames: int
+    """Frames of a latent frame; the first one covers a single frame."""
+    pixels: int
+    """Pixels of a latent cell, in height and in width."""
+    patch: int
+    """Latent cells of a token, in height and in width."""
+
+    def usable_frames(self, num_frames: int) -> int:
+        """The largest k·frames + 1 that is not above `num_frames`: what a causal video VAE can encode."""
+        return (num_frames - 1) // self.frames * self.frames + 1
+
+    def latent_frames(self, num_frames: int) -> int:
+        """Latent frames that cover `num_frames`."""
+        return 1 + -(-(num_frames - 1) // self.frames)
+
+    def pixel_frames(self, latent_frames: int) -> int:
+        return 1 + (latent_frames - 1) * self.frames
+
+    def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """(t, h, w) of the latents of a usable number of frames of [height, width] pixels."""
+        return self.latent_frames(num_frames), height // self.pixels, width // self.pixels
+
+    def vision_tokens(self, shape: tuple[int, int, int]) -> int:
+        """Tokens of latents (t, h, w); an odd side is padded up (ceil)."""
+        t, h, w = shape
+        return t * -(-h // self.patch) * -(-w // self.patch)
+
+    def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
+        """Tokens that a loader counts: text + 1 + (vision + 2). It is one above the packed length, as published."""
+        return num_text_ids + 1 + self.vision_tokens(shape) + 2
