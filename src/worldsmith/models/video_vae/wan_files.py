@@ -43,7 +43,7 @@ def find_vae(name: str) -> Path:
 def require_vae(name: str) -> None:
     """Raises FileNotFoundError or ValueError when `vae_path` names no VAE; reads no weights and downloads nothing."""
     hub = hub_name(name)
-    if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in LAYOUTS):
+    if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in PLACES):
         read_settings(find_vae(name))
     else:
         look_for(name, field="vae_path")
