@@ -136,3 +136,27 @@ def test_a_remedy_can_be_written_in_the_file_that_it_is_for(tmp_path: Path, caps
     assert 'latent_cache = ""' in err
     path.write_text(f'{text}[dataloader_train]\nlatent_cache = ""\n')
     assert run(capsys, "check", str(path))[0] == 0
+
+
+def test_check_of_files_tells_all_that_is_missing_in_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[job]\nexperiment = "vision_sft_tiny"\n[model.tokenizer]\nvae_path = "no/vae"\n'
+        '[checkpoint]\nload_path = "no/base"\n'
+    )
+    assert run(capsys, "check", str(path))[0] == 0
+    code, out, err = run(capsys, "check", "--files", str(path))
+    assert (code, out) == (2, "")
+    assert "4 mistakes in the config" in err
+    for found in (
+        f"{path}:4:12: model.config.tokenizer: ",
+        f"{path}:6:13: checkpoint: ",
+        "/data",
+        str(tmp_path / "file"),
+    ):
+        assert found in err
+    assert {file.name for file in tmp_path.iterdir()} == {"file", "run.toml"}

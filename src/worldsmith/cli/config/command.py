@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "diff":
             command.add_argument("old", metavar="A", help=SOURCE)
             command.add_argument("new", metavar="B", help=SOURCE)
+        if name == "check":
+            command.add_argument("--files", action="store_true", help="look for what the run reads and writes, too")
         if name == "show":
             command.add_argument("--changed", action="store_true", help="print only what differs from the recipe")
             command.add_argument("--plain", action="store_true", help="leave out the origins")
@@ -76,8 +78,15 @@ def show(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Prints OK; whatever is wrong is raised."""
-    print(f"OK: {_load(args).source}")
+    """Prints OK; whatever is wrong is raised, with `--files` also of weights, VAE, tokenizer, data and run folder."""
+    loaded = _load(args)
+    if args.files:
+        from worldsmith.config.errors import ConfigError, locate
+        from worldsmith.training.file_checks import check_files
+
+        if problems := check_files(loaded.tree):
+            raise ConfigError(locate(problems, loaded.places))
+    print(f"OK: {loaded.source}")
     return 0
 
 
