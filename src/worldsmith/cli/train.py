@@ -112,7 +112,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     if outcome is Outcome.STOPPED:
         return PREEMPTED
     if trainer.world.is_main:
-        print(f"done: {trainer.iteration} steps; the run is in {folder}")
+        print(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
     return 0
 
 

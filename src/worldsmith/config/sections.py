@@ -22,7 +22,7 @@ class JobConfig(Config):
     group: str = ""
     """Second level of the run folder, and the tracker's group."""
     name: str = ""
-    """Last level of the run folder, and the run's name in the tracker."""
+    """Last level of the run folder, and the tracker's name. Empty: the time of the start, a new run each time."""
     wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
 

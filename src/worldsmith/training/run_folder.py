@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +63,11 @@ def output_root() -> Path:
 
 
 def run_path(job: JobConfig) -> Path:
-    """The run folder of a job. UserError when a part of its name is empty."""
-    for part in ("project", "group", "name"):
-        if not getattr(job, part):
-            raise UserError(f"job.{part} is empty; the run folder is <output root>/<project>/<group>/<name>")
-    return output_root() / job.project / job.group / job.name
+    """The run folder of a job; for one without a name a new one, after the present time. UserError as `output_root`."""
+    group = output_root() / job.project / job.group
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    names = (now if count == 1 else f"{now}_{count}" for count in itertools.count(1))
+    return group / (job.name or next(name for name in names if not (group / name).exists()))
 
 
 def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:

@@ -103,6 +103,11 @@ class Trainer(Configurable):
         self.run_folder = Path(run_folder or run_path(config.job))
         process = start_writer(config.checkpoint)
         self.world: World = join_world(config.model.config)
+        if not config.job.name and run_folder is None:
+            self.run_folder = self.world.broadcast(self.run_folder)
+            config.job.name = self.run_folder.name
+            level = logging.WARNING if self.world.is_main else logging.DEBUG
+            logger.log(level, "job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
         require_same_config(self.world, config)
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0

@@ -338,7 +338,7 @@ class Patient(Trainer):
         '''Seconds before the first step.'''
 
     def __init__(self, config, *, resume_changed=False, launch=None):
-        self.config, self.world, self.state = config, World(), SimpleNamespace(iteration=0)
+        self.config, self.world, self.run_folder, self.state = config, World(), "", SimpleNamespace(iteration=0)
 
     def train(self):
         print("waited", self.config.wait)

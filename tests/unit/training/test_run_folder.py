@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from toy_runs import make_world, toy_config
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
+from worldsmith.config.tree.reader import from_yaml
 from worldsmith.training.run_folder import differences, flatten, output_root, run_path
+from worldsmith.training.trainer import Outcome, Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +34,25 @@ def test_two_roots_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -
         output_root()
 
 
-def test_unnamed_run_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"job\.name is empty"):
-        run_path(JobConfig(project="p", group="g"))
+def test_a_run_without_a_name_is_a_new_one_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also two within a second; the record has the name, under which the run is continued."""
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
+    config = toy_config(make_world(tmp_path / "world"), steps=1)
+    config.job.name = ""
+    folders = []
+    for _ in range(3):
+        trainer = Trainer(config)
+        assert trainer.train() is Outcome.FINISHED
+        folders.append(trainer.run_folder)
+        assert f"job.name is empty: a new run, in {trainer.run_folder}" in caplog.text
+    assert len(set(folders)) == 3
+    assert {folder.parent for folder in folders} == {tmp_path / "runs/tests/tiny"}
+    again = from_yaml((folders[0] / "config.yaml").read_text())
+    assert again.job.name == folders[0].name
+    assert Trainer(again).state.iteration == 1
+    assert config.job.name == ""
 
 
 def test_differences_name_paths_and_both_values() -> None:

@@ -85,7 +85,7 @@ FIELDS: tuple[TomlField, ...] = (
         ("experiment", str, "", "The registered recipe that this file changes. Required."),
         ("project", str, "", "First level of the run folder."),
         ("group", str, "", "Second level of the run folder."),
-        ("name", str, "", "Last level of the run folder."),
+        ("name", str, "", "Last level of the run folder; empty: the time of the start, a new run each time."),
         ("wandb_mode", Literal["online", "offline", "disabled"], "disabled", "Weights & Biases mode."),
     ),
     *_section(
