@@ -39,7 +39,7 @@ def test_a_run_without_a_name_is_a_new_one_each_time(
 ) -> None:
     """Also two within a second; the record has the name, under which the run is continued."""
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
-    config = toy_config(make_world(tmp_path / "world"), steps=1)
+    config = toy_config(make_world(tmp_path / "world"), steps=4)
     config.job.name = ""
     folders = []
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_a_run_without_a_name_is_a_new_one_each_time(
     assert {folder.parent for folder in folders} == {tmp_path / "runs/tests/tiny"}
     again = from_yaml((folders[0] / "config.yaml").read_text())
     assert again.job.name == folders[0].name
-    assert Trainer(again).state.iteration == 1
+    assert Trainer(again).state.iteration == 4
     assert config.job.name == ""
 
 
