@@ -16,7 +16,7 @@ from worldsmith.checkpoint.formats.convert import convert
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """With a reasoner, and the native base checkpoint made from it in several files, beside the runs."""
-    runs = Runs(tmp_path_factory.mktemp("imports"), clips=5)
+    runs = Runs(tmp_path_factory.mktemp("imports"), samples=5, family="tiny")
     write_tiny_base(runs.folder / "reasoner")
     convert(str(runs.folder / "reasoner"), runs.folder / "native", to="native", seed=42, max_shard_size=30_000)
     yield runs

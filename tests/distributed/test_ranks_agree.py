@@ -31,7 +31,7 @@ TOLD = {
     r"it must be on storage that all nodes share",
     "held_folder": rf"UserError: the run folder \S+ is in use: process {os.getpid()} on ",
     "other_data": r"UserError: the processes of this run see different data:\n  process 0: 3 samples in \S+\n"
-    r"  process 1: 2 windows in ",
+    r"  process 1: 2 samples in ",
     "unseen_files": r"SaveError: the checkpoint iter_000000002 could not be written .* is not there for process 0: do "
     "all nodes share this folder",
 }

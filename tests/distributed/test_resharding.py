@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_runs
 import torch
+import toy_runs
 from runs import Runs
 
 PHASES = ((1, 4), (2, 2), (4, 1), (1, 4))
@@ -18,7 +18,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    runs = Runs(tmp_path_factory.mktemp("resharding"), clips=5)
+    runs = Runs(tmp_path_factory.mktemp("resharding"), samples=5)
     yield runs
     runs.close()
 
@@ -58,10 +58,10 @@ def test_one_two_four_one_ranks_equal_an_uninterrupted_run(runs: Runs) -> None:
     for now, before in ((2, 1), (4, 2), (1, 4)):
         assert f"was saved by {before} data-parallel processes, and now there are {now}" in said
     whole, resharded = runs.folder / "whole", runs.folder / "resharded"
-    same_losses(tiny_runs.read_losses(resharded), tiny_runs.read_losses(whole))
+    same_losses(toy_runs.read_losses(resharded), toy_runs.read_losses(whole))
     assert positions(resharded) == positions(whole)
     last = f"checkpoints/iter_{STEPS:09d}"
-    expected, found = tiny_runs.read_checkpoint(whole / last), tiny_runs.read_checkpoint(resharded / last)
+    expected, found = toy_runs.read_checkpoint(whole / last), toy_runs.read_checkpoint(resharded / last)
     for name in (name for name in expected if name.startswith(("model/", "optim/"))):
         assert (found[name] - expected[name]).norm() <= 1e-4 * expected[name].norm() + 1e-8, name
 
@@ -74,7 +74,7 @@ def unbroken(runs: Runs) -> str:
 
 
 def require_same_bits(runs: Runs, name: str, other: str, step: int) -> None:
-    found, expected = (tiny_runs.read_checkpoint(runs.checkpoint(one, step)) for one in (name, other))
+    found, expected = (toy_runs.read_checkpoint(runs.checkpoint(one, step)) for one in (name, other))
     assert found.keys() == expected.keys()
     assert not [name for name in expected if not torch.equal(expected[name], found[name])]
 
@@ -94,4 +94,4 @@ def test_a_rank_that_is_killed_loses_nothing_complete(runs: Runs, unbroken: str,
     assert runs.usable(name) in (1, 2)
     runs.start(name, job=job(2, 2, 4), save_iter=1)
     require_same_bits(runs, name, unbroken, 4)
-    assert tiny_runs.read_losses(runs.folder / name) == tiny_runs.read_losses(runs.folder / unbroken)
+    assert toy_runs.read_losses(runs.folder / name) == toy_runs.read_losses(runs.folder / unbroken)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_runs
 import torch
+import toy_runs
 from runs import STEPS, Runs
 
 
@@ -24,11 +24,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 def require_equal(runs: Runs, name: str) -> None:
     """Losses of all 40 steps, weights, average, optimizer, schedule, counters and RNG are the same bits."""
     whole, resumed = runs.folder / "whole", runs.folder / name
-    losses = tiny_runs.read_losses(resumed)
+    losses = toy_runs.read_losses(resumed)
     assert [line[0] for line in losses] == list(range(1, STEPS + 1))
-    assert losses == tiny_runs.read_losses(whole)
+    assert losses == toy_runs.read_losses(whole)
     last = f"checkpoints/iter_{STEPS:09d}"
-    expected, found = tiny_runs.read_checkpoint(whole / last), tiny_runs.read_checkpoint(resumed / last)
+    expected, found = toy_runs.read_checkpoint(whole / last), toy_runs.read_checkpoint(resumed / last)
     assert found.keys() == expected.keys()
     assert {"model/net", "model/net_ema", "optim/state"} <= {key.partition(".")[0] for key in found}
     different = [name for name in expected if not torch.equal(found[name], expected[name])]

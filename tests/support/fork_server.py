@@ -1,11 +1,12 @@
 """Runs training processes that kill themselves. Imports everything once; every job is a forked process of its own.
 
-    python fork_server.py   < one JSON object per line: {"world", "run", "workers", "steps", "checkpoint", "kill", …}
+    python fork_server.py toy|tiny   < one JSON object per line: {"world", "run", "workers", "steps", "checkpoint", …}
 
-`checkpoint` are settings of that section; `ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule),
-`layers` and `resume_changed` may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based
-step at `start` (its data is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th
-file operation of the save after it, in whatever process). Prints the exit code of each job, negative for a signal.
+Runs are those of toy_runs.py or of tiny_runs.py. `checkpoint` are settings of that section; `ranks`, `accumulate`,
+`samples` (per pack), `cycle` (of the schedule), `layers` and `resume_changed` may be given. `kill` is null or [step,
+phase]: SIGKILL of the last rank in that 1-based step at `start` (its data is read), `backward` (gradients are there),
+`end` (updated and logged), or `save:n` (the n-th file operation of the save after it, in whatever process). Prints the
+exit code of each job, negative for a signal.
 """
 
 from __future__ import annotations
@@ -21,19 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tiny_runs
 import torch
 import torch.distributed.checkpoint
-
-# What a run imports on its way, imported once for all forks.
-from diffusers import AutoencoderKLWan  # noqa: F401
+import toy_runs
 from launch import fork_ranks, meeting_point
 from mortal import Mortal
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 
-import worldsmith.data.clips.sample_maker
-import worldsmith.models.cosmos3.network
-import worldsmith.objectives.flow_matching
 import worldsmith.training.parallel
 import worldsmith.training.run_state
 import worldsmith.training.step  # noqa: F401
@@ -41,6 +35,7 @@ from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Trainer
 
+FAMILY = sys.argv[1]
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2): processes whose parent has ended become children of this one."""
 
@@ -85,15 +80,29 @@ class Positions(Callback):
         path.write_text(json.dumps(self.steps))
 
 
+def make_config(world: Path, **settings: Any) -> Trainer.Config:
+    if FAMILY == "toy":
+        return toy_runs.toy_config(world, **settings)
+    import tiny_runs
+
+    return tiny_runs.tiny_config(world, **settings)
+
+
+def import_for_all() -> None:
+    """What a run of the generator imports on its way, once for all forks."""
+
+    import worldsmith.data.clips.sample_maker
+    import worldsmith.models.cosmos3.network
+    import worldsmith.objectives.flow_matching  # noqa: F401
+
+
 def run_job(job: dict[str, Any]) -> None:
-    config = tiny_runs.tiny_config(
-        Path(job["world"]), steps=job["steps"], workers=job["workers"], layers=job.get("layers", 1)
-    )
+    config = make_config(Path(job["world"]), steps=job["steps"], workers=job["workers"], layers=job.get("layers", 1))
     config.checkpoint = dataclasses.replace(config.checkpoint, **job["checkpoint"])
     if job.get("accumulate"):
         config.trainer.grad_accum_iter = job["accumulate"]
     if job.get("samples"):
-        config.dataloader_train.max_sequence_length = None
+        config.dataloader_train.max_sequence_length = None  # type: ignore[attr-defined]
         config.dataloader_train.max_samples_per_batch = job["samples"]
     config.scheduler.cycle_lengths = [job.get("cycle", job["steps"])]
     mortal = Mortal()
@@ -111,6 +120,8 @@ def run_job(job: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    if FAMILY == "tiny":
+        import_for_all()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:
         job = json.loads(line)

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import tiny_runs
+import toy_runs
 
 from worldsmith.files.manifest import find_damage
 
@@ -21,11 +21,16 @@ STEPS = 40
 class Runs:
     """Starts runs in processes of their own, over one small data set."""
 
-    def __init__(self, folder: Path, *, clips: int = 6) -> None:
+    def __init__(self, folder: Path, *, samples: int = 6, family: Literal["toy", "tiny"] = "toy") -> None:
         self.folder = folder
-        self.world = tiny_runs.make_world(folder / "world", clips=clips)
+        if family == "toy":
+            self.world = toy_runs.make_world(folder / "world", rows=samples)
+        else:
+            import tiny_runs
+
+            self.world = tiny_runs.make_world(folder / "world", clips=samples)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "fork_server.py")]
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "fork_server.py"), family]
         self.errors = (folder / "stderr.txt").open("w+")
         self.server = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
