@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from worldsmith.cli.launched import OUTCOME
+from worldsmith.cli.said import OUTCOME
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import require_devices
 from worldsmith.training.stop_signals import PREEMPTED, handling, leave_terminal

@@ -8,10 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from worldsmith.cli.main import main
+from worldsmith.cli.said import OUTCOME
 from worldsmith.training.stop_signals import PREEMPTED
-
-OUTCOME = "WORLDSMITH_OUTCOME"
-"""Environment variable with the file in which the launcher looks for the exit code of processes that ended well."""
 
 
 def launched() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from worldsmith import __version__
+from worldsmith.cli.said import is_said
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
@@ -183,8 +184,9 @@ def file_error(error: OSError) -> str:
 
 
 def fail(message: str) -> int:
-    """Prints a mistake of the user; returns exit code 2."""
-    print(f"worldsmith: error: {message}", file=sys.stderr)
+    """Prints a mistake of the user, unless another process of the same launch does; returns exit code 2."""
+    if not is_said(message):
+        print(f"worldsmith: error: {message}", file=sys.stderr)
     return 2
 
 

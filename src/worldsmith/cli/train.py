@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
+from worldsmith.cli.said import is_said
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.training.run_folder import Launch
@@ -105,7 +106,8 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             return 1
         trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
-        logging.getLogger("worldsmith").error("error: %s", error)
+        if not is_said(str(error)):
+            logging.getLogger("worldsmith").error("error: %s", error)
         return 1
     finally:
         stop_world()

@@ -39,6 +39,7 @@ FREE_TO_CHANGE = (
     "job.wandb_mode",
     "dataloader_train.num_workers",
     "dataloader_train.prefetch_factor",
+    "dataloader_train.latent_cache",
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
 ABSENT = "(absent)"

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_runs
-from tiny_runs import tiny_config
+import toy_runs
+from toy_runs import toy_config
 
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.cli.main import main
@@ -27,7 +26,7 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
+    return toy_runs.make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def short(world: Path) -> Trainer.Config:
-    config = tiny_config(world, steps=2, save_iter=1, cache=False)
+    config = toy_config(world, steps=2, save_iter=1)
     config.scheduler.cycle_lengths = [8]
     return config
 
@@ -74,14 +73,15 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+ADAPTERS = ["model.config.lora_enabled=true", "model.config.lora_target_modules=layers.0"]
 IMPOSSIBLE = {
     "a wider layer": (
-        ["model.config.network.intermediate_size=96"],
-        ["gate_proj.weight: [64, 32] there, [96, 32] here", "intermediate_size"],
+        ["model.config.width=6"],
+        ["layers.0.weight: [4, 4] there, [6, 6] here", "width"],
     ),
-    "adapters": (["model.config.lora_enabled=true"], ["not in the checkpoint", "lora_A"]),
-    "no average": (["model.config.lora_enabled=true", "model.config.ema.enabled=false"], ["lora_A"]),
-    "a layer more": (["model.config.network.num_hidden_layers=2"], ["not in the checkpoint", "layers.1."]),
+    "adapters": ([*ADAPTERS], ["not in the checkpoint", "lora_A"]),
+    "no average": ([*ADAPTERS, "model.config.ema.enabled=false"], ["lora_A"]),
+    "a layer more": (["model.config.depth=3"], ["not in the checkpoint", "layers.2."]),
 }
 
 
@@ -101,12 +101,12 @@ def test_a_change_that_cannot_be_loaded_leaves_the_run_as_it_was(
 
 
 def test_after_a_refused_change_the_old_command_goes_on(run: Path, command: Command) -> None:
-    assert command("trainer.max_iter=3", "model.config.network.intermediate_size=96", changed=True)[0] == 2
+    assert command("trainer.max_iter=3", "model.config.width=6", changed=True)[0] == 2
     code, said = command("trainer.max_iter=3")
     assert (code, "done: 3 steps" in said) == (0, True), said
 
 
-CHANGED = [["optimizer.lr=0.9"], ["model.config.lora_enabled=true", "dataloader_train.dataset.resolution=96"]]
+CHANGED = [["optimizer.lr=0.9"], [*ADAPTERS, "objective.noise=0.5"]]
 
 
 @pytest.mark.parametrize("words", CHANGED)
@@ -137,11 +137,11 @@ def test_a_complete_run_says_so_also_with_settings_that_are_free(run: Path, comm
 
 def test_a_complete_run_says_so_also_without_its_data(world: Path, run: Path, command: Command) -> None:
     """Scratch space is cleaned up; a queue that starts the command again must not take that for a failure."""
-    (world / "data").rename(world / "away")
+    (world / "rows.txt").rename(world / "away")
     try:
         code, said = command()
     finally:
-        (world / "away").rename(world / "data")
+        (world / "away").rename(world / "rows.txt")
     assert (code, "complete: 2 of 2 steps are done" in said) == (0, True), said
 
 
@@ -158,7 +158,7 @@ def test_adapter_settings_matter_only_with_adapters() -> None:
 def test_other_data_are_seen_by_a_complete_run_and_by_the_dry_run(
     world: Path, run: Path, command: Command, steps: int, dryrun: bool
 ) -> None:
-    file = world / "data/video_dataset_file.jsonl"
+    file = world / "rows.txt"
     whole = file.read_text()
     try:
         file.write_text("".join(whole.splitlines(keepends=True)[:5]))
@@ -167,20 +167,20 @@ def test_other_data_are_seen_by_a_complete_run_and_by_the_dry_run(
     finally:
         file.write_text(whole)
     assert code == 2, said
-    assert "samples gone (1): clip5_w0" in said
+    assert "samples gone (1): row_5" in said
     assert changed[0] == 0
-    assert "changed      samples gone (1): clip5_w0" in changed[1]
+    assert "changed      samples gone (1): row_5" in changed[1]
 
 
 def test_the_dry_run_refuses_other_settings_as_the_start_does(run: Path, command: Command) -> None:
     for dryrun in (True, False):
         code, said = command("trainer.max_iter=3", "optimizer.lr=0.5", dryrun=dryrun)
         assert code == 2
-        assert "optimizer.lr: 0.003 -> 0.5" in said
+        assert "optimizer.lr: 0.03 -> 0.5" in said
         assert "--resume-changed" in said
     code, said = command("trainer.max_iter=3", "optimizer.lr=0.5", dryrun=True, changed=True)
     assert code == 0, said
-    assert "changed      optimizer.lr: 0.003 -> 0.5" in said
+    assert "changed      optimizer.lr: 0.03 -> 0.5" in said
 
 
 def test_the_dry_run_passes_over_a_damaged_checkpoint(
@@ -202,7 +202,7 @@ def test_the_dry_run_passes_over_a_damaged_checkpoint(
 def test_training_state_that_is_not_there_is_refused_before_weights_are_read(
     finished: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dryrun: bool
 ) -> None:
-    convert(str(finished), tmp_path / "base")
+    assert main(["export", str(finished), "--format", "native", "-o", str(tmp_path / "base")]) == 0
 
     def read(*arguments: object, **settings: object) -> None:
         raise AssertionError("weights were read")

@@ -68,3 +68,4 @@ def test_differences_name_paths_and_both_values() -> None:
 def test_free_settings_are_whole_sections_and_not_name_prefixes() -> None:
     assert differences({"checkpoint.save_iter": 1}, {"checkpoint.save_iter": 2}) == []
     assert differences({"checkpointing": 1}, {"checkpointing": 2}) != []
+    assert differences({"dataloader_train.latent_cache": ""}, {"dataloader_train.latent_cache": "/scratch"}) == []

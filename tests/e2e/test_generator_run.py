@@ -1,0 +1,117 @@
+"""A whole run of the generator: real clips, a VAE, a network of a few thousand weights. The loop has its own tests."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_runs
+import torch
+from tiny_runs import read_checkpoint, read_losses, tiny_config
+
+from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.world import stop_world
+from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.dryrun import plan_run
+from worldsmith.training.step import Step
+from worldsmith.training.trainer import Outcome, Trainer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of an uninterrupted run of eight steps, saved after 4 and 8."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert Trainer(tiny_config(world), run_folder=folder).train() is Outcome.FINISHED
+    return folder
+
+
+def test_saved_config_rebuilds_the_run(world: Path, whole: Path, tmp_path: Path) -> None:
+    """config.yaml alone gives an equal tree and the same losses, and so does a run without the latent cache."""
+    tree = from_yaml((whole / "config.yaml").read_text())
+    assert tree == resolve(tiny_config(world))
+    tree.trainer.max_iter, tree.dataloader_train.latent_cache = 2, ""
+    Trainer(tree, run_folder=tmp_path).train()
+    assert read_losses(tmp_path) == read_losses(whole)[:2]
+
+
+def test_loss_falls(world: Path, tmp_path: Path) -> None:
+    config = tiny_config(world, steps=30, save_iter=100)
+    Trainer(config, run_folder=tmp_path).train()
+    losses = [line[1] for line in read_losses(tmp_path)]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_activation_checkpointing_changes_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    config.model.config.activation_checkpointing.mode = "full"
+    Trainer(config, run_folder=tmp_path).train()
+    assert read_losses(tmp_path) == read_losses(whole)[:2]
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    yield
+    stop_world()
+
+
+def test_bfloat16_on_one_process_keeps_float32_masters(
+    world: Path, whole: Path, tmp_path: Path, process_group: None
+) -> None:
+    """FSDP over one rank casts for the computation only; losses stay near those of float32."""
+    config = tiny_config(world, steps=2)
+    config.scheduler.cycle_lengths = [8]
+    config.model.config.precision = "bfloat16"
+    Trainer(config, run_folder=tmp_path).train()
+    exact, rounded = read_losses(whole)[:2], read_losses(tmp_path)
+    for (_, loss, norm, _), (_, near_loss, near_norm, _) in zip(exact, rounded, strict=True):
+        assert loss != near_loss
+        assert near_loss == pytest.approx(loss, rel=2e-2)
+        assert near_norm == pytest.approx(norm, rel=1e-1)
+    saved = read_checkpoint(tmp_path / "checkpoints/iter_000000002")
+    weights = [tensor for name, tensor in saved.items() if name.startswith("model/")]
+    assert {tensor.dtype for tensor in weights} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights)
+
+
+def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
+    """Parameters, checkpoint size and a really read pack are named; nothing is made."""
+    config = resolve(tiny_config(world, steps=20))
+    config.optimizer.keys_to_select = ["moe_gen"]
+    text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
+    trainer_text = ("parameters", "MiB each", "6 windows", "first pack", "(new, random weights)")
+    assert [part for part in trainer_text if part not in text] == []
+    assert not (tmp_path / "run").exists()
+    config.optimizer.keys_to_select = ["moe_gem"]
+    with pytest.raises(ValueError, match="moe_gem"):
+        list(plan_run(config, tmp_path / "run", world_size=1))
+
+
+class KillWorkers(Callback):
+    """Kills the processes that read data, in every second step."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+        if step.index % 2:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_workers_that_are_killed_change_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:
+    """In four steps, between the gradients and the update of the weights; the last of them needs no more data."""
+    trainer = Trainer(tiny_config(world, workers=2), run_folder=tmp_path)
+    trainer.callbacks["kill"] = KillWorkers(KillWorkers.Config(), folder=tmp_path)
+    assert trainer.train() is Outcome.FINISHED
+    assert read_losses(tmp_path) == read_losses(whole)
+    last_line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last_line["loaded"]["workers_died"] > 2
