@@ -1,6 +1,7 @@
-"""Vision fine-tuning of the released generators: text, image and video to video at tier 256.
+"""Video generators: fine-tuning of the released ones at tier 256, and runs for a CPU with the same code path.
 
-Values are those of the published recipes as they take effect, that is with the values of their TOML files.
+Values of the former are those of the published recipes as they take effect, that is with those of their TOML files.
+Their tiny twins are the same runs, other in sizes and paths only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from worldsmith.config import recipe, ref, toml_keys
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cosmos3.architecture import edge, nano, super_
+from worldsmith.models.cosmos3.architecture import edge, nano, super_, tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
@@ -137,4 +138,121 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
     config.objective.loss_scale = 10.0
     config.objective.image_loss_scale = None
     config.optimizer.keys_to_select = [*GENERATION_TOWER, "k_norm_und_for_gen"]
+    return config
+
+
+@recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
+def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of vision_sft_nano: a network of 9.9M parameters, on a CPU."""
+    return make_tiny(config, "vision_sft_nano_tiny")
+
+
+@recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
+def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of vision_sft_super: a network of 10.7M parameters, on a CPU."""
+    make_tiny(config, "vision_sft_super_tiny")
+    # As in Super, the heads together are wider than the residual stream.
+    cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
+    return config
+
+
+@recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
+def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of vision_sft_edge: a network of 7.6M parameters, on a CPU."""
+    return make_tiny(config, "vision_sft_edge_tiny")
+
+
+def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
+    """Changes the sizes of `config` to those of a CPU and its paths to what is shipped; weights and data stay paths.
+
+    Numbers that say how the run trains (schedule, learning rate, conditioning, loss, what is trained) stay.
+    """
+    config.job.experiment = config.job.name = name
+    config.job.project = "worldsmith"
+    model = cast(Cosmos3Generator.Config, config.model.config)
+    model.precision = "float32"
+    model.max_num_tokens_after_packing = 4096
+
+    network = model.network
+    network.vocab_size, network.hidden_size, network.intermediate_size = 512, 256, 768
+    network.num_hidden_layers, network.num_attention_heads, network.num_key_value_heads = 6, 4, 2
+    network.head_dim, network.mrope_section = 64, [12, 10, 10]
+
+    model.tokenizer.vae_path, model.tokenizer.precision = "${asset:tiny_vae}", "float32"
+    model.text_tokenizer.path = "${asset:tiny_tokenizer}"
+    model.parallelism.data_parallel_shard_degree = -1
+    model.parallelism.context_parallel_shard_degree = 1
+
+    config.dataloader_train.num_workers = 0
+    return config
+
+
+@recipe("vision_sft_tiny")
+def vision_sft_tiny() -> Trainer.Config:
+    """Captioned clips of any size at tier 256, with the shipped tiny VAE, from random weights."""
+    return Trainer.Config(
+        job=JobConfig(experiment="vision_sft_tiny", project="worldsmith", group="sft", name="vision_sft_tiny"),
+        model=ModelSpec(
+            name="cosmos3",
+            config=Cosmos3Generator.Config(
+                precision="float32",
+                max_num_tokens_after_packing=4096,
+                network=tiny(vocab_size=512),
+                tokenizer=WanVAE.Config(vae_path="${asset:tiny_vae}", precision="float32"),
+                text_tokenizer=TextTokenizer.Config(path="${asset:tiny_tokenizer}"),
+            ),
+        ),
+        objective=RectifiedFlow.Config(),
+        optimizer=AdamW.Config(lr=1e-3, betas=[0.9, 0.95], eps=1e-8),
+        scheduler=LambdaCosine.Config(
+            cycle_lengths=[1000], warm_up_steps=[20], f_start=[0.0], f_max=[1.0], f_min=[0.0]
+        ),
+        trainer=LoopConfig(
+            max_iter=500,
+            logging_iter=1,
+            callbacks={
+                "grad_clip": GradClip.Config(clip_norm=1.0),
+                "compile_tokenizer": CompileTokenizer.Config(),
+                "iter_speed": IterSpeed.Config(),
+                "metrics": Metrics.Config(),
+            },
+        ),
+        checkpoint=Checkpointer.Config(init="scratch", save_iter=100),
+        dataloader_train=VideoLoader.Config(
+            dataset=VideoDataset.Config(path="${oc.env:DATASET_PATH}", resolution="256", min_frames=5),
+            max_sequence_length=ref("model.config.max_num_tokens_after_packing"),
+            latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
+        ),
+    )
+
+
+@recipe("moving_shapes", starts_from="vision_sft_tiny")
+def moving_shapes(config: Trainer.Config) -> Trainer.Config:
+    """The demo: 64-pixel clips of moving coloured shapes with one-sentence captions."""
+    config.job.experiment = "moving_shapes"
+    config.job.group = "demo"
+    config.job.name = "moving_shapes"
+
+    # 20 latent tokens per clip need no more than this.
+    network = cast(Cosmos3Generator.Config, config.model.config).network
+    network.hidden_size, network.intermediate_size, network.num_hidden_layers = 192, 576, 4
+    network.num_attention_heads = network.num_key_value_heads = 3
+    network.initializer_range = 0.06
+    config.optimizer.lr = 2e-3
+
+    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
+    dataset.resolution = "64"
+    dataset.caption_keys = ["caption"]
+    # Every clip has the same length and size, so the sentences about them would only make the sequences longer.
+    dataset.append_duration_fps_timestamps = False
+    dataset.append_resolution_info = False
+    config.dataloader_train.max_sequence_length = None
+    config.dataloader_train.max_samples_per_batch = 32
+
+    config.trainer.max_iter = 800
+    config.trainer.logging_iter = 10
+    config.checkpoint.save_iter = 200
+    config.checkpoint.keep_latest_k = 2
+    config.scheduler.cycle_lengths = [ref("trainer.max_iter")]
+    config.scheduler.warm_up_steps = [50]
     return config
