@@ -142,6 +142,13 @@ def take_device(local_rank: int) -> str:
     return f"cuda:{local_rank}"
 
 
+def present_device() -> str:
+    """The device that a process alone on this machine would take."""
+    import torch
+
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
 def require_devices(processes: int) -> None:
     """Raises ValueError when this machine has GPUs, but not one for each of its processes."""
     import torch
@@ -182,6 +189,11 @@ def stop_world() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def local_size() -> int:
+    """How many processes of the run share this machine."""
+    return _environment_int("LOCAL_WORLD_SIZE", 1)
 
 
 def _environment_int(name: str, default: int) -> int:

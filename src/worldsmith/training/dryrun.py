@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,15 @@ from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream import dataset_record
-from worldsmith.distributed.world import World, device_remarks
-from worldsmith.files.writable import nearest_folder, require_writable
+from worldsmith.distributed.world import World, device_remarks, local_size, present_device
+from worldsmith.files.writable import nearest_folder
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.tasks.registry import task_of
+from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
-    BYTES,
+    Memory,
+    build_optimizer,
     check_space,
     checkpoint_bytes,
     count_weights,
@@ -43,10 +44,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from worldsmith.config.tree.degrees import Degrees
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
-    from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
 
 
@@ -59,7 +58,7 @@ def plan_run(
     the machine that plans a run is often not the one that trains it.
     """
     degrees = plan_degrees(config.model.config, world_size)
-    require_writable(run_folder, what="the run folder ")
+    require_files(config, run_folder)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
@@ -75,7 +74,11 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from network_lines(config, model.network, place)
-    yield memory_line(config, model.network, degrees)
+    memory = Memory.of(config, model.network, degrees)
+    yield f"memory       {memory}, before activations"
+    lack = memory.lack(World(device=present_device()), min(world_size, local_size()))
+    if lack is not None:
+        yield f"note         here the run would not start: {lack}"
     too_small = None
     try:
         yield from (f"note         {remark}" for remark in check_space(config, model.network, place))
@@ -98,15 +101,6 @@ def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
     return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
 
 
-def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
-    """Freezes what the run does not train."""
-    settings = copy.deepcopy(config.optimizer)
-    settings.fused = False  # there is no fused kernel for a network without memory
-    adamw: AdamW = settings.build(network=network)
-    optimizer: Optimizer = adamw.optimizer
-    return optimizer
-
-
 def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> list[str]:
     """Parameters, and the size of a checkpoint against the free space; what is trained must have been chosen."""
     total, moving = count_weights(network)
@@ -118,24 +112,6 @@ def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> li
         f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
         f"free: {size(shutil.disk_usage(place).free)}",
     ]
-
-
-def memory_line(config: Trainer.Config, network: nn.Module, degrees: Degrees) -> str:
-    """What each process holds between two steps, and during accumulation; what is trained must have been chosen."""
-    model, shares = config.model.config, degrees.weights
-    total, trained = count_weights(network)
-    frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
-    trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
-    waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack
-    parts = {
-        "weights": (frozen_bytes * (total - trained) + trained_bytes * trained) // shares,
-        "gradients": BYTES * trained if waits else trained_bytes * trained // shares,
-        "moments": 2 * trained_bytes * trained // shares,
-    }
-    if model.ema.enabled:
-        parts["average"] = BYTES * (trained if model.ema.trainable_only else total) // shares
-    sizes = ", ".join(f"{name} {size(count)}" for name, count in parts.items())
-    return f"memory       {size(sum(parts.values()))} on each process ({sizes}), before activations"
 
 
 def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:

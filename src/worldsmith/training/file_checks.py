@@ -15,6 +15,7 @@ from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import World
 from worldsmith.files.writable import require_writable
 from worldsmith.training.run_folder import run_path
 
@@ -45,3 +46,14 @@ def check_files(config: Trainer.Config, run_folder: Path | None = None) -> list[
         except (UserError, DataError, OSError, ValueError) as error:
             problems.append(Problem(format_path(path), str(error)))
     return problems
+
+
+def require_files(config: Trainer.Config, run_folder: Path, world: World | None = None) -> None:
+    """Raises UserError, on all ranks, that lists all that `check_files` finds; process 0 looks."""
+    world = world or World()
+    problems = world.broadcast(check_files(config, run_folder) if world.is_main else None)
+    lines = [f"{problem.path}: {problem.message}" for problem in problems]
+    if len(lines) > 1:
+        lines = [f"{len(lines)} things are missing or wrong:", *(f"  {line}" for line in lines)]
+    if lines:
+        raise UserError("\n".join(lines))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.memory import free_memory
+from worldsmith.distributed.world import World, local_size
 from worldsmith.tasks.registry import task_of
+from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
 
 BYTES = 4
@@ -80,6 +89,71 @@ def kept_checkpoints(config: Trainer.Config) -> int:
     if keep is None:
         return saves
     return min(saves, keep + 1 + (config.trainer.max_iter // every if every else 0))
+
+
+def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
+    """Freezes what the run does not train."""
+    settings = copy.deepcopy(config.optimizer)
+    settings.fused = False  # there is no fused kernel for a network without memory
+    adamw: AdamW = settings.build(network=network)
+    optimizer: Optimizer = adamw.optimizer
+    return optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that each process holds between two steps, and during accumulation, before activations."""
+
+    parts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, config: Trainer.Config, network: nn.Module, degrees: Degrees) -> Memory:
+        """For a network, perhaps without memory, in which what is trained has been chosen."""
+        model, shares = config.model.config, degrees.weights
+        total, trained = count_weights(network)
+        frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
+        trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
+        waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack
+        parts = {
+            "weights": (frozen_bytes * (total - trained) + trained_bytes * trained) // shares,
+            "gradients": BYTES * trained if waits else trained_bytes * trained // shares,
+            "moments": 2 * trained_bytes * trained // shares,
+        }
+        if model.ema.enabled:
+            parts["average"] = BYTES * (trained if model.ema.trainable_only else total) // shares
+        return cls(parts)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size(count)}" for name, count in self.parts.items())
+        return f"{size(sum(self.parts.values()))} on each process ({sizes})"
+
+    def lack(self, world: World, processes: int) -> str | None:
+        """Why so many processes of this machine cannot have it, in words; None when they can. A GPU has one of them."""
+        on_gpu = world.device.startswith("cuda")
+        free, sharing = free_memory(world.device), 1 if on_gpu else processes
+        if sum(self.parts.values()) * sharing <= free:
+            return None
+        where = f"the GPU {world.device}" if on_gpu else "this machine"
+        times = f", which has {sharing} of them" if sharing > 1 else ""
+        return (
+            f"it needs {self}, before activations, and {size(free)} are free on {where}{times}. Give it more processes "
+            "or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer weights "
+            "(optimizer.keys_to_select), a smaller model"
+        )
+
+
+def require_memory(config: Trainer.Config, world: World) -> None:
+    """Raises UserError, on all ranks, when what a process is about to allocate is more than what is free.
+
+    Before anything has memory: a machine that runs out of it ends processes without a word.
+    """
+    network = config.model.config.build(device="meta").network
+    build_optimizer(config, network)
+    memory = Memory.of(config, network, plan_degrees(config.model.config, world.size))
+    lacks = world.gather(memory.lack(world, local_size()))
+    lack = next((lack for lack in lacks if lack is not None), None)
+    if lack is not None:
+        raise UserError(f"the run does not fit into memory: {lack}")
 
 
 def check_space(config: Trainer.Config, network: nn.Module, folder: Path) -> list[str]:

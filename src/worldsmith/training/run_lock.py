@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -37,10 +39,12 @@ class RunLock:
 
     def __init__(self, folder: Path, world: World) -> None:
         self._handle: int | None = None
+        self._made: list[Path] = []
         problem, token = None, secrets.token_hex(8)
         if world.is_main:
             try:
                 require_writable(folder, what="the run folder ")
+                self._made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
                 self._handle = take(folder, token)
             except UserError as error:
                 problem = str(error)
@@ -49,7 +53,7 @@ class RunLock:
             problem = find_difference(folder, token, rank=world.rank, host=host)
         problems = [found for found in world.gather(problem) if found is not None]
         if problems:
-            self.release()
+            self.withdraw()
             raise UserError(problems[0])
 
     def release(self) -> None:
@@ -57,6 +61,15 @@ class RunLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def withdraw(self) -> None:
+        """Gives the folder up and removes it, with the folders above, if it was made for this lock."""
+        self.release()
+        for place in self._made[:1]:
+            shutil.rmtree(place, ignore_errors=True)
+        for place in self._made[1:]:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                place.rmdir()
 
 
 def take(folder: Path, token: str) -> int:

@@ -21,11 +21,12 @@ from worldsmith.files.atomic import write_text
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
+from worldsmith.training.file_checks import require_files
 from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
-from worldsmith.training.preflight import check_space, check_tree, schedule_remarks
+from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
 from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_on_main, write_records
 from worldsmith.training.run_lock import RunLock
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
@@ -109,6 +110,8 @@ class Trainer(Configurable):
             level = logging.WARNING if self.world.is_main else logging.DEBUG
             logger.log(level, "job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
         require_same_config(self.world, config)
+        require_files(config, self.run_folder, self.world)
+        require_memory(config, self.world)
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
@@ -119,7 +122,7 @@ class Trainer(Configurable):
             self._start(resume_changed=resume_changed, launch=launch or Launch())
             self.world.barrier()  # which waits longer than the groups of a mesh would in the first step
         except BaseException:
-            self.lock.release()
+            self.lock.withdraw()
             raise
 
     def train(self) -> Outcome:

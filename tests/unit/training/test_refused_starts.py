@@ -1,0 +1,93 @@
+"""A start that cannot work is refused with its reason before anything has memory, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import make_world, tiny_config
+
+from worldsmith.config.errors import UserError
+from worldsmith.training import preflight
+from worldsmith.training.dryrun import plan_run
+from worldsmith.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"), clips=5)
+
+
+def require_refusal(config: Trainer.Config, folder: Path, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        Trainer(config, run_folder=folder)
+    assert not any(folder.parents[1].iterdir())
+
+
+def test_all_missing_files_are_one_report_of_start_and_dry_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "gone")
+    config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(tmp_path / "base")
+    reason = r"(?s)4 things are missing or wrong:\n.*gone/vae.*gone/tokenizer.*load_path .*base.*gone/data"
+    require_refusal(config, tmp_path / "group" / "run", reason)
+    with pytest.raises(UserError, match=reason):
+        next(plan_run(config, tmp_path / "run", world_size=1))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_network_larger_than_the_memory_is_refused_with_the_figures(world: Path, tmp_path: Path) -> None:
+    """A thousand times what any machine has; it is never allocated."""
+    config = tiny_config(world)
+    config.model.config.network.vocab_size = 10**13
+    reason = r"does not fit into memory: it needs \d+\.\d\d GiB on each process \(weights .*\), .*GiB are free on this"
+    require_refusal(config, tmp_path / "group" / "run", reason)
+
+
+def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte; of several processes on one machine each needs its own."""
+    config = tiny_config(world)
+    network = config.model.config.build(device="meta").network
+    degrees = preflight.plan_degrees(config.model.config, 1)
+    preflight.build_optimizer(config, network)
+    memory = preflight.Memory.of(config, network, degrees)
+    numbers = sum(parameter.numel() for parameter in network.parameters())
+    assert memory.parts == {"weights": 4 * numbers, "gradients": 4 * numbers, "moments": 8 * numbers,
+                            "average": 4 * numbers}  # fmt: skip
+    for free, processes, fits in ((20 * numbers, 1, True), (20 * numbers - 1, 1, False), (20 * numbers, 2, False)):
+        monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
+        assert (memory.lack(preflight.World(), processes) is None) is fits
+    assert memory.lack(preflight.World(device="cuda:1"), 8) is None  # a GPU has one process
+    monkeypatch.setattr(preflight, "free_memory", lambda device: 1000)
+    require_refusal(config, tmp_path / "group" / "run", "does not fit into memory")
+    notes = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("note")]
+    assert any("here the run would not start: it needs" in note for note in notes)
+
+
+def test_weights_that_do_not_fit_leave_no_run_folder(world: Path, tmp_path: Path) -> None:
+    """The network has memory by then, and the folder is locked; both are given up, and other runs are untouched."""
+    (tmp_path / "base").mkdir()
+    Trainer(tiny_config(world), run_folder=tmp_path / "base" / "run").save()
+    config = tiny_config(world)
+    config.model.config.network.hidden_size = 48
+    config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(tmp_path / "base" / "run")
+    with pytest.raises(UserError, match="do not fit this network"):
+        Trainer(config, run_folder=tmp_path / "project" / "group" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+    (tmp_path / "project" / "other").mkdir(parents=True)
+    with pytest.raises(UserError, match="do not fit this network"):
+        Trainer(config, run_folder=tmp_path / "project" / "group" / "run")
+    assert [path.name for path in (tmp_path / "project").iterdir()] == ["other"]
+
+
+def test_a_refused_resume_changes_nothing(world: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    trainer = Trainer(tiny_config(world), run_folder=folder)
+    trainer.save()
+    trainer.lock.release()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    config = tiny_config(world)
+    config.optimizer.lr = 1.0
+    with pytest.raises(UserError, match="was started with other settings"):
+        Trainer(config, run_folder=folder)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    assert json.loads((folder / ".lock").read_text())["pid"]
