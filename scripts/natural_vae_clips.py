@@ -49,9 +49,9 @@ def power_law_noise(rng: np.random.Generator, slope: float) -> np.ndarray:
 
 
 def colour(rng: np.random.Generator, vivid: float) -> np.ndarray:
-    """An RGB colour, 0..255: any brightness, mostly little saturation, more red-blue than green-magenta."""
+    """An RGB colour, 0..255: any brightness, mostly little saturation, a little more red-blue than green-magenta."""
     light = rng.beta(1.1, 1.3) * 255 * 3**0.5
-    red_blue, green = rng.standard_t(3, 2) * vivid * np.array([1.0, 0.45])
+    red_blue, green = rng.standard_t(3, 2) * vivid * np.array([1.0, 0.7])
     return OPPONENT @ np.array([light, red_blue, green], np.float32)
 
 
@@ -222,6 +222,8 @@ def finish(rng: np.random.Generator, clip: torch.Tensor, times: np.ndarray) -> t
     """Changes of light, contrast, softness and noise on [T, 3, H, W]; returns values in [-1, 1]."""
     gain = np.exp(rng.normal(0, 0.15) + (rng.normal(0, 0.02) if rng.random() < 0.3 else 0.0) * (times - times[0]))
     lift = rng.normal(0, 15)
+    if rng.random() < 0.1:
+        clip = torch.einsum("ij,tjhw->tihw", torch.from_numpy(other_hues(rng)), clip)
     clip = clip * torch.from_numpy(gain.astype(np.float32)).view(-1, 1, 1, 1) + lift
     if rng.random() < 0.35:
         clip = soften(clip, rng.uniform(0.3, 1.1))
@@ -229,6 +231,13 @@ def finish(rng: np.random.Generator, clip: torch.Tensor, times: np.ndarray) -> t
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
         clip = clip + rng.uniform(0.5, 4.0) * torch.randn(clip.shape, generator=generator)
     return clip.round().clamp(0, 255) / 127.5 - 1
+
+
+def other_hues(rng: np.random.Generator) -> np.ndarray:
+    """A matrix on RGB that keeps brightness, turns all hues by one angle and makes them paler or more vivid."""
+    turn, more = rng.uniform(0, 2 * np.pi), np.exp(rng.uniform(-0.3, 1.1))
+    c, s = more * np.cos(turn), more * np.sin(turn)
+    return (OPPONENT @ np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ OPPONENT.T).astype(np.float32)
 
 
 def soften(clip: torch.Tensor, sigma: float) -> torch.Tensor:
