@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from pathlib import Path
 
@@ -22,8 +21,9 @@ import torch
 from PIL import Image
 
 from worldsmith.assets import asset_path
-from worldsmith.data.resolution import cover_and_crop, target_size
-from worldsmith.data.video_reader import probe, read_frames
+from worldsmith.data.clips.framing import Framing
+from worldsmith.data.clips.resolution import target_size
+from worldsmith.data.clips.video_reader import examine, read_frames
 from worldsmith.models.video_vae.wan import WanVAE
 
 KEPT, SIDE = 48, 16
@@ -68,12 +68,11 @@ def read_clips(folder: Path, frames: int) -> dict[str, np.ndarray]:
         for line in listing.read_text().splitlines():
             record = json.loads(line)
             path, window = listing.parent / record["vision_path"], record["t2w_windows"][0]
-            found = os.stat(path)
-            info = probe(str(path), found.st_size, found.st_mtime_ns)
-            geometry = cover_and_crop(info.width, info.height, target_size("256", info.width, info.height))
+            _, info = examine(str(path))
+            framing = Framing(target_size("256", info.width, info.height), "training")
             first, interval = window["start_frame"], window["temporal_interval"]
             indices = range(first, first + frames * interval, interval)
-            clips[record["uuid"]] = read_frames(str(path), info, indices, geometry)
+            clips[record["uuid"]] = read_frames(str(path), info, indices, framing)
     return clips
 
 
