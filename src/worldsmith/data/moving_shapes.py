@@ -23,6 +23,7 @@ from worldsmith.data.shape_captions import (
     structured_caption,
 )
 from worldsmith.data.video_writer import write_video
+from worldsmith.files.atomic import write_text
 
 FORMAT_VERSION = 3
 CANVAS = 64.0
@@ -268,9 +269,7 @@ def plan_header(plan: DatasetPlan) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(content, indent=2) + "\n")
-    new.replace(path)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+
+from worldsmith.files.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,10 @@ def write_video(path: Path, frames: np.ndarray, fps: float, *, crf: int = 12, pr
     if platform.machine() in ("x86_64", "AMD64"):
         options["x264-params"] = X86_PARAMS
 
-    partial = path.with_name(f".{path.name}.partial")
-    with av.open(str(partial), "w", format="mp4") as container:
+    with replacing(path) as aside, av.open(str(aside), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001 * 240), options=options)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode())
-    os.replace(partial, path)
