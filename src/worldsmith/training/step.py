@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.distributed.context_parallel import require_same_packs
@@ -68,10 +68,16 @@ def forward_backward(step: Step, task: Task, *, seed: int) -> None:
     sums = []
     for index, batch in enumerate(step.batches):
         reduce_gradients(model.network, last=index == len(step.batches) - 1, every_pack=every_pack)
-        loss = task.loss(batch, seed=seed)
-        (loss.sum * (world.data_size / step.weight)).backward()  # type: ignore[no-untyped-call]
-        sums.append(loss)
+        sums.append(backward(task, batch, world.data_size / step.weight, seed=seed))
     fill_in(step, task, sums, weights)
+
+
+def backward(task: Task, batch: Any, factor: float, *, seed: int) -> LossSum:
+    """The batch's loss after its backward pass; nothing of it holds on to the graph."""
+    loss = task.loss(batch, seed=seed)
+    (loss.sum * factor).backward()  # type: ignore[no-untyped-call]
+    figures = {name: (total.detach(), count) for name, (total, count) in loss.figures.items()}
+    return replace(loss, sum=loss.sum.detach(), figures=figures)
 
 
 def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> None:
@@ -80,7 +86,7 @@ def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[f
 
     figures = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(sums, weights, strict=True)]
     names = list(figures[0])
-    values = torch.stack([figure[name][0].detach().double() for figure in figures for name in names]).tolist()
+    values = torch.stack([figure[name][0].double() for figure in figures for name in names]).tolist()
     own = [sum(values[place :: len(names)]) for place in range(len(names))]
     own += [sum(figure[name][1] for figure in figures) for name in names]
     counts = sum(loss.samples for loss in sums), sum(loss.tokens for loss in sums)

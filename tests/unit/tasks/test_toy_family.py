@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import toy_runs
-from toy_family import ToyModel, ToyTask
+from toy_family import Row, ToyModel, ToyTask
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
 from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
+from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -103,6 +107,24 @@ def test_what_does_not_fit_the_family_is_refused(world: Path, path: str, value: 
     setattr(section, name, value)
     with pytest.raises(ConfigError, match=message):
         Trainer(config, run_folder=Path("never"))
+
+
+def test_further_figures_are_means_over_the_step_and_are_logged(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tensors may have a graph, which nothing holds on to after the step."""
+    plain = ToyTask.loss
+
+    def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> LossSum:
+        found = plain(task, batch, seed=seed)
+        return replace(found, figures={"twice": (2 * found.sum, len(batch))})
+
+    monkeypatch.setattr(ToyTask, "loss", loss)
+    config = toy_config(world)
+    config.trainer.max_iter = 2
+    Trainer(config, run_folder=tmp_path).train()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["twice"] for line in lines] == [2 * line["loss"] for line in lines]
 
 
 def test_a_step_without_weight_changes_nothing(

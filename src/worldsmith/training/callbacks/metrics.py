@@ -59,6 +59,7 @@ def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
     """The figures of one step, over all ranks; seconds and memory are this rank's."""
     return {
         "loss": step.loss,
+        **step.figures,
         "lr": step.learning_rate,
         "grad_norm": step.gradient.norm if step.gradient else None,
         "samples": step.samples,
