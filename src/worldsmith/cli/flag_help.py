@@ -19,7 +19,7 @@ from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
 from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.typed_flags import class_choices
+from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.json_schema import has_sections
 
 WIDTH = 100

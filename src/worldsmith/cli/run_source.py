@@ -10,9 +10,9 @@ from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import read_draft
 from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.tree.draft import Draft, Loaded, finish
-from worldsmith.config.words.flag_words import Flag, split_flags, take_source
+from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import flags_to_words
+from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
 
 FILES = (".toml", ".yaml", ".yml")
 
@@ -70,16 +70,17 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
     """The tree before flags and words, these as words, and as overrides that are left to apply."""
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
+    choosing, flags = take_recipe_flags(args.flags)
     if args.base:
         from worldsmith.config.yaml.stack import read_stack
 
-        draft = read_stack(args.base)
+        source_name(args)
+        draft, tail = read_stack(args.base, [*choosing, *tail])
     else:
-        draft, tail = read_draft(source_name(args), tail)
+        draft, tail = read_draft(source_name(args), [*choosing, *tail])
     draft.problems = [*problems, *draft.problems]
-    flags: list[Flag] = args.flags
-    words = flags_to_words(draft.tree, flags, draft.problems, own=args.own_options)
-    return draft, [*map(str, words), *args.overrides], [*parse_overrides(words, draft.problems, "flag"), *tail]
+    typed = read_flags(draft.tree, flags, draft.problems, own=args.own_options)
+    return draft, [*(override.word for override in [*choosing, *typed]), *args.overrides], [*typed, *tail]
 
 
 def source_name(args: argparse.Namespace) -> str:

@@ -14,7 +14,14 @@ from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.suggest import did_you_mean
-from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.words.overrides import (
+    Override,
+    chosen_recipe,
+    parse_overrides,
+    recipe_name,
+    take_recipe,
+    whole_tree_problem,
+)
 
 __all__ = ["Loaded", "load", "read_draft"]
 
@@ -22,16 +29,14 @@ RUN_CONFIG = "config.yaml"
 """The file of a run folder that holds its resolved tree."""
 
 
-def load(source: str, words: Sequence[str] = (), *, flags: Sequence[str] = (), keep_unset: bool = False) -> Loaded:
-    """The resolved tree of a TOML, YAML or JSON file, a run folder or a recipe name, changed by flags and words.
+def load(source: str, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
+    """The resolved tree of a TOML, YAML or JSON file, a run folder or a recipe name, changed by override words.
 
-    `flags` are typed flags in the form of override words; they come first, so that the words after ``--`` win. With
-    `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with every
-    mistake.
+    With `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with
+    every mistake.
     """
     problems: list[Problem] = []
-    overrides = [*parse_overrides(flags, problems, "flag"), *parse_overrides(words, problems)]
-    draft, overrides = read_draft(source, overrides)
+    draft, overrides = read_draft(source, parse_overrides(words, problems))
     draft.problems = [*problems, *draft.problems]
     return finish(draft, overrides, keep_unset=keep_unset)
 
@@ -39,32 +44,36 @@ def load(source: str, words: Sequence[str] = (), *, flags: Sequence[str] = (), k
 def read_draft(source: str, overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
     """What a source says before any flag or override, and the overrides that are left to apply.
 
-    Raises ConfigError for a source that cannot be read at all; mistakes in what it says are in the draft.
+    ``job.experiment=NAME`` names the recipe to start from, whatever the source is. Raises ConfigError for a source that
+    cannot be read at all, and for a recipe that there is not; mistakes in what it says are in the draft.
     """
-    rest = list(overrides)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
-        return _read_yaml(os.path.join(source, RUN_CONFIG)), rest
+        return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
     if source.lower().endswith(".toml"):
-        return read_recipe_toml(source, rest)
+        return read_recipe_toml(source, overrides)
     if source.lower().endswith((".yaml", ".yml", ".json")):
-        return _read_yaml(source), rest
-    return _named(source), rest
+        return _read_yaml(source, overrides)
+    chosen, rest = take_recipe(overrides)
+    return _named(source, chosen), rest
 
 
-def _read_yaml(file: str) -> Draft:
+def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
     from worldsmith.config.write.json_text import read_json
     from worldsmith.config.yaml.stack import read_stack
     from worldsmith.config.yaml.text import read_yaml
 
     document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
     if isinstance(document.data, dict) and "type" not in document.data:  # no whole tree: a stack of one file
-        return read_stack([file])
+        return read_stack([file], overrides)
     problems: list[Problem] = []
     tree = read_tree(document.data, None, problems)
     problems = [problem.at(Place(file)) for problem in locate(problems, document.places)]
     broken = [parse_path(problem.path) for problem in problems if problem.path]
     name = getattr(find(tree, ("job",)), "experiment", "")
-    return Draft(
+    chosen, rest = take_recipe(overrides)
+    if chosen and recipe_name(chosen) != name:
+        problems.append(whole_tree_problem(chosen, name))
+    draft = Draft(
         source=file,
         tree=tree,
         recipes=lambda: [(known, made) for known, made in _lineage(name) if type(made) is type(tree)],
@@ -74,6 +83,7 @@ def _read_yaml(file: str) -> Draft:
         broken=broken,
         place=Place(file),
     )
+    return draft, rest
 
 
 def _lineage(name: str) -> Recipes:
@@ -81,11 +91,13 @@ def _lineage(name: str) -> Recipes:
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 
 
-def _named(source: str) -> Draft:
+def _named(source: str, chosen: Override | None) -> Draft:
     if not is_recipe(source) and (os.path.exists(source) or os.sep in source):
         message = "this is neither the name of a recipe nor a .toml or .yaml file or run folder"
         advice = did_you_mean(source, recipe_names())
         raise ConfigError([Problem("", message, hint=advice, place=Place(source))])
     tree = get_recipe(source)
+    if chosen:
+        source, tree = recipe_name(chosen), chosen_recipe(chosen)
     place = Place(f"recipe '{source}'")
     return Draft(source=source, tree=tree, recipes=lambda: lineage(source), task=recipe_task(tree), place=place)

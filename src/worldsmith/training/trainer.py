@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
@@ -88,6 +88,7 @@ class Trainer(Configurable):
         """Caps of a reasoner's data path; a generator does not read them."""
         custom: dict[str, Any] = field(default_factory=dict)
         """The project's own data, kept with the run and read by nothing here."""
+        _root: ClassVar[bool] = True
 
         def check(self) -> None:
             check_tree(self)

@@ -38,7 +38,7 @@ def test_show_prints_the_resolved_tree_with_origins(capsys: pytest.CaptureFixtur
     assert told["weight_decay"] == "default"
     assert told["resolution"].startswith("recipe ")
     assert told["path"].endswith("<- environment variable DATASET_PATH") or "${asset:" in told["path"]
-    tree = load(SHAPES, ["trainer.max_iter=700"], flags=["optimizer.eps=1e-6"]).tree
+    tree = load(SHAPES, ["optimizer.eps=1e-6", "trainer.max_iter=700"]).tree
     assert from_yaml(out) == tree
     assert run(capsys, words[0], "--plain", *words[1:])[1] == to_yaml(tree)
 
@@ -47,6 +47,37 @@ def test_show_changed_prints_only_what_differs_from_the_recipe(capsys: pytest.Ca
     code, out, _ = run(capsys, "show", "--changed", SHAPES, "--", "model.ema.rate=0.3")
     assert code == 0
     assert out == "model:\n  config:\n    ema:\n      rate: 0.3  # override model.ema.rate=0.3\n"
+
+
+def test_show_changed_names_what_is_removed_and_shows_custom_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A local time, which YAML does not have, is text."""
+    path = tmp_path / "run.toml"
+    path.write_text(Path(SHAPES).read_text() + "\n[custom]\nt = 07:32:00\n")
+    code, out, _ = run(capsys, "show", "--changed", str(path), "--", "~trainer.callbacks.metrics")
+    assert code == 0
+    assert "custom:\n  t: '07:32:00'" in out
+    assert out.endswith("# removed: trainer.callbacks.metrics\n")
+    code, out, _ = run(capsys, "show", "--custom", "--plain", str(path))
+    assert (code, from_yaml(out).custom) == (0, {"t": "07:32:00"})
+    code, out, _ = run(capsys, "show", "--changed", "--plain", SHAPES, "--", "trainer.callbacks={}")
+    assert "trainer:\n  callbacks: {}\n" in out
+    assert "# removed" not in out
+
+
+def test_a_cap_of_the_other_task_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "check", SHAPES, "--", "data_setting.max_tokens=5")
+    assert code == 0
+    assert "data_setting has no effect for task 'vfm'" in err
+
+
+def test_a_rule_about_a_derived_value_names_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "check", "moving_shapes", "--", "trainer.max_iter=5")
+    assert code == 2
+    assert "override: scheduler: cycle 0 has 50 warm-up steps" in err
+    assert "| trainer.max_iter=5\n" in err
+    assert "-> scheduler.cycle_lengths[0] is ${trainer.max_iter}" in err
 
 
 def test_check_says_ok_or_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from worldsmith.config import ConfigError, Problem, UserError
 
 RECIPE = """
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 from worldsmith.config import Configurable, recipe
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.sections import JobConfig
@@ -30,6 +30,7 @@ class Trainer(Configurable):
         job: JobConfig = field(default_factory=JobConfig)
         steps: int = 3
         custom: dict[str, Any] = field(default_factory=dict)
+        _root: ClassVar[bool] = True
     def __init__(self, config: Config) -> None: ...
 
 @recipe("tiny")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -216,6 +216,7 @@ class Trainer(Configurable):
         dataloader_train: Loader.Config | ReasonerLoader.Config = field(default_factory=Loader.Config)
         data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
         custom: dict[str, Any] = field(default_factory=dict)
+        _root: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -22,8 +22,7 @@ from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.words.flag_words import split_flags
-from worldsmith.config.words.overrides import parse_overrides
-from worldsmith.config.words.typed_flags import flags_to_words
+from worldsmith.config.words.typed_flags import read_flags
 
 POST_INITS: list[str] = []
 
@@ -206,7 +205,7 @@ def flags(*words: str) -> Any:
     """The tree of the recipe `small` with typed flags."""
     _, typed = split_flags(words, ())
     draft, _ = read_draft("small")
-    return finish(draft, parse_overrides(flags_to_words(draft.tree, typed, draft.problems), [], "flag")).tree
+    return finish(draft, read_flags(draft.tree, typed, draft.problems)).tree
 
 
 @pytest.mark.parametrize(

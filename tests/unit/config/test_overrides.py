@@ -51,6 +51,9 @@ def change(tree: Config, *words: str) -> tuple[list[Problem], list[str]]:
         ("trainer.callbacks.compile_tokenizer.warmup_resolutions=[256]", ["256"]),
         ("model.config.ema.rate=0.5", 0.5),
         ("model.ema.rate=0.5", 0.5),
+        ("checkpoint.load_path=None", None),
+        ("job.name=None", "None"),
+        ("job.name=٣", "٣"),
     ],
 )
 def test_a_word_sets_the_value_with_the_type_of_its_field(t: ModuleType, word: str, expected: Any) -> None:
@@ -108,7 +111,12 @@ def test_a_table_given_for_a_section_changes_only_its_keys_and_type_chooses_a_cl
         ("optimizer.betas.x=1", "is a list"),
         ("optimizer.lr.x=1", "is a single value"),
         ("optimizer=3", "expected a AdamW.Config section"),
-        ("scheduler=Linear", "set its fields"),
+        ("scheduler=Linnear", "did you mean 'Linear'"),
+        ("trainer=five", "set its fields"),
+        ("trainer=5", "expected a LoopConfig section"),
+        ("trainer.callbacks=5", "expected a table"),
+        ("trainer.max_iter=٣", "expected a whole number, found '٣' (text)"),
+        ("optimizer.keys_to_select=[a,???]", "a list has all its items"),
         ("+optimizer.lr=1", "exists already"),
         ("~optimizer.lr", "cannot be removed"),
         ("~optimizer.lr_multipliers.x", "has no key 'x'"),
@@ -135,3 +143,15 @@ def test_a_toml_path_without_effect_for_the_task_is_a_warning(t: ModuleType) -> 
     assert change(t.Trainer.Config(), "model.backbone.model_name=x")[1] == [
         "model.backbone.model_name=x: model.backbone.model_name has no effect for task 'vfm'"
     ]
+
+
+def test_a_class_is_chosen_by_its_short_name_as_with_a_flag(t: ModuleType) -> None:
+    tree = t.Trainer.Config(scheduler=t.Cosine.Config(f_min=[0.5]))
+    assert change(tree, "scheduler=Linear") == ([], [])
+    assert tree.scheduler == t.Linear.Config(f_min=[0.5])
+
+
+def test_an_item_of_a_list_is_named_with_a_dot_as_in_a_flag(t: ModuleType) -> None:
+    tree = t.Trainer.Config()
+    assert change(tree, "optimizer.betas.1=0.5") == ([], [])
+    assert tree.optimizer.betas == [0.9, 0.5]

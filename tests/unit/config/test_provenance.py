@@ -9,14 +9,18 @@ from types import ModuleType
 import pytest
 
 from worldsmith.config import recipe
-from worldsmith.config.load import Loaded, load
+from worldsmith.config.load import Loaded, load, read_draft
 from worldsmith.config.recipes.registry import get_recipe, recipe_names, registered
 from worldsmith.config.tree.access import walk
+from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
 from worldsmith.config.tree.reader import from_yaml
+from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.words.typed_flags import read_flags
 from worldsmith.config.write.annotate import show_tree
 
 FILE = """[job]
@@ -44,7 +48,9 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     path = tmp_path / "run.toml"
     path.write_text(FILE)
     words = ["trainer.max_iter=7", "model.ema.rate=0.3", "scheduler={f_min: [0.5]}", "optimizer.betas[1]=0.8"]
-    return load(str(path), words, flags=["trainer.seed=3"])
+    draft, overrides = read_draft(str(path), parse_overrides(words, []))
+    typed = read_flags(draft.tree, [Flag("trainer.seed", ("3",))], draft.problems)
+    return finish(draft, [*typed, *overrides])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
         ("optimizer.lr_multipliers.tail", "run.toml:8"),
         ("checkpoint.load_path", "run.toml:10: ${oc.env:WS_CHECKPOINT} <- environment variable WS_CHECKPOINT"),
         ("custom.mine", "run.toml:12"),
-        ("trainer.seed", "flag trainer.seed=3"),
+        ("trainer.seed", "flag --trainer.seed 3"),
         ("trainer.max_iter", "override trainer.max_iter=7"),
         ("model.config.ema.rate", "override model.ema.rate=0.3"),
         ("scheduler.f_min", "override scheduler={f_min: [0.5]}"),
@@ -78,7 +84,7 @@ def test_where_a_value_comes_from(loaded: Loaded, path: str, told: str) -> None:
 def test_only_what_differs_from_the_recipe_counts_as_changed(loaded: Loaded) -> None:
     """Also values that changed because what they refer to did; not those that were written and are equal."""
     assert loaded.changed == {
-        *map(parse_path, ("job.experiment", "optimizer.lr", "optimizer.betas", "optimizer.lr_multipliers.tail")),
+        *map(parse_path, ("custom.mine", "optimizer.lr", "optimizer.betas", "optimizer.lr_multipliers.tail")),
         *map(parse_path, ("checkpoint.load_path", "trainer.max_iter", "trainer.seed", "model.config.ema.rate")),
         *map(parse_path, ("scheduler.f_min", "scheduler.cycle_lengths")),
     }
@@ -127,7 +133,7 @@ def test_the_lines_of_a_yaml_tree_and_a_run_folder(tmp_path: Path) -> None:
     line = text.splitlines().index("  lr: 0.5") + 1
     loaded = load(str(folder))
     assert origin(loaded, "optimizer.lr") == f"config.yaml:{line}"
-    assert loaded.changed == {("optimizer", "lr"), ("job", "experiment")}
+    assert loaded.changed == {("optimizer", "lr")}
 
 
 def test_a_class_that_is_chosen_by_an_override_brings_its_defaults(t: ModuleType) -> None:

@@ -153,7 +153,8 @@ def test_what_starts_from_another_recipe_gets_its_fresh_tree(t: ModuleType) -> N
 
     assert get_recipe("small_fast").trainer.max_iter == 5  # type: ignore[attr-defined]
     assert get_recipe("small").trainer.max_iter == 500  # type: ignore[attr-defined]
-    assert small_fast() == get_recipe("small_fast")
+    assert small_fast().trainer == get_recipe("small_fast").trainer  # type: ignore[attr-defined]
+    assert get_recipe("small_fast").job.experiment == "small_fast", "a tree carries the name of its recipe"  # type: ignore[attr-defined]
     assert (find_recipe("small_fast").starts_from, find_recipe("small_fast").doc) == ("small", "Quick.")
 
 

@@ -116,3 +116,13 @@ def test_values_changed_in_place_are_checked_too(t: ModuleType) -> None:
     tree.optimizer.betas.append("x")
     with pytest.raises(ConfigError, match=r"optimizer.betas\[2\]: expected a number"):
         resolve(tree)
+
+
+@pytest.mark.parametrize(("text", "advice"), [("${A}", "write ${oc.env:A}"), ("${HOME}", "write ${oc.env:HOME}")])
+def test_a_name_of_the_environment_gets_the_way_to_write_it(t: ModuleType, text: str, advice: str) -> None:
+    tree = t.Trainer.Config()
+    tree.job.name = text
+    with pytest.raises(ConfigError) as caught:
+        resolve(tree)
+    assert advice in str(caught.value)
+    assert "did you mean" not in str(caught.value)

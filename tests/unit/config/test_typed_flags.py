@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from worldsmith.config import ConfigError, Configurable, get_recipe
+from worldsmith.config import ConfigError, Configurable, Problem, get_recipe
 from worldsmith.config.declare import class_tags
 from worldsmith.config.load import read_draft
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.reader import change_class
+from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.words.flag_words import Flag, split_flags, take_source
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import class_choices, flags_to_words
+from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
 
 OWN = ("--dryrun", "--sft-toml", "-h", "--help")
 
@@ -28,9 +30,9 @@ OWN = ("--dryrun", "--sft-toml", "-h", "--help")
 def load(*words: str, source: str = "small", tail: tuple[str, ...] = ()) -> Any:
     """The resolved tree of a source with typed flags, and override words after them."""
     _, flags = split_flags(words, OWN)
-    draft, overrides = read_draft(source, parse_overrides(tail, []))
-    typed = flags_to_words(draft.tree, flags, draft.problems, own=OWN)
-    return finish(draft, [*parse_overrides(typed, draft.problems, "flag"), *overrides]).tree
+    choosing, flags = take_recipe_flags(flags)
+    draft, overrides = read_draft(source, [*choosing, *parse_overrides(tail, [])])
+    return finish(draft, [*read_flags(draft.tree, flags, draft.problems, own=OWN), *overrides]).tree
 
 
 def report(*words: str, source: str = "small") -> str:
@@ -189,9 +191,9 @@ def test_mistakes_of_the_file_and_of_flags_are_reported_together(tmp_path: Path)
     assert f"{path}:3:1: job.nam" in text
 
 
-def test_without_a_tree_the_words_are_guessed_from_their_shape() -> None:
-    flags = [Flag("a.b-c", ("1",)), Flag("x"), Flag("y", ("1", "b c"))]
-    assert flags_to_words(None, flags, []) == ["a.b_c=1", "x=true", "y=[1,'b c']"]
+def test_without_a_tree_flags_say_nothing() -> None:
+    problems: list[Problem] = []
+    assert read_flags(None, [Flag("a.b-c", ("1",))], problems) == problems == []
 
 
 def test_own_options_keep_their_words_and_the_source_is_found_among_the_rest() -> None:
@@ -270,3 +272,38 @@ def test_damaged_flags_end_in_a_tree_or_a_config_error() -> None:
         except ConfigError:
             outcomes[False] += 1
     assert min(outcomes.values()) > 20, outcomes
+
+
+def test_the_recipe_is_chosen_in_one_way_by_flags_and_words(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[job]\nexperiment = "small"\n')
+    stack = tmp_path / "stack.yaml"
+    stack.write_text("recipe: small\n")
+    named = tmp_path / "named.yaml"
+    named.write_text("job: {experiment: small}\n")
+    for source in ("small", str(file), str(stack), str(named)):
+        assert load(source=source).job.experiment == "small"
+        if source != str(file):  # a TOML says its task, and that of the other recipe is another one
+            chosen = load("--job.experiment", "small_vlm", source=source)
+            assert chosen == load(source=source, tail=("job.experiment=small_vlm",)) == load(source="small_vlm")
+        for words, tail in ((("--job.experiment", "smal"), ()), ((), ("experiment=smal",))):
+            with pytest.raises(ConfigError, match="no recipe is named 'smal'"):
+                load(*words, source=source, tail=tail)
+
+
+def test_a_file_that_names_two_recipes_or_holds_a_whole_tree_refuses_another(tmp_path: Path) -> None:
+    both = tmp_path / "both.yaml"
+    both.write_text("recipe: small\njob: {experiment: small_vlm}\n")
+    assert "names another recipe than `recipe: small`" in report(source=str(both))
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(to_yaml(get_recipe("small")))
+    assert load("--job.experiment", "small", source=str(whole)).job.experiment == "small"
+    assert "the file is a whole tree, made from the recipe 'small'" in report(
+        "--job.experiment", "small_vlm", source=str(whole)
+    )
+
+
+def test_a_wrong_value_for_a_table_or_section_is_a_mistake_and_no_traceback() -> None:
+    added = ("--trainer.callbacks.mine", "GradClip")
+    assert "expected a table, each value a Callback.Config section" in report(*added, "--trainer.callbacks", "5")
+    assert "expected a LoopConfig section, found 5" in report(*added, "--trainer", "5")

@@ -233,7 +233,7 @@ def test_damaged_stacks_end_in_a_tree_or_a_config_error(t: ModuleType, write: Wr
 
 
 def test_reading_a_stack_raises_nothing_and_resolves_nothing(write: Write) -> None:
-    draft = read_stack(write("recipe: small\n"))
+    draft, _ = read_stack(write("recipe: small\n"))
     assert draft.tree.scheduler.cycle_lengths == ["${trainer.max_iter}"]
     assert (draft.problems, draft.warnings) == ([], [])
 

@@ -10,6 +10,7 @@ RESERVED = {
     "check": "the cross-field check of the section",
     "build": "what makes the component",
     "type": "the tag that names a section's class in text",
+    "custom": "the project's own data at the root of a tree, which dumps leave out",
 }
 
 
@@ -24,7 +25,7 @@ def check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
         if "ClassVar" in str(annotation):
             continue
         value = namespace.get(key)
-        if key in RESERVED:
+        if key in RESERVED and not (key == "custom" and "_root" in namespace):
             raise TypeError(f"{qualname}.{key}: the name '{key}' is {RESERVED[key]}; choose another name")
         if key.startswith("_"):
             raise TypeError(

@@ -207,7 +207,7 @@ def _meant(value: Any, members: tuple[Any, ...]) -> str | None:
 
 
 def _is_number(text: str, kind: type) -> bool:
-    if len(text) > 40:
+    if len(text) > 40 or not text.isascii():
         return False
     try:
         return math.isfinite(kind(text))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from worldsmith.config.declare.class_tags import trust
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import ConfigError, Problem, code_problem
 from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.suggest import did_you_mean
@@ -124,6 +124,9 @@ def get_recipe(name: str) -> Config:
         message = f"the recipe '{name}' of {found.module} returned {type(tree).__name__} instead of a Trainer.Config"
         hint = "end the function with `return config`" if tree is None else None
         raise ConfigError([Problem("", message, hint=hint)])
+    job = getattr(tree, "job", None)
+    if isinstance(job, Config) and "experiment" in field_names(type(job)):
+        job.experiment = name
     for _, node in walk(tree):
         if isinstance(node, Config):  # its code runs here already, so text may name it: the run's own dump does
             with contextlib.suppress(ValueError):  # a module without a name that text could write

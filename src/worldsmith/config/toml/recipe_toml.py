@@ -24,7 +24,15 @@ from worldsmith.config.toml.words import build_overrides, experiment_required, f
 from worldsmith.config.tree.draft import Draft, finish, recipe_task
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
 from worldsmith.config.tree.plain import OPAQUE
-from worldsmith.config.words.overrides import Override, is_missing, parse_overrides, set_value
+from worldsmith.config.words.overrides import (
+    RECIPE_WORDS,
+    Override,
+    is_missing,
+    parse_overrides,
+    recipe_name,
+    set_value,
+    take_recipe,
+)
 
 __all__ = [
     "build_overrides",
@@ -35,9 +43,6 @@ __all__ = [
     "read_recipe_text",
     "read_recipe_toml",
 ]
-
-RECIPE_WORDS = {("experiment",), ("job", "experiment")}
-"""Override paths that choose the recipe instead of changing it."""
 
 
 def load_recipe_toml(
@@ -75,7 +80,7 @@ def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tup
     """`read_recipe_toml` for text that is at hand; `name` is what its mistakes call the file."""
     loader = _Loader(Draft(source=name), parse_toml(text, name), find_positions(text, name))
     loader.load(overrides)
-    return loader.draft, [override for override in overrides if override.path not in RECIPE_WORDS]
+    return loader.draft, take_recipe(overrides)[1]
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ class _Loader:
         name, place = given.get(("job", "experiment"), ""), self.value_place(("job", "experiment"))
         for override in overrides:
             if override.path in RECIPE_WORDS:
-                name, place = (override.text or "").strip("'\" "), override.place
+                name, place = recipe_name(override), override.place
                 for index, (entry, _) in enumerate(values):
                     if entry.path == ("job", "experiment"):
                         values[index] = (entry, name)

@@ -53,6 +53,9 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
     skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
     if skipped and find(tree, ("checkpoint", "load_path")) is None:
         found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
+    caps = find(tree, ("data_setting",))
+    if find(tree, ("job", "task")) == "vfm" and caps is not None and caps != type(caps)():
+        found.append("data_setting has no effect for task 'vfm': its caps are those of a reasoner's data")
     degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
     if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
         needed = needed_processes(*degrees)

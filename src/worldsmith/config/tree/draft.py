@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -12,8 +12,8 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.contradictions import alternatives_of, degree_problems, remarks
-from worldsmith.config.tree.difference import differences
-from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.difference import changes, differences
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
 from worldsmith.config.tree.references import try_resolve
 from worldsmith.config.words.overrides import Override, apply_overrides
@@ -64,12 +64,21 @@ class Loaded:
     @cached_property
     def changed(self) -> set[Path]:
         """The leaves that differ from those of the recipe (without one: from the defaults of the tree's class)."""
-        recipes = self.recipes()
-        if not recipes:
+        if self.base is None:
             return {path for path, origin in self.provenance.items() if origin.kind != "default"}
-        base, _ = try_resolve(recipes[-1][1], now=self.now, keep_unset=True)
-        found = differences(base, self.tree)
+        found = differences(self.base, self.tree, custom=True)
         return {change.path for change in found if change.new is not ABSENT}
+
+    @cached_property
+    def removed(self) -> list[Path]:
+        """The keys of tables that the recipe has and this tree has not."""
+        return [c.path for c in changes(self.base, self.tree) if c.new is ABSENT] if self.base else []
+
+    @cached_property
+    def base(self) -> Any:
+        """The resolved tree of the recipe; None without one."""
+        recipes = self.recipes()
+        return try_resolve(recipes[-1][1], now=self.now, keep_unset=True)[0] if recipes else None
 
 
 def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool = False) -> Loaded:
@@ -93,12 +102,25 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool
     now = datetime.now()
     sources: dict[Path, list[str | Path]] = {}
     resolved, late = try_resolve(draft.tree, now=now, broken=draft.broken, sources=sources, keep_unset=keep_unset)
-    late += degree_problems(resolved)
+    late = [_derived(problem, draft.places, sources) for problem in [*late, *degree_problems(resolved)]]
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:
         raise ConfigError(draft.problems)
     warnings = [*draft.warnings, *remarks(resolved)]
     return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now)
+
+
+def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
+    """A problem of a value that a reference gave, at the place where the value that it refers to was written."""
+    for concern in map(parse_path, problem.concerns):
+        if problem.place or any(starts_with(path, concern) for path in places):
+            break
+        for path, steps in sources.items():
+            written = next((step for step in steps if isinstance(step, tuple) and step in places), None)
+            if starts_with(path, concern) and written and isinstance(written, tuple):
+                told = f"{format_path(path)} is {steps[0]}"
+                return replace(problem.at(places[written]), hint=f"{problem.hint}; {told}" if problem.hint else told)
+    return problem
 
 
 def give_way(draft: Draft) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 Path = tuple[str | int, ...]
 
 _BARE = re.compile(r"[^\s.\[\]\"'=:{}$,]+")
-_SEGMENT = re.compile(r"""\.?(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s.\[\]"'=:{}$,]+))|\[(\d+)\]""")
+_SEGMENT = re.compile(r"""\.?(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s.\[\]"'=:{}$,]+))|\[([0-9]+)\]""")
 
 
 def format_path(path: Path) -> str:

@@ -211,7 +211,7 @@ class Reader:
         return found
 
     def item(self, inner: Any, above: Any, path: Path, source: Path) -> Any:
-        if self.merge and above == MISSING:
+        if above == MISSING:
             message = f"'{MISSING}' stands for a value that is missing, and a list has all its items"
             return self.refuse(Problem(format_path(path), message), source)
         return self.value(inner, None, above, path, source)

@@ -240,6 +240,8 @@ class _Resolver:
             if (found := find(raw, (part,), ABSENT)) is ABSENT:
                 near = nearest_path(path, all_paths(self.tree))
                 advice = f"did you mean ${{{format_path(near)}}}?" if near else None
+                if len(path) == 1 and (text in os.environ or text.isupper()):
+                    advice = f"write ${{oc.env:{text}}} for the environment variable"
                 return self.fail(
                     f"${{{text}}} refers to '{format_path(path[: depth + 1])}', which does not exist", hint=advice
                 )

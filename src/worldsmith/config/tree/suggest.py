@@ -46,7 +46,7 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
         if abs(len(name) - len(leaf)) > tolerance(leaf):
             continue
         edits = distance(_plain(name), _plain(leaf))
-        if edits > tolerance(leaf):
+        if edits > tolerance(leaf) or edits >= len(leaf):
             continue
         if parent == section:
             misplaced = 0.0

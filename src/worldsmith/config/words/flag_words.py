@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from worldsmith.config.errors import Place
-
-_BARE_ITEM = re.compile(r"""[^\s,\[\]{}'":=]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +16,9 @@ class Flag:
     values: tuple[str, ...] = ()
 
     @property
-    def shown(self) -> str:
-        return " ".join((f"--{self.name}", *self.values))
-
-    @property
     def place(self) -> Place:
-        shown = self.shown.encode("utf-8", "replace").decode()
+        shown = " ".join((f"--{self.name}", *self.values)).encode("utf-8", "replace").decode()
         return Place("flag", None, 1, len(shown), shown)
-
-
-class FlagWord(str):
-    """The override word of a flag. `flag` is what was typed, for reports and provenance."""
-
-    flag: str
-
-    @classmethod
-    def of(cls, word: str, flag: Flag) -> FlagWord:
-        made = cls(word)
-        made.flag = flag.place.source or ""
-        return made
 
 
 def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[Flag]]:
@@ -74,18 +55,3 @@ def take_source(flags: list[Flag], is_source: Callable[[str], bool]) -> str | No
                     flags[index] = Flag(flag.name, left)
                     return flag.values[position]
     return None
-
-
-def guess_word(flag: Flag) -> str:
-    """The override word of a flag, going by the number of its words alone."""
-    name = flag.name.replace("-", "_")
-    if len(flag.values) <= 1:
-        return f"{name}={flag.values[0] if flag.values else 'true'}"
-    return f"{name}=[{','.join(list_item(value) for value in flag.values)}]"
-
-
-def list_item(value: str) -> str:
-    """A word as an item of a list literal; numbers, nested literals and references stay what they are."""
-    if _BARE_ITEM.fullmatch(value) or value[:1] in ("[", "{", "'", '"') or "${" in value:
-        return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

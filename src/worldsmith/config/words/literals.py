@@ -7,14 +7,15 @@ So the text is read to a small tree of literals first, and each literal is fitte
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.config.declare.value_types import fits, item_hint, union_members
 
 MAX_DEPTH = 40
-_INTEGER = re.compile(r"[+-]?\d{1,400}(_\d{1,400})*")
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?\d{1,400}(_\d{1,400})*", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
@@ -58,6 +59,8 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
 def decode(text: str) -> Any:
     """Unquoted text as the number, true/false or null that it looks like, else itself."""
     plain = text.strip()
+    if plain == "None":  # as in Python; a field that takes text and no null gets the text
+        return None
     if plain.lower() in _WORDS:
         return _WORDS[plain.lower()]
     if _INTEGER.fullmatch(plain):
@@ -65,6 +68,11 @@ def decode(text: str) -> Any:
     if _FLOAT.fullmatch(plain):
         return float(plain)
     return text
+
+
+def literal_list(words: Sequence[str]) -> list[Literal]:
+    """Words as the items of a list; what looks like a nested literal or quoted text is one. Raises ValueError."""
+    return [parse_literal(word) if word[:1] in ("[", "{", "'", '"') else Scalar(word) for word in words]
 
 
 def parse_literal(text: str) -> Literal:

@@ -12,7 +12,8 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import nested_config_classes
-from worldsmith.config.errors import Place, Problem
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.toml.schema import TASKS, remap, toml_fields
 from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
@@ -20,41 +21,78 @@ from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.provenance import remember
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.tree.suggest import nearest_path
-from worldsmith.config.words.literals import read_text
+from worldsmith.config.words.class_choice import named_class
+from worldsmith.config.words.literals import Literal, Scalar, decode, fit_literal, read_text
+from worldsmith.config.write.words import word_value
 
 _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(=)(.*))?", re.DOTALL)
 
 
+RECIPE_WORDS = {("experiment",), ("job", "experiment")}
+"""Paths that choose the recipe that a run starts from, instead of changing it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One word: what to do ("", "+", "++" or "~"), where, and the text of the value (None for a removal).
+    """What a word or a flag says: what to do ("", "+", "++" or "~"), where, and what was given.
 
-    `kind` says whether it was written as an override or as a typed flag; a word may carry what was typed as ``flag``.
+    `given` is text that is not read yet, or a literal or truth value of a flag; None for a removal. The place says
+    whether it was a word or a flag, and how it was written.
     """
 
     action: str
     path: Path
-    text: str | None
-    word: str
-    kind: str = "override"
+    given: str | Literal | None
+    place: Place
 
     @property
-    def place(self) -> Place:
-        return _word_place(getattr(self.word, "flag", self.word), self.kind)
+    def word(self) -> str:
+        """The override word that says it."""
+        if self.place.file == "override" or self.given is None:
+            return self.place.source or ""
+        text = self.given if isinstance(self.given, str) else word_value(fit_literal(self.given, Any))
+        return f"{self.action}{format_path(self.path)}={text}"
 
 
-def parse_overrides(words: Sequence[str], problems: list[Problem], kind: str = "override") -> list[Override]:
+def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Override]:
     """Reads the words; empty ones and ``--`` are dropped, malformed ones are added to `problems`."""
     found = []
     for word in words:
         if word.strip() in ("", "--"):
             continue
-        override = _parse(word)
+        shown = word.encode("utf-8", "replace").decode()
+        place = Place("override", None, 1, len(shown), shown)
+        override = _parse(word, place)
         if isinstance(override, Problem):
-            problems.append(override.at(_word_place(getattr(word, "flag", word), kind)))
+            problems.append(override.at(place))
         else:
-            found.append(replace(override, kind=kind))
+            found.append(override)
     return found
+
+
+def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Override]]:
+    """The last override that chooses the recipe, and those that change its tree."""
+    chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
+    return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
+
+
+def recipe_name(override: Override) -> str:
+    """The recipe that an override chooses."""
+    return override.given.strip("'\" ") if isinstance(override.given, str) else ""
+
+
+def chosen_recipe(override: Override) -> Config:
+    """Its tree. Raises ConfigError, at the override, for one that there is not."""
+    try:
+        return get_recipe(recipe_name(override))
+    except ConfigError as error:
+        raise ConfigError(replace(p, path="job.experiment", place=override.place) for p in error.problems) from None
+
+
+def whole_tree_problem(override: Override, name: str) -> Problem:
+    """The problem of choosing a recipe for a file that holds a whole tree already."""
+    message = f"the file is a whole tree, made from the recipe '{name}': no other can take its place"
+    return Problem("job.experiment", message, hint="name the recipe in place of the file", place=override.place)
 
 
 def apply_overrides(
@@ -75,8 +113,10 @@ def apply_overrides(
     for override in overrides:
         target = translate(tree, override.path, task)
         if target is None:
-            warnings.append(f"{override.word}: {format_path(override.path)} has no effect for task '{task}'")
+            shown = override.place.source
+            warnings.append(f"{shown}: {format_path(override.path)} has no effect for task '{task}'")
             continue
+        target = _with_indexes(tree, target)
         mistakes: list[Problem] = []
         notes: list[str] = []
         raw = _apply(tree, override, target, mistakes, notes)
@@ -129,10 +169,6 @@ def set_value(
             advice = f"to add it, write +{format_path(path)}=…"
             problems.append(Problem(format_path(path), f"the table has no key '{key}'", hint=advice))
             return
-    if isinstance(raw, str) and nested_config_classes(hint) and "${" not in raw:
-        advice = f"set its fields, such as {format_path(path)}.{next(iter(dict(children(known.get(key)))), 'field')}=…"
-        problems.append(Problem(format_path(path), "this is a section, not a single value", hint=advice))
-        return
     count = len(problems)
     value = Reader(problems, warnings).value(hint, known.get(key), raw, path, ())
     if len(problems) > count:
@@ -182,7 +218,16 @@ def is_missing(tree: Config, path: Path) -> bool:
     return path[-1] not in dict(children(parent))
 
 
-def _parse(word: str) -> Override | Problem:
+def _with_indexes(tree: Config, path: Path) -> Path:
+    """The path with numbers for the items of lists: ``betas.0`` means ``betas[0]``."""
+    found: Path = ()
+    for part in path:
+        in_list = isinstance(part, str) and part.isascii() and part.isdigit() and isinstance(find(tree, found), list)
+        found = (*found, int(part) if in_list else part)
+    return found
+
+
+def _parse(word: str, place: Place) -> Override | Problem:
     if any("\ud800" <= letter <= "\udfff" for letter in word):
         return Problem("", "the word is not valid UTF-8")
     match = _WORD.fullmatch(word)
@@ -194,12 +239,12 @@ def _parse(word: str) -> Override | Problem:
     except ValueError as error:
         return Problem("", str(error), hint="an override is path=value, +path=value or ~path")
     if action == "~":
-        return Override(action, path, None, word) if not equals else Problem(format_path(path), "~ takes no value")
+        return Override(action, path, None, place) if not equals else Problem(format_path(path), "~ takes no value")
     if not equals:
         return Problem(format_path(path), "no value is given", hint=f"write {format_path(path)}=…")
     if text.strip() == MISSING:
         return Problem(format_path(path), f"'{MISSING}' stands for a value that is missing", hint="write the value")
-    return Override(action, path, text, word)
+    return Override(action, path, text, place)
 
 
 def _apply(tree: Config, override: Override, path: Path, problems: list[Problem], warnings: list[str]) -> Any:
@@ -214,12 +259,20 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
         advice = f"to change it, write {format_path(path)}=…"
         problems.append(Problem(format_path(path), "this key exists already", hint=advice))
         return None
+    given = override.given
+    sections = nested_config_classes(hint)
+    if isinstance(given, str) and sections and re.fullmatch(r"\s*[A-Za-z_][\w.]*\s*", given) and decode(given) == given:
+        tag = named_class(given.strip(), hint, path)
+        if isinstance(tag, Problem):
+            problems.append(tag)
+            return None
+        given = {"type": Scalar(tag, quoted=True)}
     try:
-        raw = read_text(override.text or "", hint)
+        raw = read_text(given, hint) if isinstance(given, str) else fit_literal(given or {}, hint)
     except ValueError as error:
         problems.append(Problem(format_path(path), f"the value cannot be read: {error}"))
         return None
-    set_value(tree, path, raw, problems, warnings, create=override.action != "" or not nested_config_classes(hint))
+    set_value(tree, path, raw, problems, warnings, create=override.action != "" or not sections)
     return raw
 
 
@@ -237,8 +290,3 @@ def _remove(tree: Config, path: Path, problems: list[Problem]) -> None:
         )
     else:
         del parent[path[-1]]
-
-
-def _word_place(word: str, kind: str) -> Place:
-    shown = getattr(word, "flag", word).encode("utf-8", "replace").decode()  # a flag as it was typed
-    return Place(kind, None, 1, len(shown), shown)

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from worldsmith.config.tree.draft import Loaded
-from worldsmith.config.tree.paths import Path
+from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.provenance import origin_of
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
@@ -18,14 +18,17 @@ LONGEST = 110
 
 
 def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, changed: bool = False) -> str:
-    """The resolved tree as YAML. With `changed`, only what differs from the recipe (or from the class's defaults)."""
-    data = to_dict(loaded.tree, custom=custom)
+    """The resolved tree as YAML. With `changed`, only what differs from the recipe (or from the class's defaults).
+
+    Keys that the recipe has and the tree has not are named in comments below.
+    """
+    data = to_dict(loaded.tree, custom=custom or changed)
     if changed:
         data = _only(data, loaded.changed, ()) or {}
-        if not data:
-            return "{}\n"
     text = dump_yaml(data)
-    return annotate(text, {path: comment(loaded, path, value) for path, value in leaves(data)}) if origins else text
+    if origins and data:
+        text = annotate(text, {path: comment(loaded, path, value) for path, value in leaves(data)})
+    return text + "".join(f"# removed: {format_path(path)}\n" for path in loaded.removed if changed)
 
 
 def comment(loaded: Loaded, path: Path, value: Any) -> str:

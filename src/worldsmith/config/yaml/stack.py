@@ -17,34 +17,40 @@ from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.access import all_paths, find
 from worldsmith.config.tree.draft import Draft, Loaded, finish, recipe_task
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
-from worldsmith.config.tree.plain import TAG
+from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.reader import Reader, require_set
-from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.words.overrides import (
+    Override,
+    chosen_recipe,
+    parse_overrides,
+    recipe_name,
+    take_recipe,
+    whole_tree_problem,
+)
 from worldsmith.config.yaml.dialects import CHOICE, ROOT, detect, translate
 from worldsmith.config.yaml.text import Document, read_yaml
 
 RECIPE = "recipe"
 
 
-def load_stack(
-    paths: Sequence[str], words: Sequence[str] = (), *, flags: Sequence[str] = (), keep_unset: bool = False
-) -> Loaded:
-    """The resolved tree of YAML files, typed flags and override words.
-
-    The arguments are those of `load`. Raises ConfigError with every mistake of all of them.
-    """
+def load_stack(paths: Sequence[str], words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
+    """The resolved tree of YAML files and override words. Raises ConfigError with every mistake of all of them."""
     problems: list[Problem] = []
-    overrides = [*parse_overrides(flags, problems, "flag"), *parse_overrides(words, problems)]
-    draft = read_stack(paths)
+    draft, overrides = read_stack(paths, parse_overrides(words, problems))
     draft.problems = [*problems, *draft.problems]
     return finish(draft, overrides, keep_unset=keep_unset)
 
 
-def read_stack(paths: Sequence[str]) -> Draft:
-    """Reads and merges the files. Mistakes are in `problems` of the result; nothing is raised for them."""
+def read_stack(paths: Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
+    """Reads and merges the files; also the overrides that are left to apply. Mistakes are in the draft's `problems`."""
+    chosen, rest = take_recipe(overrides)
+    return _read_stack(paths, chosen), rest
+
+
+def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
     files = [str(path) for path in paths]
     draft = Draft(", ".join(files), place=Place(", ".join(files)))
     if not files:
@@ -62,13 +68,15 @@ def read_stack(paths: Sequence[str]) -> Draft:
             draft.problems += translation.problems
             draft.warnings += translation.warnings
             layers = [Document(translation.data, translation.spans)]
-        start = _start(draft, layers)
+        start = _start(draft, layers, chosen_by_word)
     except ConfigError as error:
         if complete:  # else the part that is missing may be what the rest builds on
             places = {path: span.value for path, span in merged.spans.items()}
             draft.problems += [problem.at(draft.place) for problem in locate(error.problems, places)]
         return draft
     _put(draft, [_without(layer, RECIPE, CHOICE) for layer in layers], start, complete)
+    if chosen_by_word and draft.tree is not None:  # also over a file that names another one
+        draft.tree.job.experiment = recipe_name(chosen_by_word)
     draft.task = recipe_task(draft.tree)
     draft.broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
     return draft
@@ -99,9 +107,24 @@ def _read(file: str, draft: Draft) -> Document | None:
     return document
 
 
-def _start(draft: Draft, layers: list[Document]) -> Config | type[Config]:
+def _start(draft: Draft, layers: list[Document], word: Override | None) -> Config | type[Config]:
     """The tree below all layers, or the root's class. ConfigError for an unknown recipe."""
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
+    whole = any(TAG in layer.data for layer in layers)
+    experiments = [] if whole else [found for layer in layers if (found := _experiment(layer))]
+    if word and whole and not names:
+        raise ConfigError([whole_tree_problem(word, "")])
+    if word:
+        tree, name = chosen_recipe(word), recipe_name(word)
+        draft.recipes = lambda: lineage(name)
+        draft.place = Place(f"recipe '{name}'")
+        return tree
+    for name, span in experiments:
+        if names and name != names[-1][0]:
+            message = f"job.experiment names another recipe than `{RECIPE}: {names[-1][0]}`"
+            place = span.value if span else None
+            raise ConfigError([Problem("job.experiment", message, hint="write one of the two", place=place)])
+    names = names or experiments
     if names:
         name, span = names[-1]
         if not isinstance(name, str):
@@ -124,6 +147,12 @@ def _start(draft: Draft, layers: list[Document]) -> Config | type[Config]:
         return class_of(tag)
     except ValueError as error:
         raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {ROOT}")]) from None
+
+
+def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
+    """The recipe that the job section of a file names, which means the same as `recipe`."""
+    name = find(layer.data, ("job", "experiment"))
+    return (name, layer.spans.get(("job", "experiment"))) if name not in (None, "", MISSING) else None
 
 
 def _put(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:

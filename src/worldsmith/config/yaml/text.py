@@ -7,6 +7,7 @@ Tags are refused, so no code is named; a key that is given twice and a merge key
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
+_Dumper.add_representer(datetime.time, lambda dumper, time: dumper.represent_str(time.isoformat()))  # YAML has none
 for _name, (_pattern, _first) in _PATTERNS.items():
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_PREFIX + _name, re.compile(rf"^(?:{_pattern})$"), list(_first))

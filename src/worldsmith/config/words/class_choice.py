@@ -1,0 +1,46 @@
+"""Classes chosen by name: ``scheduler=LambdaLinear``, ``--scheduler LambdaLinear``, or the whole dotted name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsmith.config.declare.class_tags import tag_of, trust
+from worldsmith.config.declare.configurable import owner_of
+from worldsmith.config.declare.value_types import nested_config_classes
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.suggest import did_you_mean
+
+
+def class_choices(hint: Any) -> dict[str, list[str]]:
+    """The classes that fit a section: short name -> dotted names (several if modules use the same name)."""
+    found: dict[str, list[str]] = {}
+    todo = list(nested_config_classes(hint))
+    while todo:
+        cls = todo.pop(0)
+        todo += cls.__subclasses__()
+        named = owner_of(cls) or cls
+        if "<locals>" not in named.__qualname__ and tag_of(cls) not in found.setdefault(named.__name__, []):
+            found[named.__name__].append(tag_of(cls))
+    return found
+
+
+def named_class(name: str, hint: Any, path: Path) -> str | Problem:
+    """The dotted name of the class that `name` stands for at a path of type `hint`."""
+    if "." in name:
+        return name
+    choices = class_choices(hint)
+    tags = choices.get(name, [])
+    if len(tags) == 1:
+        trust(tags[0])  # it is loaded already, and the user names it
+        return tags[0]
+    where = format_path(path)
+    if tags:
+        return Problem(where, f"several classes are called {name}", hint=f"write one of: {', '.join(tags)}")
+    if len(choices) == 1:
+        return Problem(where, "this is a section, not a single value", hint=f"set its fields, such as {where}.…")
+    # A field for any component at all has too many choices to list.
+    listing = f"there are: {', '.join(choices)}" if len(choices) <= 12 else "write it as package.module.Class"
+    advice = did_you_mean(name, choices)
+    hint = f"{advice} {listing}" if advice else listing
+    return Problem(where, f"no class that fits here is called '{name}'", hint=hint)
