@@ -110,7 +110,7 @@ def test_a_resumed_run_lists_nothing_twice(tmp_path: Path) -> None:
     first = loader_for(file, tmp_path / "run")
     next(iter(first))
     second = loader_for(file, tmp_path / "run")
-    second.load_state_dict(first.state_dict())
+    second.load_states([first.state_dict()])
     assert len(list(islice(second, 12))) == 12
     assert len(listed(tmp_path / "run")) == 8
 

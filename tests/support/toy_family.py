@@ -166,7 +166,7 @@ class RowLoader(PackingDataLoader):
     def __init__(
         self, config: Config, *, quarantine: Quarantine | None = None, rank: int = 0, world_size: int = 1
     ) -> None:
-        maker = RowMaker(config.dataset.build(), seed=config.seed, shuffle=config.shuffle)
+        maker = RowMaker(config.dataset.build(), config)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +38,16 @@ def with_clip_size(
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
         return defaults
-    frames = part.selection.count
-    return replace(defaults, height=part.height, width=part.width, num_frames=frames, fps=part.fps)
+    height, width = part.size
+    return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)
 
 
 def first_part(config: VideoDataset.Config, grid: LatentGrid) -> Part:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
-    from worldsmith.data.clips.sample_maker import select_part
-    from worldsmith.data.clips.video_reader import examine
+    from worldsmith.data.clips.sample_maker import look_at
 
     dataset = VideoDataset(config)
     for window in dataset.windows[:CLIPS_TO_TRY]:
-        try:
-            return select_part(window, examine(window.path)[1], config, grid, random.Random(0))
-        except SampleError:
-            continue
+        with suppress(SampleError):
+            return look_at(window, config, grid, random.Random(0))
     raise DataError(f"none of the first clips of {dataset.file} can be read")

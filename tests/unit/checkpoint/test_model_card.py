@@ -15,7 +15,7 @@ from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.start_weights import StartWeights
-from worldsmith.models.cosmos3.generator import GenerationDefaults
+from worldsmith.models.video_model import GenerationDefaults
 
 SENTENCES = {"append_duration_fps": True, "append_resolution": True}
 SMALL = GenerationDefaults(height=64, width=64, num_frames=17, fps=8.0, **SENTENCES)

@@ -113,7 +113,7 @@ def test_one_window_a_clip_is_drawn_anew_in_every_pass(
     again = make(tmp_path, num_workers=1, **options)
     next(iter(again))
     resumed = make(tmp_path, num_workers=1, **options)
-    resumed.load_state_dict(again.state_dict())
+    resumed.load_states([again.state_dict()])
     assert [facts(pack) for pack in islice(resumed, 5)] == whole[1:6]
 
 
@@ -162,7 +162,7 @@ def test_resume_at_any_pack_continues_with_the_same_packs(
     packs = iter(first)
     head = [facts(p) for p in islice(packs, cut)]
     second = make(resume_folder, **options)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.load_states([json.loads(json.dumps(first.state_dict()))])
     assert second.state_dict() == first.state_dict()
     assert head + [facts(p) for p in islice(second, 18 - cut)] == whole
 
@@ -175,7 +175,7 @@ def test_resume_with_workers_equals_an_uninterrupted_run_without(resume_folder: 
     for steps in (cut, 2, 10 - cut):
         loader = make(resume_folder, num_workers=2, prefetch_factor=4)
         if state is not None:
-            loader.load_state_dict(state)
+            loader.load_states([state])
         made += [facts(p) for p in islice(loader, steps)]
         state = loader.state_dict()
     assert made == whole
@@ -202,12 +202,12 @@ def test_set_aside_samples_survive_a_resume_with_a_shorter_lookahead(resume_fold
     first = make(resume_folder, max_sequence_length=60)
     state = next(s for s in (first.state_dict() for _ in islice(first, 20)) if len(s["set_aside"]) >= 4)
     whole = make(resume_folder, max_sequence_length=60, lookahead=1)
-    whole.load_state_dict(state)
+    whole.load_states([state])
     expected = [facts(p) for p in islice(whole, 6)]
     made = []
     for _ in range(6):
         loader = make(resume_folder, max_sequence_length=60, lookahead=1)
-        loader.load_state_dict(state)
+        loader.load_states([state])
         made += [facts(p) for p in islice(loader, 1)]
         state = loader.state_dict()
     assert made == expected
@@ -232,11 +232,11 @@ def test_state_of_another_data_set_is_refused_naming_both(
     state = loader.state_dict()
     other = make(write_jsonl(tmp_path / "other", [record("a"), record("b")]))
     with pytest.raises(ValueError, match=r"number of samples of .*: 3 -> 2"):
-        other.load_state_dict(state)
+        other.load_states([state])
     with pytest.raises(ValueError, match=r"content of .*: x -> "):
-        loader.load_state_dict({**state, "dataset_fingerprint": "x"})
-    with pytest.raises(ValueError, match="rank 0 of 2, and this is rank 0 of 1"):
-        loader.load_state_dict({**state, "world_size": 2})
+        loader.load_states([{**state, "dataset_fingerprint": "x"}])
+    with pytest.raises(ValueError, match=r"are those of \(rank, ranks\) \[\(0, 1\), \(0, 1\)\]"):
+        loader.load_states([state, state])
 
 
 def test_cached_latents_replace_decoding(clips: Callable, tmp_path: Path) -> None:

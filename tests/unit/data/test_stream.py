@@ -55,7 +55,7 @@ class NumberLoader(PackingDataLoader):
         dataset: Numbers.Config = field(default_factory=Numbers.Config)
 
     def __init__(self, config: Config, *, quarantine: Quarantine | None = None, rank: int = 0, world_size: int = 1):
-        maker = NumberMaker(config.dataset.build(), seed=config.seed, shuffle=config.shuffle, max_tokens=10)
+        maker = NumberMaker(config.dataset.build(), config)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 
 
@@ -71,18 +71,16 @@ def test_numbers_are_packed_and_resumed(workers: int) -> None:
     first = load(4, 5, 6, 2, num_workers=workers)
     head = [[s.num_tokens for s in pack] for pack in islice(first, 2)]
     second = load(4, 5, 6, 2, num_workers=workers)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.load_states([json.loads(json.dumps(first.state_dict()))])
     assert head + [[s.num_tokens for s in pack] for pack in islice(second, 2)] == packs
 
 
 def test_what_cannot_be_used_is_listed_and_what_is_noted_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = load(
-        3, -1, 12, 5, 4, 2, quarantine=Quarantine(tmp_path), max_samples_per_batch=3, max_sequence_length=None
-    )
+    loader = load(3, -1, 12, 5, 4, 2, quarantine=Quarantine(tmp_path), lookahead=1)
     (pack,) = islice(loader, 1)
-    assert [s.num_tokens for s in pack] == [3, 5, 4]
+    assert [s.num_tokens for s in pack] == [3, 5]
     assert loader.counts == {"samples": 3, "odd": 2}
     assert "3 is odd" in caplog.text
     assert "5 is odd" not in caplog.text

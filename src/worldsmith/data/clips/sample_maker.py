@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +25,9 @@ from worldsmith.data.stream.maker import Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
+if TYPE_CHECKING:
+    from worldsmith.data.clips.video_loader import VideoLoader
+
 
 class ClipMaker(SampleMaker[VideoSample]):
     """Maps a stream position to a window of a clip, with pixels or cached latents, text ids and token count."""
@@ -32,19 +37,16 @@ class ClipMaker(SampleMaker[VideoSample]):
     def __init__(
         self,
         dataset: VideoDataset,
+        config: VideoLoader.Config,
         *,
         grid: LatentGrid,
         tokenizer: Callable[[str], list[int]],
-        max_caption_tokens: int,
         latent_cache: LatentCache | None,
-        seed: int,
-        shuffle: bool,
-        max_tokens: int | None = None,
     ) -> None:
-        super().__init__(dataset, seed=seed, shuffle=shuffle, max_tokens=max_tokens)
+        super().__init__(dataset, config)
         self.grid = grid
         self.tokenizer = tokenizer
-        self.max_caption_tokens = max_caption_tokens
+        self.max_caption_tokens = config.max_caption_tokens
         self.latent_cache = latent_cache
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
@@ -57,30 +59,29 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
-        status, info = examine(window.path)
-        part = select_part(window, info, config, self.grid, sample_rng(self.seed, position, "frames"))
-        selection, width, height, fps = part.selection, part.width, part.height, part.fps
-        shape = self.grid.latent_shape(selection.count, height, width)
+        part = look_at(window, config, self.grid, sample_rng(self.seed, position, "frames"))
+        height, width = part.size
         notes: dict[str, str] = {}
-        caption = self._caption(window, position, selection.count, fps, (height, width))
+        caption = self._caption(window, position, part)
         text_ids = self._text_ids(caption, window, notes)
-        num_tokens = self.grid.sample_tokens(len(text_ids), shape)
-        self.check_size(num_tokens, f"{width}x{height}, {selection.count} frames")
-        if info.variable_rate:
-            notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {fps:.2f} FPS, their average, is used"
+        num_tokens = self.grid.sample_tokens(len(text_ids), part.latent_shape)
+        self.check_size(num_tokens, str(part))
+        if part.info.variable_rate:
+            average = f"{part.fps:.2f} FPS, their average, is used"
+            notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
 
         key, latents = None, None
         if self.latent_cache is not None:
-            frames = [selection.start, selection.interval, selection.count]
+            frames = [part.selection.start, part.selection.interval, part.selection.count]
             source = [window.start_frame, window.end_frame, window.temporal_interval]
-            file = file_identity(status, window.relative_path)
+            file = file_identity(part.status, window.relative_path)
             key = self.latent_cache.key_for(file=file, window=source, frames=frames, size=[height, width])
-            latents, outcome = self.latent_cache.look_up(key, shape)
+            latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
             notes[f"cache_{outcome}"] = ""
         video = None
         if latents is None:
             framing = Framing((width, height), "training")
-            video = torch.from_numpy(read_frames(window.path, info, selection.indices, framing))
+            video = torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing))
         sample = VideoSample(
             key=window.key,
             position=position,
@@ -88,12 +89,12 @@ class ClipMaker(SampleMaker[VideoSample]):
             caption=caption,
             video=video,
             latents=latents,
-            latent_shape=shape,
-            size=(height, width),
-            num_frames=selection.count,
-            fps=fps,
+            latent_shape=part.latent_shape,
+            size=part.size,
+            num_frames=part.selection.count,
+            fps=part.fps,
             condition_frames=draw_condition_frames(
-                config.conditioning_config, shape[0], sample_rng(self.seed, position, "conditioning")
+                config.conditioning_config, part.latent_shape[0], sample_rng(self.seed, position, "conditioning")
             ),
             num_tokens=num_tokens,
             cache_key=key,
@@ -107,7 +108,7 @@ class ClipMaker(SampleMaker[VideoSample]):
             notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, cut to {most}"
         return list(ids[:most])
 
-    def _caption(self, window: Window, position: int, num_frames: int, fps: float, size: tuple[int, int]) -> str:
+    def _caption(self, window: Window, position: int, part: Part) -> str:
         config = self.dataset.config
         rng = sample_rng(self.seed, position, "caption")
         caption = choose_caption(window.captions, config.caption_keys, rng)
@@ -120,31 +121,36 @@ class ClipMaker(SampleMaker[VideoSample]):
             append_resolution=config.append_resolution_info,
             dropout_rate=config.cfg_dropout_rate,
             dropout_keeps_metadata=config.cfg_dropout_keep_metadata,
-            num_frames=num_frames,
-            fps=fps,
-            size=size,
+            num_frames=part.selection.count,
+            fps=part.fps,
+            size=part.size,
             rng=sample_rng(self.seed, position, "dropout"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is used of a clip, and at which size in pixels and frame rate."""
+    """What is used of a clip, and how training sees it."""
 
+    status: os.stat_result
+    info: VideoInfo
     selection: FrameSelection
-    width: int
-    height: int
+    size: tuple[int, int]
+    """(H, W) in pixels."""
+    latent_shape: tuple[int, int, int]
     fps: float
 
+    def __str__(self) -> str:
+        return f"{self.size[1]}x{self.size[0]}, {self.selection.count} frames"
 
-def select_part(
-    window: Window, info: VideoInfo, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random
-) -> Part:
-    """The frames to read, and how training sees them.
+
+def look_at(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random) -> Part:
+    """What is to be read of a window's clip, of which one frame is decoded now.
 
     The limits of the config are held against the file itself: what the data set file states may be wrong or absent.
     Raises SampleError for a clip or a window outside of them.
     """
+    status, info = examine(window.path)
     if info.duration > config.max_duration:
         raise SampleError("too_long", f"{info.duration:.2f} s; max_duration is {config.max_duration} s")
     if min(info.width, info.height) < config.min_short_edge:
@@ -161,4 +167,5 @@ def select_part(
         rng=rng,
     )
     fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
-    return Part(selection, *target_size(config.resolution, info.width, info.height), fps)
+    width, height = target_size(config.resolution, info.width, info.height)
+    return Part(status, info, selection, (height, width), grid.latent_shape(selection.count, height, width), fps)

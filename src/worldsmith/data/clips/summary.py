@@ -38,19 +38,16 @@ def summarize(
 
     With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
     """
-    from worldsmith.data.clips.sample_maker import select_part
-    from worldsmith.data.clips.video_reader import examine
+    from worldsmith.data.clips.sample_maker import look_at
 
     windows = spread(dataset.windows, probe)
     rejections = list(dataset.rejections)
     for window in windows:
         try:
-            _, info = examine(window.path)
-            part = select_part(window, info, dataset.config, grid, random.Random(0))
-            tokens = grid.sample_tokens(0, grid.latent_shape(part.selection.count, part.height, part.width))
+            part = look_at(window, dataset.config, grid, random.Random(0))
+            tokens = grid.sample_tokens(0, part.latent_shape)
             if max_tokens is not None and tokens > max_tokens:
-                size = f"{part.width}x{part.height}, {part.selection.count} frames"
-                raise SampleError("over_token_cap", f"{tokens} tokens ({size}); a pack holds {max_tokens}")
+                raise SampleError("over_token_cap", f"{tokens} tokens ({part}); a pack holds {max_tokens}")
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
     return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections)

@@ -53,14 +53,6 @@ class VideoLoader(PackingDataLoader):
             raise ValueError(
                 f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
             )
-        maker = ClipMaker(
-            config.dataset.build(),
-            grid=grid,
-            tokenizer=tokenizer,
-            max_caption_tokens=config.max_caption_tokens,
-            latent_cache=latent_cache,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            max_tokens=config.max_sequence_length,
-        )
+        dataset = config.dataset.build()
+        maker = ClipMaker(dataset, config, grid=grid, tokenizer=tokenizer, latent_cache=latent_cache)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)

@@ -112,15 +112,6 @@ class PackingDataLoader(Configurable):
         """Plain JSON data. Samples that are prefetched, or read for a pack that is not handed out, are not in it."""
         return dict(self._state, set_aside=list(self._state["set_aside"]))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator continues with exactly the packs that would have followed. Raises ValueError."""
-        if (state["rank"], state["world_size"]) != (self.rank, self.world_size):
-            raise ValueError(
-                f"the state is that of rank {state['rank']} of {state['world_size']}, and this is rank {self.rank} of "
-                f"{self.world_size}; give the states of all ranks to load_states"
-            )
-        self.load_states([state] * self.world_size)
-
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continues a run from the states of all its ranks.
 

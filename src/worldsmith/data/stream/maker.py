@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.order import sample_index
 from worldsmith.data.stream.quarantine import Rejection
+
+if TYPE_CHECKING:
+    from worldsmith.data.stream.loader import PackingDataLoader
 
 
 class StreamSample(Protocol):
@@ -69,10 +72,9 @@ class Made(Generic[S]):
 class SampleMaker(ABC, Generic[S]):
     """Maps a stream position to a sample, in a worker process. All randomness comes from (seed, position)."""
 
-    def __init__(self, dataset: StreamDataset, *, seed: int, shuffle: bool, max_tokens: int | None = None) -> None:
-        """`max_tokens`: an exclusive cap; larger samples are rejected as "over_token_cap". None: there is none."""
+    def __init__(self, dataset: StreamDataset, config: PackingDataLoader.Config) -> None:
         self.dataset: Any = dataset
-        self.seed, self.shuffle, self.max_tokens = seed, shuffle, max_tokens
+        self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.max_sequence_length
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:
