@@ -268,7 +268,8 @@ def test_one_recipe_is_shown_with_its_changes(tmp_path: Path) -> None:
     code, out, _, seconds = worldsmith("recipes", "alarmed", "--import=flag_runs", folder=tmp_path)
     assert code == 0
     assert seconds < 1  # of CPU time, on a machine that may be busy
-    assert "changes from moving_shapes:\n  trainer.callbacks.alarm = flag_runs.Alarm  (was absent)\n" in out
+    assert "changes from moving_shapes:\n  job.experiment = alarmed  (was moving_shapes)\n" in out
+    assert "  trainer.callbacks.alarm = flag_runs.Alarm  (was absent)\n" in out
     assert "  trainer.callbacks.alarm.above = 3.0  (was absent)\n" in out
     _, out, _, _ = worldsmith("recipes", "moving_shapes", folder=tmp_path)
     assert "  trainer.max_iter = 800  (was 500)\n" in out
