@@ -1,0 +1,59 @@
+"""The rooms of the package are as `docs/architecture.md` shows them, and small enough to be read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import statistics
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "worldsmith"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FAMILY_PLACES = ("models/cosmos3/", "models/video_vae/", "tasks/cosmos3.py", "checkpoint/formats/cosmos3/", "recipes/")
+
+
+@pytest.fixture(scope="module")
+def draw_rooms() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_rooms", ROOT / "scripts" / "draw_rooms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_shows_the_imports(draw_rooms: ModuleType) -> None:
+    committed = (ROOT / "docs" / "images" / "rooms.svg").read_text(encoding="utf-8")
+    assert draw_rooms.draw(draw_rooms.find_uses()) == committed, "run python scripts/draw_rooms.py"
+
+
+def test_every_room_is_in_the_picture(draw_rooms: ModuleType) -> None:
+    rooms = {file.relative_to(PACKAGE).parts[0] for file in FILES if file.parent != PACKAGE}
+    assert rooms - {"assets"} == set(draw_rooms.SUBJECTS)
+
+
+def test_rooms_that_use_each_other_in_a_circle_are_refused(draw_rooms: ModuleType) -> None:
+    with pytest.raises(ValueError, match="circle: data, models"):
+        draw_rooms.floors({"config": set(), "data": {"models"}, "models": {"data", "config"}})
+
+
+def test_files_and_folders_are_small() -> None:
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert max(lines.values()) <= 400, max(lines, key=lambda file: lines[file])
+    assert statistics.median(count for file, count in lines.items() if file.name != "__init__.py") < 150
+    folder, count = Counter(file.parent for file in FILES).most_common(1)[0]
+    assert count <= 16, folder
+
+
+def test_a_family_is_named_in_its_places_only() -> None:
+    named = [
+        file.relative_to(PACKAGE).as_posix()
+        for file in FILES
+        if re.search(r"cosmos3|Cosmos3|Wan(VAE|2)", file.read_text(encoding="utf-8"))
+    ]
+    assert [name for name in named if not name.startswith(FAMILY_PLACES)] == []
