@@ -178,7 +178,7 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
     network.num_hidden_layers, network.num_attention_heads, network.num_key_value_heads = 6, 4, 2
     network.head_dim, network.mrope_section = 64, [12, 10, 10]
 
-    model.tokenizer.vae_path, model.tokenizer.precision = "${asset:tiny_vae}", "float32"
+    model.tokenizer.vae_path, model.tokenizer.precision = "${asset:tiny_vae_natural}", "float32"
     model.text_tokenizer.path = "${asset:tiny_tokenizer}"
     model.parallelism.data_parallel_shard_degree = -1
     model.parallelism.context_parallel_shard_degree = 1
@@ -189,7 +189,7 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("vision_sft_tiny")
 def vision_sft_tiny() -> Trainer.Config:
-    """Captioned clips of any size at tier 256, with the shipped tiny VAE, from random weights."""
+    """Captioned clips of any size at tier 256, with the shipped tiny VAE for natural video, from random weights."""
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_tiny", project="worldsmith", group="sft", name="vision_sft_tiny"),
         model=ModelSpec(
@@ -198,7 +198,7 @@ def vision_sft_tiny() -> Trainer.Config:
                 precision="float32",
                 max_num_tokens_after_packing=4096,
                 network=tiny(vocab_size=512),
-                tokenizer=WanVAE.Config(vae_path="${asset:tiny_vae}", precision="float32"),
+                tokenizer=WanVAE.Config(vae_path="${asset:tiny_vae_natural}", precision="float32"),
                 text_tokenizer=TextTokenizer.Config(path="${asset:tiny_tokenizer}"),
             ),
         ),
@@ -233,8 +233,10 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.job.group = "demo"
     config.job.name = "moving_shapes"
 
+    model = cast(Cosmos3Generator.Config, config.model.config)
+    model.tokenizer.vae_path = "${asset:tiny_vae}"
     # 20 latent tokens per clip need no more than this.
-    network = cast(Cosmos3Generator.Config, config.model.config).network
+    network = model.network
     network.hidden_size, network.intermediate_size, network.num_hidden_layers = 192, 576, 4
     network.num_attention_heads = network.num_key_value_heads = 3
     network.initializer_range = 0.06
