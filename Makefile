@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint slow clean
+.PHONY: demo install test lint slow clean
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
+
+install: $(READY)
 
 test: $(READY) lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

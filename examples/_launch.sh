@@ -3,6 +3,7 @@
 
 : "${NPROC_PER_NODE:=8}" "${NNODES:=1}" "${NODE_RANK:=0}"
 export DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH
+source "$examples/_environment.sh"
 words=(train "--sft-toml=$TOML_FILE" "$@")
 
 if ((NPROC_PER_NODE * NNODES == 1)); then

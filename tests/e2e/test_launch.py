@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,19 @@ def test_a_mistake_in_the_config_is_said_once(start: Start, tmp_path: Path, word
     log = (tmp_path / "log").read_text()
     assert log.count("what is misspelt?") + log.count("unrecognized arguments: --flag") == 1
     assert not list(tmp_path.glob("words_*"))
+
+
+def test_a_port_that_is_in_use_is_named_with_what_to_do(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        words = ["launch", "--nproc-per-node", "2", "--master-port", port, "train", "done", str(tmp_path)]
+        assert end(start("--import", "launched_train", *words, folder=tmp_path)) == 2
+    log = (tmp_path / "log").read_text()
+    assert f"port {port} is in use on this machine" in log
+    assert "--master-port" in log
+    assert "Traceback" not in log
 
 
 def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path: Path) -> None:

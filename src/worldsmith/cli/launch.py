@@ -35,7 +35,7 @@ Starts `worldsmith train …` in several processes. The options are torchrun's; 
   --nnodes N           machines (default: 1); give the same command on each, with its own
   --node-rank R        number of this machine, from 0, and with
   --master-addr HOST   the address of machine 0 and
-  --master-port PORT   a port on it (default: 29500)
+  --master-port PORT   a port on it (default: 29500; on one machine any that is free)
   --max-restarts N     after a failure, so often the processes start again from the last checkpoint (default: 0)
 
 `torchrun --help` lists the others. With --dryrun one process makes the plan for all.
@@ -71,6 +71,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
                 process.send_signal(number)
 
     with handling(hand_on):
+        from torch.distributed import DistNetworkError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
@@ -96,6 +97,8 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             except SignalException as error:
                 print(f"ended at once by {error.sigval.name}; nothing was saved for it", file=sys.stderr)
                 return 1
+            except DistNetworkError as error:
+                raise UserError(f"worldsmith launch: {meeting_failure(args, error)}") from error
             except ValueError as error:
                 raise UserError(f"worldsmith launch: {error}") from error
             return int(outcome.read_text())
@@ -120,6 +123,17 @@ def read_words(words: Sequence[str]) -> Namespace:
     args.module, args.training_script = True, "worldsmith.cli.launched"
     args.signals_to_handle = "SIGQUIT"
     return args
+
+
+def meeting_failure(args: Namespace, error: Exception) -> str:
+    """Why the processes cannot meet, and what to do."""
+    if "EADDRINUSE" in str(error):
+        return (
+            f"port {args.master_port} is in use on this machine, perhaps by another run; give each run its own with "
+            "--master-port (MASTER_PORT for the launch scripts), the same on all machines"
+        )
+    where = f"{args.master_addr}:{args.master_port}"
+    return f"the processes cannot meet at {where}, the --master-addr and --master-port of machine 0: {error}"
 
 
 def count_processes(args: Namespace) -> tuple[int, int]:

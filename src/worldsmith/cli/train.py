@@ -109,6 +109,9 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         if not is_said(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
         return 1
+    except KeyboardInterrupt:  # a second Ctrl-C: nothing may wait now for ranks, or for a save that is given up
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
     finally:
         stop_world()
     if outcome is Outcome.STOPPED:
