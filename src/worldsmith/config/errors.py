@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.files.errors import UserError as UserError
 
+SHOWN = 100
+"""How many mistakes are shown, and looked into for what was meant; a count stands for the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -83,7 +86,8 @@ class ConfigError(ValueError):
     def render(self) -> str:
         count = len(self.problems)
         title = "1 mistake in the config" if count == 1 else f"{count} mistakes in the config"
-        return "\n\n".join([title, *(problem.render() for problem in self.problems)])
+        more = [f"and {count - SHOWN} more; mend these first"] if count > SHOWN else []
+        return "\n\n".join([title, *(problem.render() for problem in self.problems[:SHOWN]), *more])
 
     def located(self, places: Mapping[Path, Place]) -> ConfigError:
         """The same error with a place for every problem whose path, or the nearest part of it, is in `places`."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 from worldsmith.config.errors import ConfigError, Place, Problem
 
 MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 64
+MAX_VALUES = 10_000
+_TOKEN = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|' r"'''.*?'''|" r'"(?:[^"\\\n]|\\.)*"|' r"'[^'\n]*'|#[^\n]*|[\[\]{}=,.\n]",
+    re.DOTALL,
+)
 
 
 def read_config_text(path: str | os.PathLike[str]) -> str:
@@ -39,6 +46,34 @@ def read_config_text(path: str | os.PathLike[str]) -> str:
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise ConfigError([Problem("", message, place=Place(name, line, column))]) from None
     return text.replace("\r\n", "\n")
+
+
+def check_extent(text: str, file: str) -> None:
+    """Raises ConfigError, with the place, for TOML or JSON that is nested deeper or holds more than a config does.
+
+    The parsers recurse with the depth, and take long over dotted keys without end: so it is asked before they run.
+    """
+    depth = dots = count = 0
+    for token in _TOKEN.finditer(text):
+        letter = token[0]
+        depth += (letter in "[{") - (letter in "]}")
+        dots = 0 if letter in "\n=," else dots + (letter == ".")
+        count += letter in "[{=,"
+        if depth + dots > MAX_DEPTH or count > MAX_VALUES:
+            start = text.rfind("\n", 0, token.start()) + 1
+            line = Place(
+                file, text.count("\n", 0, start) + 1, token.start() - start + 1, 1, text[start:].split("\n", 1)[0]
+            )
+            raise ConfigError([too_deep(line) if count <= MAX_VALUES else too_many(line)])
+
+
+def too_deep(place: Place) -> Problem:
+    return Problem("", f"nested more than {MAX_DEPTH} levels deep", place=place)
+
+
+def too_many(place: Place) -> Problem:
+    advice = "keep data in a file of its own, and its path in the config"
+    return Problem("", f"more than {MAX_VALUES} values; a config has some hundred", hint=advice, place=place)
 
 
 def _error(file: str, message: str) -> ConfigError:

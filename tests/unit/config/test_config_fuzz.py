@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.toml.recipe_toml import load_recipe_toml
+from worldsmith.config.tree.access import all_paths
+from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 
@@ -97,13 +99,21 @@ def test_damaged_yaml(edits: list[tuple[int, int, str]]) -> None:
         assert from_yaml(to_yaml(tree, custom=True)) == tree
 
 
-@given(st.text(max_size=20), st.lists(st.text(max_size=12), max_size=3))
+PATHS = st.deferred(lambda: st.sampled_from([format_path(path) for path in all_paths(get_recipe("small"))]))
+TEXT = st.text(max_size=12) | st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
+WORD = TEXT | st.sampled_from(WORDS) | st.builds("{}={}".format, PATHS, TEXT | st.integers().map(str))
+
+
+@given(st.text(max_size=20) | st.sampled_from(["small"] * 9), st.lists(WORD, max_size=3))
 @FUZZ
 def test_any_source_and_any_words(source: str, words: list[str]) -> None:
     try:
-        load(source, words)
+        loaded = load(source, words)
     except ConfigError as error:
         complain(error)
+    else:
+        assert source == "small"
+        assert from_yaml(to_yaml(loaded.tree, custom=True)) == loaded.tree
 
 
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import types
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -61,6 +61,7 @@ def test_a_subclass_without_a_config_gets_its_own_and_builds_itself() -> None:
         ("x: Engine.Config = Engine.Config()", "default_factory=Engine.Config"),
         ("check: int = 3", "another name"),
         ("type: str = ''", "another name"),
+        ("custom: int = 3", "another name"),
         ("_x: int = 3", "does not start with"),
     ],
 )
@@ -68,6 +69,16 @@ def test_a_class_body_that_breaks_the_rules_says_how_to_mend_it(body: str, words
     with pytest.raises(TypeError) as caught:
         exec(f"class Bad(Config):\n    {body}", {"Config": Config, "Engine": Engine, "__name__": __name__})
     assert words in str(caught.value)
+
+
+def test_the_root_of_a_tree_alone_has_a_field_custom() -> None:
+    """Anywhere else a dump would leave it out without a word."""
+    with pytest.raises(TypeError, match="the name 'custom' is the project's own data at the root"):
+        type("Config", (Engine.Config,), {"__annotations__": {"custom": "int"}, "custom": 3, "__module__": __name__})
+    body = "custom: dict[str, int] = field(default_factory=dict)\n    _root: ClassVar[bool] = True"
+    names = {"Config": Config, "ClassVar": ClassVar, "field": field, "__name__": __name__}
+    exec(f"class Root(Config):\n    {body}", names)
+    assert names["Root"]().custom == {}
 
 
 @pytest.mark.parametrize(

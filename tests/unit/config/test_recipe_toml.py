@@ -369,7 +369,7 @@ enabled = "False"
         (JOB + "custom = 3\n", 3, "has no key 'custom'"),
         ('[job]\nexperiment = "${oc.env:X}"\n', 2, "before references are resolved"),
         (JOB + f"[trainer]\nmax_iter = {'9' * 5000}\n", None, "not valid TOML"),
-        ("a = " + "[" * 5000, None, "nested too deeply"),
+        ("a = " + "[" * 5000, 1, "nested more than 64 levels deep"),
     ],
 )
 def test_single_mistakes(tmp_path: Path, text: str, line: int | None, words: str | None) -> None:

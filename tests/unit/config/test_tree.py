@@ -130,7 +130,7 @@ def test_yaml_that_expands_without_end_is_refused(t: ModuleType) -> None:
     text = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
     )
-    with pytest.raises(ConfigError, match="expands to more than"):
+    with pytest.raises(ConfigError, match="more than 10000 values"):
         from_yaml(text, t.Trainer.Config)
-    with pytest.raises(ConfigError, match="nested too deeply"):
+    with pytest.raises(ConfigError, match="nested more than 64"):
         from_yaml("&a [*a]\n", t.Trainer.Config)

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldsmith.config import ConfigError
+from worldsmith.config import ConfigError, text_file
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.config.yaml import text as yaml_text
@@ -84,8 +84,8 @@ def test_advice_for_truth_words_and_odd_numbers() -> None:
         ("a: 1e999", 1, 4, "too large"),
         (f"a: {'9' * 5000}", 1, 4, "too long"),
         ("[a]: 1", 1, 1, "plain text"),
-        ("&a [*a]", 1, 1, "nested too deeply"),
-        ("[" * 500, 1, 101, "nested too deeply"),
+        ("&a [*a]", 1, 1, "nested more than 64"),
+        ("[" * 500, 1, 65, "nested more than 64"),
     ],
 )
 def test_what_is_refused_has_its_place(text: str, line: int, column: int, words: str) -> None:
@@ -97,11 +97,12 @@ def test_what_is_refused_has_its_place(text: str, line: int, column: int, words:
 
 
 def test_a_text_with_too_many_values_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_text, "MAX_NODES", 100)
+    monkeypatch.setattr(yaml_text, "MAX_VALUES", 100)
+    monkeypatch.setattr(text_file, "MAX_VALUES", 100)
     assert len(read_yaml("[" + "1," * 90 + "]", "f").data) == 90
     with pytest.raises(ConfigError, match="more than 100 values"):
         read_yaml("[" + "1," * 110 + "]", "f")
-    with pytest.raises(ConfigError, match="expands to more than 100 values"):
+    with pytest.raises(ConfigError, match="more than 100 values"):
         read_yaml("a: &a [1,1,1,1,1,1,1,1,1,1]\nb: [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]", "f")
 
 

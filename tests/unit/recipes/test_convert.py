@@ -247,7 +247,7 @@ def test_a_request_that_makes_no_sense_is_refused(
         ('{"type": }', "2.json:1:10: not valid JSON"),
         ('{"type": NaN}', "NaN is no JSON number"),
         ('{"type": "\\ud800"}', "surrogate"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "2.json:1:65: nested more than 64 levels deep"),
         ('{"type": "worldsmith.training.trainer.Trainer",\n\t"model": 3}', "2.json:2:2: model: expected"),
     ],
 )

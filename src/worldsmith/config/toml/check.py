@@ -10,7 +10,8 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.value_types import fit, mismatch
-from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
+from worldsmith.config.text_file import check_extent
 from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
 from worldsmith.config.toml.words import format_value
 from worldsmith.config.tree.access import ABSENT, find
@@ -24,10 +25,9 @@ _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none"
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
     """`tomllib.loads`, with ConfigError for whatever is wrong with the text."""
+    check_extent(text, file)
     try:
         return tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError([Problem("", "nested too deeply", place=Place(file))]) from None
     except ValueError as error:
         message, place, hint = str(error), Place(file), None
         if match := re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message):
@@ -94,12 +94,15 @@ class _Check:
 
     def unknown(self, path: Path, value: Any) -> Problem:
         where = f"[{format_path(path[:-1])}]" if path[:-1] else "the file"
+        message = f"{where} has no key '{path[-1]}'"
+        if len(self.problems) >= SHOWN:
+            return Problem(format_path(path), message)
         siblings = [str(known[-1]) for known in [*self.sections, *self.fields] if known[:-1] == path[:-1]]
         near = nearest_path(path, [*self.fields, *self.sections])
         advice = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {', '.join(siblings)}"
         if words := self.words(path, value):
             advice = f"it is a value of the tree, and this file has no key for it; write -- {' '.join(words)}"
-        return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=advice)
+        return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
         """The override words that say what a key of the tree, which is none of this file, was to say."""

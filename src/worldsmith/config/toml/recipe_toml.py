@@ -16,7 +16,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
-from worldsmith.config.text_file import read_config_text
+from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
 from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.toml.schema import TASKS, TomlField, remap
@@ -78,7 +78,11 @@ def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -
 
 def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
     """`read_recipe_toml` for text that is at hand; `name` is what its mistakes call the file."""
-    loader = _Loader(Draft(source=name), parse_toml(text, name), find_positions(text, name))
+    table, spans = parse_toml(text, name), find_positions(text, name)
+    for path, span in spans.items():
+        if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together
+            raise ConfigError([too_deep(span.key)])
+    loader = _Loader(Draft(source=name), table, spans)
     loader.load(overrides)
     return loader.draft, take_recipe(overrides)[1]
 
@@ -91,6 +95,12 @@ class _Loader:
     table: dict[str, Any]
     spans: dict[Path, Span]
     problems: list[Problem] = field(default_factory=list)
+    keys: dict[Path, Place] = field(init=False)
+    values: dict[Path, Place] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = {path: span.key for path, span in self.spans.items()}
+        self.values = {path: span.value for path, span in self.spans.items()}
 
     @property
     def file(self) -> str:
@@ -204,12 +214,9 @@ class _Loader:
         return remap(names, task) or () if names else ()
 
     def value_place(self, path: Path) -> Place | None:
-        span = self.spans.get(path)
-        return span.value if span else None
+        return self.values.get(path)
 
     def located(self, problem: Problem) -> Problem:
         """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
         wrong_value = problem.expected is not None
-        return locate([problem], {path: s.value if wrong_value else s.key for path, s in self.spans.items()})[0].at(
-            Place(self.file)
-        )
+        return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.file))

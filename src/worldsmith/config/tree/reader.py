@@ -22,7 +22,7 @@ from worldsmith.config.declare.value_types import (
     nested_config_classes,
     union_members,
 )
-from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
@@ -291,7 +291,7 @@ class Reader:
 
     def unknown_key(self, path: Path, cls: type[Config], source: Path) -> None:
         siblings = [(*path[:-1], name) for name in field_hints(cls)]
-        near = nearest_path(path, [*siblings, *self.known])
+        near = nearest_path(path, [*siblings, *self.known]) if len(self.problems) < SHOWN else None
         listing = ", ".join(field_hints(cls)) or "no fields"
         advice = f"did you mean '{format_path(near)}'?" if near else f"it has: {listing}"
         span = self.spans.get(source)

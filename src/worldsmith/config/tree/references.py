@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from worldsmith.config.declare.configurable import Config, field_hints, field_names
 from worldsmith.config.declare.value_types import fit, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.text_file import MAX_DEPTH
 from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
@@ -138,6 +139,8 @@ class _Resolver:
 
     def text(self, raw: str, hint: Any) -> Any:
         """The value of text that holds references."""
+        if raw.count("${") > MAX_DEPTH:
+            return self.fail(f"more than {MAX_DEPTH} references in one text")
         pieces: list[Any] = []
         position = 0
         while (start := raw.find("${", position)) >= 0:

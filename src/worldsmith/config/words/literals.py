@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.config.declare.value_types import fits, item_hint, union_members
+from worldsmith.config.text_file import MAX_DEPTH
 
-MAX_DEPTH = 40
 _INTEGER = re.compile(r"[+-]?\d{1,400}(_\d{1,400})*", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
@@ -95,7 +95,8 @@ class _Parser:
         self.position = 0
 
     def error(self, message: str) -> ValueError:
-        return ValueError(f"{message} (at character {self.position + 1} of {self.text!r})")
+        shown = self.text if len(self.text) <= 110 else f"{self.text[:110]}…"
+        return ValueError(f"{message} (at character {self.position + 1} of {shown!r})")
 
     def skip_space(self) -> None:
         while self.peek().isspace():

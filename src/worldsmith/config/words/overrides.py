@@ -150,15 +150,15 @@ def set_value(
         return
     parent, hint = found
     key = path[-1]
-    known = dict(children(parent))
+    below = find(parent, (key,), ABSENT)
     if isinstance(parent, Config):
         if key == OPAQUE:
             problems.append(Problem(OPAQUE, "this section is the project's own data and is set in the file only"))
             return
-        if key not in known:
+        if below is ABSENT:
             problems.append(no_such_key(tree, path))
             return
-    elif key not in known:
+    elif below is ABSENT:
         if isinstance(parent, list):
             problems.append(Problem(format_path(path), f"the list has {len(parent)} items; write the whole list"))
             return
@@ -170,7 +170,7 @@ def set_value(
             problems.append(Problem(format_path(path), f"the table has no key '{key}'", hint=advice))
             return
     count = len(problems)
-    value = Reader(problems, warnings).value(hint, known.get(key), raw, path, ())
+    value = Reader(problems, warnings).value(hint, None if below is ABSENT else below, raw, path, ())
     if len(problems) > count:
         return
     if isinstance(parent, Config):
@@ -215,7 +215,7 @@ def is_missing(tree: Config, path: Path) -> bool:
     parent = find(tree, path[:-1])
     if isinstance(parent, dict) and not any(isinstance(value, Config) for value in parent.values()):
         return False
-    return path[-1] not in dict(children(parent))
+    return find(parent, path[-1:], ABSENT) is ABSENT
 
 
 def _with_indexes(tree: Config, path: Path) -> Path:

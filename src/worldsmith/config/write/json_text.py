@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.text_file import check_extent
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.yaml.text import Document, read_yaml
@@ -29,6 +30,7 @@ def show_value(value: Any) -> str:
 
 def read_json(text: str, file: str) -> Document:
     """Reads one document. Raises ConfigError for what is no JSON."""
+    check_extent(text, file)
     problems: list[Problem] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,9 +56,8 @@ def read_json(text: str, file: str) -> Document:
     except UnicodeEncodeError:
         message = "the text holds half of a surrogate pair, which is no character"
         raise ConfigError([Problem("", message, place=Place(file))]) from None
-    except (ValueError, RecursionError) as error:
-        message = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
-        raise ConfigError([Problem("", message, place=Place(file))]) from None
+    except ValueError as error:
+        raise ConfigError([Problem("", f"not valid JSON: {error}", place=Place(file))]) from None
     if problems:
         raise ConfigError(problems)
     return Document(data, _spans(text, file))

@@ -7,7 +7,7 @@ single values replaced, ``???`` counts as left out. A section that names another
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.config.declare.class_tags import class_of
@@ -17,7 +17,7 @@ from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import all_paths, find
+from worldsmith.config.tree.access import all_paths, children, find
 from worldsmith.config.tree.draft import Draft, Loaded, finish, recipe_task
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
@@ -180,10 +180,18 @@ def _merge_plain(
         if isinstance(value, dict) and isinstance(below.get(key), dict):
             _merge_plain(below[key], value, here, spans, layer)
             continue
-        for known in [known for known in spans if starts_with(known, here)]:
-            del spans[known]
-        spans.update({known: span for known, span in layer.items() if starts_with(known, here)})
+        if key in below:
+            for known in [known for known in spans if starts_with(known, here)]:
+                del spans[known]
+        spans.update((known, layer[known]) for known in _paths(value, here) if known in layer)
         below[key] = _copy(value)
+
+
+def _paths(value: Any, path: Path) -> Iterator[Path]:
+    """The path of a value and of all that is in it."""
+    yield path
+    for key, child in children(value):
+        yield from _paths(child, (*path, key))
 
 
 def _copy(value: Any) -> Any:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.text_file import MAX_DEPTH, MAX_VALUES, too_deep, too_many
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path, format_path
 
-MAX_NODES = 100_000
-MAX_DEPTH = 100
 MAX_DIGITS = 400
 _PREFIX = "tag:yaml.org,2002:"
 _PATTERNS = {
@@ -42,8 +42,9 @@ _LOOKALIKES = rf"{_TRUTH_WORDS}|{_ODD_NUMBERS}|{_ODD_TIMES}|<<|="
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, place: Callable[[int, int], Place]) -> None:
         super().__init__(text)
+        self.place = place
         self.tagged: dict[int, str] = {}
         self.count = self.depth = 0
 
@@ -51,11 +52,11 @@ class _Loader(yaml.SafeLoader):
         """Remembers tags that are written out, and stops before a text takes all the memory."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         tag = getattr(event, "tag", None)
-        self.count += 1
+        self.count += index is not None  # no key
         self.depth += 1
-        if self.count > MAX_NODES or self.depth > MAX_DEPTH:
-            what = "nested too deeply" if self.depth > MAX_DEPTH else f"more than {MAX_NODES} values"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+        if self.count > MAX_VALUES or self.depth > MAX_DEPTH:
+            mark = event.start_mark
+            raise ConfigError([(too_deep if self.depth > MAX_DEPTH else too_many)(self.place(mark.line, mark.column))])
         node = super().compose_node(parent, index)
         self.depth -= 1
         if tag is not None and node is not None:
@@ -122,8 +123,6 @@ def read_yaml(text: str, file: str) -> Document:
         place = reader.place(len(before) - 1, len(before[-1]))
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
         raise ConfigError([Problem("", message, place=place)]) from None
-    except RecursionError:
-        raise ConfigError([Problem("", "nested too deeply", place=Place(file))]) from None
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
         if isinstance(error, ConfigError):
             raise
@@ -153,10 +152,10 @@ class _Reader:
         self.spans: dict[Path, Span] = {}
         self.problems: list[Problem] = []
         self.count = 0
-        self.loader = _Loader("")
+        self.loader = _Loader("", self.place)
 
     def read(self) -> Any:
-        self.loader = _Loader(self.text)
+        self.loader = _Loader(self.text, self.place)
         node = self.loader.get_single_node()
         return {} if node is None else self.plain(node, ())
 
@@ -171,10 +170,9 @@ class _Reader:
 
     def plain(self, node: yaml.Node, path: Path) -> Any:
         self.count += 1
-        if self.count > MAX_NODES or len(path) > MAX_DEPTH:
+        if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
             # Anchors that are used again and again get here: the text itself was counted before.
-            what = "nested too deeply" if len(path) > MAX_DEPTH else f"the text expands to more than {MAX_NODES} values"
-            raise ConfigError([Problem("", what, place=self.node_place(node))])
+            raise ConfigError([(too_deep if len(path) > MAX_DEPTH else too_many)(self.node_place(node))])
         if id(node) in self.loader.tagged:
             tag = self.loader.tagged[id(node)].replace(_PREFIX, "!!")
             self.problem(path, f"the tag {tag} is not allowed; a config is plain data", node)
