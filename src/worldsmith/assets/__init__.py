@@ -13,3 +13,8 @@ def asset_path(name: str) -> Path:
         known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("__"))
         raise FileNotFoundError(f"no shipped asset '{name}'; there are: {', '.join(known) or 'none'}")
     return folder
+
+
+def is_shipped(path: str | Path) -> bool:
+    """Whether a file or folder is one of the shipped assets, or in one."""
+    return Path(__file__).parent in Path(path).resolve().parents

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +119,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         return PREEMPTED
     if trainer.world.is_main:
         print(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
+        print(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
     return 0
 
 

@@ -12,30 +12,35 @@ class Throughput:
 
     def __init__(self, *, window: int = 50, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.marks: deque[tuple[float, int]] = deque(maxlen=window + 1)
-        self.tokens = 0
+        self.recent: deque[tuple[float, int, bool]] = deque(maxlen=window)
+        """(seconds, tokens, whether it was unusual) of each."""
+        self.last: float | None = None
 
-    def step(self, tokens: int) -> None:
-        """Call after each optimizer step with the tokens of its packs, over all ranks."""
-        self.tokens += tokens
-        self.marks.append((self.clock(), self.tokens))
+    def step(self, tokens: int, *, unusual: bool = False) -> None:
+        """Call after each optimizer step with the tokens of its packs, over all ranks.
+
+        `unusual`: it also did what later steps will not do.
+        """
+        now = self.clock()
+        if self.last is not None:
+            self.recent.append((now - self.last, tokens, unusual))
+        self.last = now
 
     @property
     def seconds_per_step(self) -> float | None:
-        """None until two steps are done."""
-        if len(self.marks) < 2:
-            return None
-        return (self.marks[-1][0] - self.marks[0][0]) / (len(self.marks) - 1)
+        """Of the usual steps; None until there are any, or nothing but unusual ones in a whole window."""
+        usual = [seconds for seconds, _, unusual in self.recent if not unusual]
+        if not usual and len(self.recent) == self.recent.maxlen:
+            usual = [seconds for seconds, *_ in self.recent]
+        return sum(usual) / len(usual) if usual else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """None until two steps are done."""
-        if len(self.marks) < 2:
-            return None
-        seconds = self.marks[-1][0] - self.marks[0][0]
-        return (self.marks[-1][1] - self.marks[0][1]) / seconds if seconds > 0 else None
+        seconds = sum(seconds for seconds, *_ in self.recent)
+        return sum(tokens for _, tokens, _ in self.recent) / seconds if seconds > 0 else None
 
     def remaining_seconds(self, steps: int) -> float | None:
-        """How long so many more steps take; None until two steps are done."""
+        """How long so many more steps take; None while that is not known."""
         pace = self.seconds_per_step
         return None if pace is None else pace * steps

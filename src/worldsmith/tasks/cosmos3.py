@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.assets import is_shipped
 from worldsmith.data.clips.latent_cache import LatentCache, latents_of
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS
@@ -18,6 +21,11 @@ from worldsmith.models.video_model import SampleLayout
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.tasks.task import Preview, Task
+
+logger = logging.getLogger(__name__)
+
+SAY_EVERY = 5.0
+"""Seconds between two lines on clips that are encoded."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +43,8 @@ class Cosmos3Task(Task):
     model: Cosmos3Generator
     objective: RectifiedFlow
     data: VideoLoader.Config
+    said_at: float | None = None
+    """When it was last said that clips are encoded, or when that began."""
 
     @classmethod
     def check(cls, run: Any) -> None:
@@ -83,9 +93,20 @@ class Cosmos3Task(Task):
         shapes = [(self.model.config.network.latent_channel, *sample.latent_shape) for sample in batch]
 
         def make(index: int) -> Tensor:
+            if batch[index].latents is None and self.in_first_step:
+                self._say_encoding(index, len(batch))
             return latents_of(batch[index], self.model.encode, self.latent_cache).to(self.model.device)
 
         return divide_work(self.world, shapes, make)
+
+    def _say_encoding(self, done: int, count: int) -> None:
+        """Says every few seconds what keeps the first step."""
+        now = time.monotonic()
+        if self.said_at is None:
+            self.said_at = now
+        elif now - self.said_at >= SAY_EVERY:
+            self.said_at = now
+            logger.info("first step: %d of %d clips of the pack are encoded", done, count)
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
@@ -104,14 +125,23 @@ class Cosmos3Task(Task):
         length = self.grid.usable_frames(frames) if frames > 0 else 1 + 2 * self.model.vae.window(height, width)
         return torch.zeros(3, length, height, width, dtype=torch.uint8)
 
+    def expectation(self, run: Any) -> str | None:
+        is_random = run.checkpoint.load_path is None
+        is_tiny = is_shipped(self.model.config.tokenizer.vae_path)
+        if not is_random and not is_tiny:
+            return None
+        found = [*["random weights"] * is_random, *["a tiny VAE"] * is_tiny]
+        wanted = [
+            *["released weights (checkpoint.load_path)"] * is_random,
+            *["the released VAE (model.config.tokenizer.vae_path)"] * is_tiny,
+        ]
+        return f"soft videos, shapes and motion at best: {' and '.join(found)}; real ones need {' and '.join(wanted)}"
+
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
         """One pack that is really read and tokenised; the VAE encodes the first frames."""
-        from worldsmith.data.clips.summary import summarize
-
-        data = str(summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length))
         pack = next(iter(loader))
         video = pack[0].video
         assert video is not None  # there is no cache whose latents would stand for it
@@ -119,8 +149,15 @@ class Cosmos3Task(Task):
         tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
         latents = tokenizer.build(device="cpu").encode(video[:, :5])
         shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
-        tokens = sum(sample.num_tokens for sample in pack)
-        return Preview(data=data, samples=len(pack), tokens=tokens, first=f"{pack[0].key} has latents {shape}")
+        return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}")
+
+    def describe_data(self, loader: VideoLoader) -> str:
+        from worldsmith.data.clips.summary import summarize
+
+        return str(summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length))
+
+    def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
+        return self.latent_cache is not None and any(sample.latents is None for sample in batch)
 
 
 def layout_of(sample: VideoSample) -> SampleLayout:

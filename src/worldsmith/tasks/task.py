@@ -21,8 +21,6 @@ from worldsmith.objectives.objective import LossSum, Objective
 class Preview:
     """What a dry run says of the data."""
 
-    data: str
-    """What the data set holds and what is left out."""
     samples: int
     """In the first batch."""
     tokens: int
@@ -60,6 +58,8 @@ class Task(ABC):
         self.objective: Any = objective.build()
         self.data: Any = data
         self.world, self.run_folder = world or World(), run_folder
+        self.in_first_step = True
+        """Until this process has done a step: what takes long in it alone may be said."""
 
     @classmethod
     def check(cls, run: Any) -> None:
@@ -93,12 +93,23 @@ class Task(ABC):
     def preview(self, loader: Any) -> Preview:
         """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
         batch = next(iter(loader))
-        return Preview(
-            data=f"{len(loader.dataset)} samples in {loader.dataset.name}",
-            samples=len(batch),
-            tokens=sum(sample.num_tokens for sample in batch),
-            first=f"{batch[0].key} is its first",
-        )
+        return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
+
+    def describe_data(self, loader: Any) -> str:
+        """What the data set holds and what is left out."""
+        return f"{len(loader.dataset)} samples in {loader.dataset.name}; {loader.quarantine.describe()}"
+
+    def size(self, batch: Any) -> tuple[int, int]:
+        """Samples and tokens of a batch."""
+        return len(batch), sum(sample.num_tokens for sample in batch)
+
+    def fills_cache(self, batch: Any) -> bool:
+        """Whether `loss` keeps something of this batch for later passes: how long it takes says nothing of theirs."""
+        return False
+
+    def expectation(self, run: Any) -> str | None:
+        """In a line, what may be expected of the run tree `run` where that is less than the family can do."""
+        return None
 
     def remarks(self) -> Iterable[tuple[str, str]]:
         """What a dry run should say of the model: a word of at most 12 letters, and a line."""

@@ -1,14 +1,14 @@
-"""`--dryrun`: everything that happens before the first step, short of allocating the network and starting the run."""
+"""What a run says of itself before its first step; `--dryrun`: all that happens before it, short of allocating."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.run.checkpointer import load_positions
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.folders import find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
@@ -73,7 +74,8 @@ def plan_run(
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
-    yield from network_lines(config, model.network, place)
+    yield from model_lines(config, model.network, task)
+    yield checkpoint_line(config, model.network, place)
     memory = Memory.of(config, model.network, degrees)
     yield f"memory       {memory}, before activations"
     lack = memory.lack(World(device=present_device()), min(world_size, local_size()))
@@ -89,10 +91,20 @@ def plan_run(
     if checkpoint is not None:
         require_fit(checkpoint, model.network, model.config.ema, changes=changes)
         empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
-    yield from data_lines(config, task, checkpoint, resume_changed=resume_changed)
+    processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
+    yield from data_lines(config, task, checkpoint, processes, resume_changed=resume_changed)
     yield from (f"note         {remark}" for remark in schedule_remarks(config))
     if too_small is not None:
         raise too_small
+
+
+def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
+    """The lines of the start itself, as they become known. `batch` is the first of this rank."""
+    config, task, loader = trainer.config, trainer.task, trainer.state.loader
+    yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
+    yield from model_lines(config, trainer.model.network, task)
+    yield f"data         {task.describe_data(loader)}"
+    yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
 
 
 def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
@@ -101,17 +113,25 @@ def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
     return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
 
 
-def network_lines(config: Trainer.Config, network: nn.Module, place: Path) -> list[str]:
-    """Parameters, and the size of a checkpoint against the free space; what is trained must have been chosen."""
-    total, moving = count_weights(network)
-    average = config.model.config.ema.enabled
-    checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
+def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[str]:
+    """Family, parameters, and what to expect of them; what is trained must have been chosen."""
+    total, trained = count_weights(network)
+    average = ", with a running average" if config.model.config.ema.enabled else ""
+    expected = task.expectation(config)
     return [
-        f"network      {short_number(total)} parameters, {short_number(moving)} trained"
-        f"{', with a running average' if average else ''}",
-        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
-        f"free: {size(shutil.disk_usage(place).free)}",
+        f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
+        f"{short_number(total - trained)} frozen{average}",
+        *([] if expected is None else [f"expect       {expected}"]),
     ]
+
+
+def checkpoint_line(config: Trainer.Config, network: nn.Module, place: Path) -> str:
+    """The size of a checkpoint against the free space."""
+    checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
+    return (
+        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
+        f"free: {size(shutil.disk_usage(place).free)}"
+    )
 
 
 def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:
@@ -134,21 +154,41 @@ def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimize
     return lines
 
 
-def data_lines(config: Trainer.Config, task: Task, checkpoint: Path | None, *, resume_changed: bool) -> list[str]:
-    """What the data set holds, and one batch that was really read."""
-    loader, lines = task.loader(dry=True), []
+def data_lines(
+    config: Trainer.Config, task: Task, checkpoint: Path | None, processes: int, *, resume_changed: bool
+) -> list[str]:
+    """What the data set holds, and the next batch, which was really read."""
+    loader, lines, done = task.loader(dry=True), [], 0
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE
         positions = load_positions(checkpoint)
         changes = require_same_data(loader, checkpoint, positions, record, may=resume_changed)
         lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
+        done = folder_iteration(checkpoint)
+        if changes:
+            loader.start_next_pass(positions)
+        else:
+            loader.load_states(positions)
     seen = task.preview(loader)
-    steps = config.trainer.max_iter * config.trainer.grad_accum_iter
     return [
-        f"data         {seen.data}",
+        f"data         {task.describe_data(loader)}",
         *lines,
         f"first pack   {seen.samples} samples, {seen.tokens} tokens; {seen.first}",
-        f"run          {config.trainer.max_iter} steps × {config.trainer.grad_accum_iter} packs, "
-        f"about {short_number(steps * seen.samples)} samples and {short_number(steps * seen.tokens)} tokens on each "
-        "process",
+        *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),
+    ]
+
+
+def step_lines(
+    config: Trainer.Config, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
+) -> list[str]:
+    """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
+    loop = config.trainer
+    packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
+    passes = steps * packs * samples / len(loader.dataset)
+    return [
+        f"step         {packs} {'pack' if packs == 1 else 'packs'}, about {short_number(packs * samples)} samples and "
+        f"{short_number(packs * tokens)} tokens",
+        f"run          {f'steps {done + 1} to {loop.max_iter}' if done else f'{steps} steps'}, about "
+        f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
+        f"{passes:.1f} passes over the data",
     ]

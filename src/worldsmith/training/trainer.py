@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -137,8 +138,8 @@ class Trainer(Configurable):
         save_is_due = False
         with StopSignals(self.run_folder / stop_file if stop_file and self.world.is_main else None) as stop:
             try:
+                batches = self._begin()
                 self._call("on_train_start")
-                batches = iter(self.state.loader)
                 while self.iteration < loop.max_iter:
                     self.training_step(batches)
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
@@ -182,6 +183,7 @@ class Trainer(Configurable):
         step.skipped = state.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight)
         state.advance(skipped=step.skipped)
         step.seconds = time.perf_counter() - start
+        self.task.in_first_step = False
         self._call("on_training_step_end", step)
         return step
 
@@ -226,7 +228,7 @@ class Trainer(Configurable):
     def _start(self, *, resume_changed: bool, launch: Launch) -> None:
         """Builds the run and puts it where it begins. The records of the run folder change when that has succeeded."""
         config = self.config
-        checkpoint = self.checkpointer.latest()
+        self.resumed = checkpoint = self.checkpointer.latest()
         changes = [] if checkpoint is None else require_same_run(self.run_folder, config, resume_changed=resume_changed)
         for line in changes:
             logger.warning("changed since the run was started: %s", line)
@@ -266,6 +268,16 @@ class Trainer(Configurable):
         self.callbacks = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
         }
+
+    def _begin(self) -> Iterator[Any]:
+        """The stream of batches, of which the first has been read. Says what the run is about to do."""
+        from worldsmith.training.dryrun import start_lines
+
+        stream = iter(self.state.loader)
+        first = next(stream)
+        for line in start_lines(self, first) if self.world.is_main else ():
+            logger.info("%s", line)
+        return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""

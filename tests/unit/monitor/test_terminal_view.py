@@ -130,3 +130,20 @@ def test_throughput_is_that_of_the_recent_steps_without_the_first():
     assert speed.tokens_per_second == 200.0
     assert speed.seconds_per_step == 0.5
     assert speed.remaining_seconds(10) == 5.0
+
+
+def test_the_time_left_is_that_of_usual_steps_and_unknown_before_there_are_any():
+    clock = Clock()
+    speed = Throughput(window=4, clock=clock)
+
+    def step(seconds: float, *, unusual: bool) -> float | None:
+        clock.now += seconds
+        speed.step(100, unusual=unusual)
+        return speed.remaining_seconds(10)
+
+    assert [step(60.0, unusual=True) for _ in range(4)] == [None] * 4  # of the first nothing is known at all
+    assert step(3.0, unusual=False) == 30.0
+    assert step(60.0, unusual=True) == 30.0
+    assert speed.tokens_per_second == 400 / 183
+    assert [step(50.0, unusual=True) for _ in range(2)] == [30.0, 30.0]
+    assert step(50.0, unusual=True) == 525.0  # nothing else in a whole window: this is how the run is

@@ -33,7 +33,7 @@ class IterSpeed(Callback):
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
         if self.view is None:
             return
-        self.throughput.step(step.tokens)
+        self.throughput.step(step.tokens, unusual=any(map(trainer.task.fills_cache, step.batches)))
         self.view.update(
             step.index + 1,
             loss=step.loss,

@@ -1,0 +1,84 @@
+"""What a run says of itself before its first step, which is what its dry run says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from toy_runs import make_world, toy_config
+
+from worldsmith.cli.main import main
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.references import resolve
+from worldsmith.training.dryrun import plan_run
+from worldsmith.training.trainer import Trainer
+
+SAID = ("run folder", "model", "data", "step", "run")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def short(world: Path, steps: int) -> Trainer.Config:
+    """A run that stops after so many steps of a longer schedule."""
+    config = toy_config(world, steps=8)
+    config.trainer.max_iter = steps
+    return config
+
+
+def planned(world: Path, folder: Path, steps: int) -> list[str]:
+    """The lines of the plan that the start says too."""
+    plan = plan_run(resolve(short(world, steps)), folder, world_size=1)
+    return [line for line in plan if line[:13].rstrip() in SAID]
+
+
+def trained(world: Path, folder: Path, steps: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="worldsmith"):
+        Trainer(short(world, steps), run_folder=folder).train()
+    return [line for line in caplog.messages if line[:13].rstrip() in SAID]
+
+
+def test_a_start_says_once_what_its_dry_run_says(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = planned(world, tmp_path / "run", 8)
+    assert plan == [
+        f"run folder   {tmp_path / 'run'} (new, random weights)",
+        "model        toy: 40 parameters, 40 trained, 0 frozen, with a running average",
+        f"data         6 samples in {world / 'rows.txt'}; left out: none",
+        "step         2 packs, about 4 samples and 16 tokens",
+        "run          8 steps, about 32 samples and 128 tokens: 5.3 passes over the data",
+    ]
+    said = trained(world, tmp_path / "run", 8, caplog)
+    assert [line.partition("; listed in")[0] for line in said] == plan
+
+
+def test_a_resumed_run_counts_from_where_it_is(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(world, tmp_path / "run", 2, caplog)
+    plan = planned(world, tmp_path / "run", 8)
+    assert plan[0] == f"run folder   {tmp_path / 'run'} (goes on from iter_000000002)"
+    assert plan[-1] == "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data"
+    said = trained(world, tmp_path / "run", 8, caplog)
+    assert [line.partition("; listed in")[0] for line in said] == plan
+
+
+def test_the_dry_run_of_a_resumed_run_reads_the_pack_that_comes_next(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = resolve(short(world, 8))
+    (fresh,) = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("first pack")]
+    trained(world, tmp_path / "run", 2, caplog)
+    (later,) = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("first pack")]
+    assert later != fresh
+
+
+def test_done_names_the_next_command(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "my runs"))
+    (tmp_path / "run.yaml").write_text(to_yaml(short(world, 2)))
+    assert main(["train", str(tmp_path / "run.yaml")]) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: worldsmith ")]
+    assert command == f"next: worldsmith export '{tmp_path / 'my runs/tests/tiny/run'}' -o DIR"
