@@ -79,9 +79,9 @@ def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> 
         OMP_NUM_THREADS="1",
     )
     assert done.returncode == 0, done.stderr
-    plan = done.stdout.partition("\n---\n")[2]
+    plan = done.stdout
     assert "processes    8 (replicate 1 × shard 4 × context 2)" in plan
-    assert "network      64.0B parameters, 39.8M trained\n" in plan
+    assert "model        cosmos3: 64.0B parameters, 39.8M trained, 64.0B frozen\n" in plan
     # 64.02e9 x 4 / 8 bytes of weights; whole gradients, since two packs make a step; eighths of two moments
     assert "weights 29.8" in plan
     assert "gradients 152.0 MiB" in plan

@@ -29,6 +29,7 @@ HELP = "Fine-tune a model from a recipe file or a recipe's name. The same comman
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_source.add_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
+    parser.add_argument("--show-tree", action="store_true", help="with --dryrun: the resolved run tree after the plan")
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
@@ -49,36 +50,37 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
+    if args.show_tree and not args.dryrun:
+        raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
     loaded, words = run_source.load_run(args)
     is_main = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
     for warning in loaded.warnings if is_main else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
-        return dryrun(loaded.tree, resume_changed=args.resume_changed)
+        return dryrun(loaded.tree, resume_changed=args.resume_changed, show_tree=args.show_tree)
     with exit_when_asked():
         follow_launcher()
         launch = Launch(config_path=loaded.source, overrides=words)
         return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
-def dryrun(tree: Trainer.Config, *, resume_changed: bool) -> int:
-    """Prints the resolved tree and the plan, or why the run would not start."""
+def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:
+    """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan."""
     from worldsmith.config.tree.plain import to_yaml
     from worldsmith.data.stream.errors import DataError
     from worldsmith.training.dryrun import plan_run
     from worldsmith.training.run_folder import run_path
 
-    print(to_yaml(tree), end="")
-    print("---")
     folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        if is_complete(tree, folder):
-            return 0
-        for line in plan_run(tree, folder, world_size=processes, resume_changed=resume_changed):
-            print(line, flush=True)
+        if not is_complete(tree, folder):
+            for line in plan_run(tree, folder, world_size=processes, resume_changed=resume_changed):
+                print(line, flush=True)
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
+    if show_tree:
+        print(f"---\n{to_yaml(tree)}", end="")
     return 0
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import toy_runs
+import yaml
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
 from worldsmith.checkpoint.formats.find_model import load_model
@@ -229,7 +230,14 @@ def test_command_trains_then_says_that_the_run_is_complete(
     config.scheduler.cycle_lengths = [8]
     file.write_text(to_yaml(config))
     assert main(["train", str(file), "--dryrun"]) == 0
-    assert "max_iter: 2" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert plan.startswith("run folder ")
+    assert "max_iter:" not in plan
+    assert main(["train", str(file), "--dryrun", "--show-tree"]) == 0
+    said, _, tree = capsys.readouterr().out.partition("---\n")
+    assert (said, yaml.safe_load(tree)["trainer"]["max_iter"]) == (plan, 2)
+    assert main(["train", str(file), "--show-tree"]) == 2
+    assert "--show-tree goes with --dryrun" in capsys.readouterr().err
     assert main(["train", str(file)]) == 0
     assert "done: 2 steps" in capsys.readouterr().out
     assert main(["train", str(file)]) == 0
