@@ -323,6 +323,7 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
     """Threads and seeds of this process."""
     import torch
 
+    import worldsmith.training.dryrun  # noqa: F401 (draws random numbers when it is first imported, so before the seeds)
     from worldsmith.checkpoint.run.rng_state import seed_everything
 
     if loop.cpu_threads is not None:
