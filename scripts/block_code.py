@@ -19,13 +19,6 @@ def to_blocks(video: Tensor, frames: int, side: int = SIDE) -> Tensor:
     return cut.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4)
 
 
-def from_blocks(blocks: Tensor, frames: int, side: int = SIDE) -> Tensor:
-    """The inverse of `to_blocks`."""
-    b, t, h, w, _ = blocks.shape
-    cut = blocks.reshape(b, t, h, w, 3, frames, side, side)
-    return cut.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(b, 3, t * frames, h * side, w * side)
-
-
 class Basis:
     """An orthonormal basis [values of a block, channels] around a mean, for blocks of one size."""
 
@@ -55,10 +48,6 @@ class Basis:
         """Coefficients [B, channels, t, h, w]."""
         return ((to_blocks(video, self.frames, self.side) - self.mean) @ self.vectors).permute(0, 4, 1, 2, 3)
 
-    def synthesise(self, coefficients: Tensor) -> Tensor:
-        blocks = coefficients.permute(0, 2, 3, 4, 1) @ self.vectors.T + self.mean
-        return from_blocks(blocks, self.frames, self.side)
-
 
 class BlockCode:
     """One basis for the first frame, which stands alone, and one for the groups of frames after it."""
@@ -76,7 +65,3 @@ class BlockCode:
         """Coefficients [B, channels, t, h, w] whose sizes differ less than their importance."""
         parts = [self.single.analyse(video[:, :, :1]), self.group.analyse(video[:, :, 1:])]
         return torch.cat([part * scale.view(-1, 1, 1, 1) for part, scale in zip(parts, self.scales)], 2)
-
-    def reconstruct(self, video: Tensor) -> Tensor:
-        parts = [b.synthesise(b.analyse(v)) for b, v in ((self.single, video[:, :, :1]), (self.group, video[:, :, 1:]))]
-        return torch.cat(parts, 2)

@@ -148,12 +148,10 @@ class Trainer(Configurable):
                     save_is_due |= self.iteration % self.config.checkpoint.save_iter == 0
                     if asked or self.iteration == loop.max_iter:
                         self.save()
-                    elif (
-                        save_is_due and self.state.guard.consecutive == 0
-                    ):  # the weights of skipped steps may be spoiled
+                    elif save_is_due and self.state.guard.consecutive == 0:
                         self.save(required=False)
                         save_is_due = False
-                    elif save_is_due:
+                    elif save_is_due:  # the weights of skipped steps may be spoiled
                         level = logging.WARNING if self.world.is_main else logging.DEBUG
                         logger.log(level, "step %d: the save waits for a step that is not skipped", self.iteration)
                     if asked:

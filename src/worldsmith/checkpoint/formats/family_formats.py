@@ -190,11 +190,16 @@ class FamilyFormats:
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
         """For `convert --to FORMAT`: the stem of the weight files and native name → name in them."""
-        raise UserError(f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native")
+        raise self.not_converted(format)
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
         """For `convert --to FORMAT`: the content of config.json."""
-        raise NotImplementedError
+        raise self.not_converted(format)
+
+    def not_converted(self, format: str) -> UserError:
+        return UserError(
+            f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
+        )
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         """Gives a network the adapters of a folder in PEFT's format; returns the adapted layers' paths."""
