@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsmith.data.stream.through_pipe import ThroughPipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(slots=True)
-class VideoSample:
+class VideoSample(ThroughPipe):
     """One window of one clip, ready to be encoded (`video`) or already encoded (`latents`)."""
 
     key: str
@@ -40,14 +42,3 @@ class VideoSample:
     """Where to store the latents after encoding; None when the cache is off."""
     resolution: str
     """Resolution tier, e.g. "256"."""
-
-    def __getstate__(self) -> list[Any]:
-        """For the way out of a worker. As a tensor the pixels would need shared memory, tiny in many containers."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return [value.numpy() if hasattr(value, "numpy") else value for value in values]
-
-    def __setstate__(self, state: list[Any]) -> None:
-        import torch
-
-        for field, value in zip(fields(self), state, strict=True):
-            setattr(self, field.name, torch.from_numpy(value) if hasattr(value, "__array__") else value)
