@@ -16,6 +16,7 @@ import grimp
 
 PACKAGE = Path(__file__).parents[1] / "src" / "worldsmith"
 SUBJECTS = {
+    "actions": "what is done around a run",
     "checkpoint": "saving, resuming, formats",
     "cli": "the command line",
     "config": "the run tree, ways in and out",

@@ -13,11 +13,11 @@ import tiny_runs
 import torch
 from tiny_runs import read_checkpoint, read_losses, tiny_config
 
+from worldsmith.actions.plan import plan_run
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.dryrun import plan_run
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Outcome, Trainer
 

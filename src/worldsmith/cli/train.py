@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
 def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan."""
+    from worldsmith.actions.plan import plan_run
     from worldsmith.config.tree.plain import to_yaml
     from worldsmith.data.stream.errors import DataError
-    from worldsmith.training.dryrun import plan_run
     from worldsmith.training.run_folder import run_path
 
     folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))

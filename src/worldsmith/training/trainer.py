@@ -269,7 +269,7 @@ class Trainer(Configurable):
 
     def _begin(self) -> Iterator[Any]:
         """The stream of batches, of which the first has been read. Says what the run is about to do."""
-        from worldsmith.training.dryrun import start_lines
+        from worldsmith.training.start_lines import start_lines
 
         stream = iter(self.state.loader)
         first = next(stream)
@@ -321,7 +321,7 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
     """Threads and seeds of this process."""
     import torch
 
-    import worldsmith.training.dryrun  # noqa: F401 (draws random numbers when it is first imported, so before the seeds)
+    import worldsmith.training.start_lines  # noqa: F401 (draws random numbers on its first import: before the seeds)
     from worldsmith.checkpoint.run.rng_state import seed_everything
 
     if loop.cpu_threads is not None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from toy_runs import make_world, toy_config
 
+from worldsmith.actions.plan import plan_run
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.training.dryrun import plan_run
 from worldsmith.training.trainer import Trainer
 
 SAID = ("run folder", "model", "data", "step", "run")

@@ -17,13 +17,13 @@ import toy_runs
 import yaml
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
+from worldsmith.actions.plan import plan_run
 from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.dryrun import plan_run
 from worldsmith.training.trainer import Outcome, Trainer
 
 

@@ -1,11 +1,11 @@
-"""What a run says of itself before its first step; `--dryrun`: all that happens before it, short of allocating."""
+"""`--dryrun`: all that happens before the first step of a run, short of allocating."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.folders import find_latest, folder_iteration
@@ -16,7 +16,6 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.writable import nearest_folder
-from worldsmith.monitor.terminal_view import short_number
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
@@ -25,7 +24,6 @@ from worldsmith.training.preflight import (
     build_optimizer,
     check_space,
     checkpoint_bytes,
-    count_weights,
     kept_checkpoints,
     schedule_remarks,
     size,
@@ -39,12 +37,12 @@ from worldsmith.training.start_checks import (
     state_shapes,
     wanted_moments,
 )
+from worldsmith.training.start_lines import describe_start, model_lines, step_lines
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
@@ -98,33 +96,6 @@ def plan_run(
         raise too_small
 
 
-def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
-    """The lines of the start itself, as they become known. `batch` is the first of this rank."""
-    config, task, loader = trainer.config, trainer.task, trainer.state.loader
-    yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
-    yield from model_lines(config, trainer.model.network, task)
-    yield f"data         {task.describe_data(loader)}"
-    yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
-
-
-def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
-    if checkpoint is not None:
-        return f" (goes on from {checkpoint.name})"
-    return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
-
-
-def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[str]:
-    """Family, parameters, and what to expect of them; what is trained must have been chosen."""
-    total, trained = count_weights(network)
-    average = ", with a running average" if config.model.config.ema.enabled else ""
-    expected = task.expectation(config)
-    return [
-        f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
-        f"{short_number(total - trained)} frozen{average}",
-        *([] if expected is None else [f"expect       {expected}"]),
-    ]
-
-
 def checkpoint_line(config: Trainer.Config, network: nn.Module, place: Path) -> str:
     """The size of a checkpoint against the free space."""
     checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
@@ -175,20 +146,4 @@ def data_lines(
         *lines,
         f"first pack   {seen.samples} samples, {seen.tokens} tokens; {seen.first}",
         *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),
-    ]
-
-
-def step_lines(
-    config: Trainer.Config, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
-) -> list[str]:
-    """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
-    loop = config.trainer
-    packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
-    passes = steps * packs * samples / len(loader.dataset)
-    return [
-        f"step         {packs} {'pack' if packs == 1 else 'packs'}, about {short_number(packs * samples)} samples and "
-        f"{short_number(packs * tokens)} tokens",
-        f"run          {f'steps {done + 1} to {loop.max_iter}' if done else f'{steps} steps'}, about "
-        f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
-        f"{passes:.1f} passes over the data",
     ]

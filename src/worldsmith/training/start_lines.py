@@ -1,0 +1,60 @@
+"""What a run says of itself before its first step: the lines of its start, which a plan shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.monitor.terminal_view import short_number
+from worldsmith.training.preflight import count_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.data.stream.loader import PackingDataLoader
+    from worldsmith.tasks.task import Task
+    from worldsmith.training.trainer import Trainer
+
+
+def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
+    """The lines of the start itself, as they become known. `batch` is the first of this rank."""
+    config, task, loader = trainer.config, trainer.task, trainer.state.loader
+    yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
+    yield from model_lines(config, trainer.model.network, task)
+    yield f"data         {task.describe_data(loader)}"
+    yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
+
+
+def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
+    if checkpoint is not None:
+        return f" (goes on from {checkpoint.name})"
+    return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
+
+
+def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[str]:
+    """Family, parameters, and what to expect of them; what is trained must have been chosen."""
+    total, trained = count_weights(network)
+    average = ", with a running average" if config.model.config.ema.enabled else ""
+    expected = task.expectation(config)
+    return [
+        f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
+        f"{short_number(total - trained)} frozen{average}",
+        *([] if expected is None else [f"expect       {expected}"]),
+    ]
+
+
+def step_lines(
+    config: Trainer.Config, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
+) -> list[str]:
+    """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
+    loop = config.trainer
+    packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
+    passes = steps * packs * samples / len(loader.dataset)
+    return [
+        f"step         {packs} {'pack' if packs == 1 else 'packs'}, about {short_number(packs * samples)} samples and "
+        f"{short_number(packs * tokens)} tokens",
+        f"run          {f'steps {done + 1} to {loop.max_iter}' if done else f'{steps} steps'}, about "
+        f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
+        f"{passes:.1f} passes over the data",
+    ]
