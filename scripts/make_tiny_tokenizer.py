@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -55,7 +55,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets/tiny_tokenizer"))
     args = parser.parse_args()
-    merges, vocab = train()
+    tokenizer = make_tokenizer(texts())
+    tokenizer.save_pretrained(args.out)
+    lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
+    structured = [len(tokenizer(json.dumps(s)).input_ids) for _, s in all_captions()]
+    print(f"vocabulary {len(tokenizer)}")
+    print(f"tokens of a dense caption: {min(lengths)} to {max(lengths)}, mean {sum(lengths) / len(lengths):.1f}")
+    print(f"tokens of a structured caption: {min(structured)} to {max(structured)}")
+
+
+def make_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+    """A tokenizer of the Qwen family, chat template included, with the merges that `texts` suggest."""
+    merges, vocab = train(texts)
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
         merges=merges,
@@ -65,15 +76,10 @@ def main() -> None:
         model_max_length=4096,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(args.out)
-    lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
-    structured = [len(tokenizer(json.dumps(s)).input_ids) for _, s in all_captions()]
-    print(f"vocabulary {len(tokenizer)}")
-    print(f"tokens of a dense caption: {min(lengths)} to {max(lengths)}, mean {sum(lengths) / len(lengths):.1f}")
-    print(f"tokens of a structured caption: {min(structured)} to {max(structured)}")
+    return tokenizer
 
 
-def train() -> tuple[list[tuple[str, str]], dict[str, int]]:
+def train(texts: Iterable[str]) -> tuple[list[tuple[str, str]], dict[str, int]]:
     """Merges in order, and the ids: 256 bytes, merged pieces, then the special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -90,7 +96,7 @@ def train() -> tuple[list[tuple[str, str]], dict[str, int]]:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     vocab = model["vocab"]
     for token in SPECIAL_TOKENS:
