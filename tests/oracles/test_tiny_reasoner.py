@@ -58,13 +58,13 @@ def test_every_sentence_of_the_dataset_is_short_and_comes_back(tokenizer):
     for sentence in all_sentences():
         ids = tokenizer(sentence).input_ids
         assert tokenizer.decode(ids) == sentence
-        assert len(ids) < 60
+        assert len(ids) < 70
 
 
 def test_the_chat_template_writes_chatml(tokenizer):
     user = {"role": "user", "content": [{"type": "video"}, {"type": "image"}, {"type": "text", "text": "Rate it."}]}
     messages = [{"role": "system", "content": "Look."}, user, {"role": "assistant", "content": "4"}]
-    video, image = ("<|vision_start|><|%s_pad|><|vision_end|>" % kind for kind in ("video", "image"))
+    video, image = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("video", "image"))
     expected = f"<|im_start|>system\nLook.<|im_end|>\n<|im_start|>user\n{video}{image}Rate it.<|im_end|>\n"
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     assert rendered == expected + "<|im_start|>assistant\n4<|im_end|>\n"
