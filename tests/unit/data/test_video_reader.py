@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from worldsmith.data.clips.framing import CoverCrop, Framing, cover_and_crop
-from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
+from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.video_file import VideoInfo, examine
 
 
 def look(path: Path) -> VideoInfo:

@@ -19,11 +19,12 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
 from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
-from worldsmith.data.clips.video_reader import VideoInfo, examine, read_frames
+from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.maker import Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import VideoInfo, examine
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.video_loader import VideoLoader

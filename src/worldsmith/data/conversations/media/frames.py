@@ -1,0 +1,26 @@
+"""Which frames of a video are taken, and the times that the model is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def choose_frames(
+    total: int, fps: float, *, wanted_fps: float | None, wanted: int | None, min_frames: int, max_frames: int
+) -> list[int]:
+    """Frame numbers, evenly from the first to the last: `wanted` of them, or `wanted_fps` a second.
+
+    The formula is that of transformers' Qwen3-VL video processor. A short video gives all its frames.
+    """
+    import numpy as np
+
+    if wanted is None:
+        assert wanted_fps is not None
+        wanted = min(max(int(total / fps * wanted_fps), min_frames), max_frames)
+    return [int(number) for number in np.linspace(0, total - 1, min(wanted, total)).round()]
+
+
+def patch_times(times: Sequence[float], temporal: int) -> list[float]:
+    """The time of each patch of `temporal` frames: the mean of its first and its last; the last frame is repeated."""
+    padded = [*times, *[times[-1]] * (-len(times) % temporal)]
+    return [(padded[i] + padded[i + temporal - 1]) / 2 for i in range(0, len(padded), temporal)]

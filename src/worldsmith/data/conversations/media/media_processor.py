@@ -1,0 +1,176 @@
+"""`MediaProcessor`: images and videos to the uint8 patches of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.data.conversations.media.limits import Limits, VideoLimits, read_limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from worldsmith.data.video_file import VideoInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """How an image will be read, known from its header."""
+
+    source: str | bytes
+    size: tuple[int, int]
+    """(H, W) in pixels."""
+    grid: tuple[int, int, int]
+    """Patches in time, rows and columns."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPlan:
+    """How a video will be read, known from its container and its first frame."""
+
+    source: str
+    info: VideoInfo
+    indices: list[int]
+    """The frames of the file that are used."""
+    times: list[float]
+    """Seconds from the first frame, one for each row of the grid's time."""
+    size: tuple[int, int]
+    grid: tuple[int, int, int]
+    frame_tokens: int
+    """Tokens of one time."""
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.frame_tokens
+
+
+class MediaProcessor(Configurable):
+    """Frames, sizes and patches as the Hugging Face processor of a model folder makes them, without torchvision.
+
+    What is to be read is planned first, from headers alone, so that tokens can be counted before anything is decoded.
+    Images are scaled by PIL and videos by torch, on uint8, as transformers' PIL and torchvision backends do it.
+    """
+
+    class Config(Configurable.Config):
+        _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("fps", "nframes"),)
+
+        fps: Annotated[float, Range(gt=0, finite=True)] | None = None
+        """Frames taken of each second of a video; unset = as the model folder says (2). Not together with nframes."""
+        nframes: Count | None = None
+        """Frames taken of every video; a shorter one gives all it has."""
+        min_frames: Count | None = None
+        """At least so many by fps, while the video has them; unset = as the model folder says (4)."""
+        max_frames: Count | None = None
+        """At most so many by fps; unset = as the model folder says (768)."""
+        min_pixels: Count | None = None
+        """Least pixels of an image or of a frame; unset = as the model folder says."""
+        max_pixels: Count | None = None
+        """Most pixels of an image or of a frame; unset = as the model folder says."""
+        total_pixels: Count | None = None
+        """Most pixels of a video, over its frames; a token is 2 frames of 32 x 32. Unset = as the model folder says."""
+
+        def check(self) -> None:
+            if self.fps is not None and self.nframes is not None:
+                raise ValueError(f"fps is {self.fps} and nframes is {self.nframes}; set one of them")
+            if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
+                raise ValueError("min_frames and max_frames bound what fps asks for; with nframes they have no effect")
+            for least, most in (
+                ("min_frames", "max_frames"),
+                ("min_pixels", "max_pixels"),
+                ("min_pixels", "total_pixels"),
+            ):
+                low, high = getattr(self, least), getattr(self, most)
+                if low is not None and high is not None and low > high:
+                    raise ValueError(f"{least} is {low} and {most} is {high}: nothing lies between")
+
+    def __init__(self, config: Config, *, folder: Path) -> None:
+        """Raises DataError when `folder` lacks the preprocessor files."""
+        self.config = config
+        self.images: Limits
+        self.videos: VideoLimits
+        self.images, self.videos = read_limits(Path(folder))
+
+    def plan_image(self, source: str | bytes) -> ImagePlan:
+        """Size and tokens of an image: a file, its bytes or a data URI. Raises SampleError."""
+        from worldsmith.data.conversations.media.images import image_shape
+        from worldsmith.data.conversations.media.sizes import image_size
+
+        limits, config = self.images, self.config
+        size = image_size(
+            *image_shape(source),
+            factor=limits.factor,
+            least=config.min_pixels or limits.min_pixels,
+            most=config.max_pixels or limits.max_pixels,
+        )
+        grid = (1, size[0] // limits.patch, size[1] // limits.patch)
+        return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
+
+    def plan_video(self, path: str, fps: float | None = None) -> VideoPlan:
+        """Frames, times, size and tokens of a video; `fps` replaces the container's rate. Raises SampleError."""
+        from worldsmith.data.conversations.media.frames import choose_frames, patch_times
+        from worldsmith.data.conversations.media.sizes import video_size
+        from worldsmith.data.video_file import examine
+
+        limits, config = self.videos, self.config
+        _, info = examine(path)
+        rate = fps or info.fps
+        indices = choose_frames(
+            info.num_frames,
+            rate,
+            wanted_fps=config.fps or limits.fps,
+            wanted=config.nframes,
+            min_frames=config.min_frames or min(limits.min_frames, config.max_frames or limits.min_frames),
+            max_frames=config.max_frames or max(limits.max_frames, config.min_frames or 0),
+        )
+        count = max(len(indices), limits.temporal)  # a single frame is shown twice
+        least, most = self.video_pixels(count)
+        size = video_size(
+            count, info.height, info.width, factor=limits.factor, temporal=limits.temporal, least=least, most=most
+        )
+        times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
+        grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
+        return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2)
+
+    def video_pixels(self, frames: int) -> tuple[int, int]:
+        """(least, most) pixels of a video of so many frames, over all of them."""
+        limits, config = self.videos, self.config
+        most = config.total_pixels or limits.max_pixels
+        if limits.frame_tokens is not None:
+            share = min(limits.frame_tokens * limits.factor**2, most // frames)
+            most = max(share, int(limits.min_pixels * 1.05)) * frames
+        if config.max_pixels is not None:
+            most = min(most, config.max_pixels * frames)
+        least = min(limits.min_pixels if config.min_pixels is None else config.min_pixels * frames, most)
+        return least, most
+
+    def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
+        """Seconds from the first frame; the container's where frames are unevenly spaced. Raises SampleError."""
+        from worldsmith.data.stream.errors import SampleError
+        from worldsmith.data.video_file import frame_times
+
+        if fps is not None or not info.variable_rate:
+            return [index / (fps or info.fps) for index in indices]
+        times = frame_times(path)
+        if len(times) <= indices[-1]:
+            raise SampleError("truncated", f"{len(times)} frames have a time; the container states {info.num_frames}")
+        return [times[index] for index in indices]
+
+    def read(self, plan: ImagePlan | VideoPlan) -> np.ndarray:
+        """uint8 [patches, values]: decodes what was planned. Raises SampleError."""
+        import numpy as np
+
+        from worldsmith.data.conversations.media.images import read_image
+        from worldsmith.data.conversations.media.patches import patchify
+        from worldsmith.data.conversations.media.video_frames import read_video
+
+        if isinstance(plan, VideoPlan):
+            limits: Limits = self.videos
+            frames = read_video(plan.source, plan.info, plan.indices, plan.size)
+        else:
+            limits = self.images
+            frames = read_image(plan.source, plan.size)[np.newaxis]
+        return patchify(frames, patch=limits.patch, merge=limits.merge, temporal=limits.temporal)

@@ -1,0 +1,196 @@
+"""Video files, read with PyAV: what a file is, and the frames of it that are wanted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import av
+import av.error
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from worldsmith.data.stream.errors import SampleError
+
+CONTAINERS = (
+    "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
+    "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,jpegxl_pipe"
+)
+"""What a clip may be: none of these formats opens further files, as playlists do."""
+
+OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+MAX_PLAUSIBLE_FPS = 1000
+VARIABLE_RATE = 0.02
+"""Frames are not evenly spaced when base and average rate differ by more than this part."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """A clip as it is shown: `width` and `height` in pixels after the rotation that its metadata asks for."""
+
+    width: int
+    height: int
+    fps: float
+    num_frames: int
+    rotation: int
+    """Quarter turns counter-clockwise that bring a decoded frame upright, 0..3."""
+    variable_rate: bool = False
+    """Whether the frames are unevenly spaced; `fps` is then their average."""
+
+    @property
+    def duration(self) -> float:
+        return self.num_frames / self.fps
+
+
+def examine(path: str) -> tuple[os.stat_result, VideoInfo]:
+    """Size and times of the file, and what is in it. Raises SampleError."""
+    status = file_status(path, "not_a_video")
+    return status, probe(path, status.st_size, status.st_mtime_ns)
+
+
+def file_status(path: str, other_reason: str) -> os.stat_result:
+    """Size and times of a regular file. Raises SampleError; `other_reason` when it is a FIFO, a folder or a device."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SampleError("missing_file", "the file does not exist") from None
+    except OSError as error:
+        raise SampleError("unreadable", str(error)) from None
+    if not stat.S_ISREG(status.st_mode):  # reading from a FIFO would wait for ever
+        raise SampleError(other_reason, f"expected a file, found {KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}")
+    return status
+
+
+@lru_cache(maxsize=65536)
+def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
+    """Facts about a file, remembered per (path, size, mtime). Decodes one frame. Raises SampleError."""
+    with opened(path) as (container, stream):
+        # Matroska and WebM do not state the number of frames; counting packets is exact and does not decode.
+        num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+    with opened(path) as (container, stream):
+        first = next(container.decode(stream), None)
+        if num_frames == 0 or first is None:
+            raise SampleError("no_frames", "the file has a video stream without frames")
+        turns = round(first.rotation / 90) % 4
+        width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
+        fps, variable_rate = frame_rate(stream)
+        return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
+
+
+def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
+    """The decoded frames `indices`, which ascend.
+
+    Decodes from the start, one frame after the other: exact for every stream, also those with a variable rate.
+    Raises SampleError: truncated when the file ends or breaks before the last frame.
+    """
+    done = 0
+    with opened(path) as (container, stream):
+        for number, frame in enumerate(decode(container, stream, info)):
+            if number == indices[done]:
+                yield frame
+                done += 1
+                if done == len(indices):
+                    return
+    raise SampleError("truncated", f"frame {indices[done]} is missing; the container states {info.num_frames} frames")
+
+
+def frame_times(path: str) -> list[float]:
+    """When each frame is shown, in seconds after the first, from the container; decodes nothing. Raises SampleError."""
+    with opened(path) as (container, stream):
+        base = stream.time_base or Fraction(1)
+        stamps = sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
+        return [float((stamp - stamps[0]) * base) for stamp in stamps]
+
+
+def decode(container: InputContainer, stream: VideoStream, info: VideoInfo) -> Iterator[VideoFrame]:
+    """Frames in display order; a damaged one is an error, not a grey picture."""
+    number = 0
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.error.FFmpegError as error:
+            raise SampleError("truncated", f"decoding broke at frame {number} of {info.num_frames}: {error}") from None
+        for frame in frames:
+            if frame.is_corrupt:
+                raise SampleError("truncated", f"frame {number} of {info.num_frames} is damaged")
+            yield frame
+            number += 1
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
+    try:
+        with av.open(path, options=OPTIONS, metadata_errors="ignore") as container:
+            # A cover picture of a song is a video stream, too, but not one to train on.
+            streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+            if not streams:
+                raise SampleError(*why_unreadable(path, "no_video_stream", "the file has no video stream"))
+            stream = streams[0]
+            if stream.codec_context is None:
+                raise SampleError(*why_unreadable(path, "unknown_codec", "there is no decoder for the video stream"))
+            stream.codec_context.thread_count = 1  # the loader's workers are the parallelism
+            yield container, stream
+    except FileNotFoundError:
+        raise SampleError("missing_file", "the file does not exist") from None
+    except PermissionError as error:
+        raise SampleError("unreadable", str(error)) from None
+    except (av.error.FFmpegError, OSError) as error:
+        raise SampleError(*why_unreadable(path, "not_a_video", str(error))) from None
+
+
+def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
+    """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
+    if os.path.getsize(path) == 0:
+        return "empty_file", "the file has 0 bytes"
+    if is_cut_mp4(path):
+        return "truncated", "the MP4 file ends inside a box or before its index (moov)"
+    return reason, detail
+
+
+def is_cut_mp4(path: str) -> bool:
+    """True for an MP4/MOV file that ends too early, seen from its top-level boxes (ISO/IEC 14496-12)."""
+    size, position, names = os.path.getsize(path), 0, []
+    with open(path, "rb") as file:
+        while position < size:
+            file.seek(position)
+            header = file.read(16)
+            if position == 0 and header[4:8] != b"ftyp":
+                return False
+            length = int.from_bytes(header[:4], "big")
+            if length == 1:  # the real length follows in 64 bits
+                length = int.from_bytes(header[8:16], "big")
+            if length == 0:  # up to the end of the file
+                length = size - position
+            if len(header) < 8 or length < 8:
+                return True
+            names.append(header[4:8])
+            position += length
+    return position > size or b"moov" not in names
+
+
+def frame_rate(stream: VideoStream) -> tuple[float, bool]:
+    """(frames per second, whether they are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
+
+    The base rate of unevenly spaced frames is only a clock that all their times fit, often several times too fast.
+    Raises SampleError when neither rate is usable.
+    """
+    base, average = usable(stream.base_rate), usable(stream.average_rate or stream.guessed_rate)
+    if base and (average is None or abs(average - base) <= VARIABLE_RATE * base):
+        return base, False
+    if average:
+        return average, bool(stream.base_rate)
+    raise SampleError("no_frame_rate", "the container states no usable frame rate")
+
+
+def usable(rate: Fraction | None) -> float | None:
+    return float(rate) if rate and 0 < rate <= MAX_PLAUSIBLE_FPS else None

@@ -1,0 +1,49 @@
+"""Pixels to patches: transformers' PIL image processor is the judge, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_folder import IMAGES, write_limits
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+from worldsmith.data.conversations.media.media_processor import MediaProcessor
+from worldsmith.data.conversations.media.patches import normalize, patchify
+
+
+@pytest.mark.parametrize("size", [(64, 64), (300, 417), (417, 300), (33, 1000), (1200, 900)])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA"])
+def test_an_image(tmp_path: Path, size: tuple[int, int], mode: str) -> None:
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (*size, 4), np.uint8), "RGBA").convert(mode)
+    image.save(tmp_path / "a.png")
+    media = MediaProcessor.Config().build(folder=write_limits(tmp_path))
+    plan = media.plan_image(str(tmp_path / "a.png"))
+    patches = torch.from_numpy(media.read(plan))
+    expected = Qwen2VLImageProcessorPil(**IMAGES)(Image.open(tmp_path / "a.png"), return_tensors="pt")
+    assert [list(plan.grid)] == expected["image_grid_thw"].tolist()
+    assert plan.tokens == len(patches) // 4
+    found = normalize(patches, media.images.mean, media.images.std)
+    assert torch.equal(found, expected["pixel_values"])
+
+
+def test_every_level_is_normalized_as_by_the_judge() -> None:
+    levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16).repeat(3, axis=0)
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    judge = Qwen2VLImageProcessorPil(patch_size=16, merge_size=1, do_resize=False, image_mean=mean, image_std=std)
+    expected = judge(levels, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
+    patches = torch.from_numpy(patchify(levels[None], patch=16, merge=1, temporal=2))
+    assert torch.equal(normalize(patches, mean, std), expected)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5, 8])
+def test_a_video(frames: int) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (frames, 3, 64, 96), np.uint8)
+    expected = Qwen3VLVideoProcessor.patchify(None, torch.from_numpy(pixels)[None], 16, 2, 2)
+    assert np.array_equal(patchify(pixels, patch=16, merge=2, temporal=2), expected[0][0].numpy())
+    assert expected[1:] == (-(-frames // 2), 4, 6)
