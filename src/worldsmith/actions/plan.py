@@ -27,6 +27,7 @@ from worldsmith.training.preflight import (
     kept_checkpoints,
     schedule_remarks,
     size,
+    start_of,
 )
 from worldsmith.training.run_folder import require_same_run
 from worldsmith.training.run_lock import in_use
@@ -106,18 +107,19 @@ def checkpoint_line(config: Trainer.Config, network: nn.Module, place: Path) -> 
 
 
 def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:
-    """What would be loaded from load_path: names and shapes are compared, no tensor is read."""
-    settings, model = config.checkpoint, config.model.config
-    if settings.load_path is None:
+    """What would be loaded: names and shapes are compared, no tensor is read."""
+    settings, model, start = config.checkpoint, config.model.config, start_of(config)
+    if start is None:
         return []
     report = plan_loading(
-        settings.load_path,
+        start.path,
         state_shapes(network, model.ema),
         settings.keys_to_skip_loading,
         spec=config.model,
         average_as_live=settings.load_ema_to_reg,
+        field=start.field,
     )
-    lines = [f"weights      {line}" for line in report.lines()]
+    lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
     if is_new and settings.load_training_state:
         source = require_training_state(report, config)
         empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))

@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.checkpoint.formats.find_model import find_family, find_model
     from worldsmith.checkpoint.formats.registry import formats_of
     from worldsmith.config.errors import UserError
-    from worldsmith.models.model_files import lasting_name
     from worldsmith.sampling.training_data import with_clip_size
 
     exports = formats_of(find_family(args.model)).exports()
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     for line in model.formats.left_out(args.format, model.config):
         print(line)
     if not export.has_weights and model.tree is not None:
-        print(f"it belongs to {lasting_name(model.tree['checkpoint']['load_path'] or 'the random weights of the run')}")
+        print(f"it belongs to {'the random weights of the run' if model.start is None else model.start.lasting}")
     return 0
 
 

@@ -116,6 +116,10 @@ class Model(Configurable, ABC):
             """Paths of the linear layers that an adapter can be trained for; known without making a tensor."""
             return ()
 
+        def own_weights(self) -> tuple[str, str] | None:
+            """The field that names a run's first weights where load_path does not, and the place; None: none does."""
+            return None
+
         def count_parameters(self) -> int | None:
             """Parameters of the network without adapters, by arithmetic; None when none is known."""
             return None

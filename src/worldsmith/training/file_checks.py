@@ -5,11 +5,13 @@ A component says so itself: `check_files` of its Config raises for what is missi
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.run.folders import candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.weight_source import require_weights
 from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.paths import format_path
@@ -17,6 +19,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
 from worldsmith.files.writable import require_writable
+from worldsmith.training.preflight import start_of
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:
@@ -39,13 +42,22 @@ def check_files(config: Trainer.Config, run_folder: Path | None = None) -> list[
         needs_base = True
     for path, node in walk(config):
         look = getattr(node, "check_files", None)
-        if look is None or (node is config.checkpoint and not needs_base):
+        if node is config.checkpoint and needs_base:
+            look = partial(require_start, config)
+        if look is None:
             continue
         try:
             look()
         except (UserError, DataError, OSError, ValueError) as error:
             problems.append(Problem(format_path(path), str(error)))
     return problems
+
+
+def require_start(config: Trainer.Config) -> None:
+    """Raises FileNotFoundError or UserError when there are no weights where a new run looks for them; reads none."""
+    start = start_of(config)
+    if start is not None:
+        require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
 
 
 def require_files(config: Trainer.Config, run_folder: Path, world: World | None = None) -> None:

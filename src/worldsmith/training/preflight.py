@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
@@ -40,6 +41,11 @@ def check_tree(config: Trainer.Config) -> None:
             f"job.wandb_mode = {config.job.wandb_mode!r}: nothing is sent to Weights & Biases; the figures are in "
             'metrics.jsonl and in TensorBoard files; use "disabled"'
         )
+    if config.checkpoint.init != "scratch" and start_of(config) is None:
+        raise ValueError(
+            "checkpoint.load_path is not set: give the weights to start from, "
+            'or write checkpoint.init = "scratch" to train from random weights'
+        )
     for part in ("project", "group"):
         if not getattr(config.job, part):
             raise ValueError(f"job.{part} is empty; the run folder is <output root>/<project>/<group>/<name>")
@@ -47,6 +53,11 @@ def check_tree(config: Trainer.Config) -> None:
     task_of(model.family).check(config)
     for callback in config.trainer.callbacks.values():
         callback.check_run(config)
+
+
+def start_of(config: Trainer.Config) -> FirstWeights | None:
+    """The weights that a new run starts from; None: random ones."""
+    return first_weights(config.checkpoint.load_path, config.checkpoint.init, config.model.config)
 
 
 def schedule_remarks(config: Trainer.Config) -> list[str]:

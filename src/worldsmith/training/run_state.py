@@ -22,6 +22,7 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.grad_clip import StepGuard
+from worldsmith.training.preflight import start_of
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
 from worldsmith.training.start_checks import (
@@ -147,14 +148,14 @@ class RunState:
         return state
 
     def _start_weights(self, *, with_state: bool = False) -> LoadReport | None:
-        """The weights that a new run starts from: those of `load_path`, and drawn from the seed what it does not give.
+        """The weights that a new run starts from: those of `start_of`, and drawn from the seed what they do not give.
 
         `with_state`: the training state is to come from there, too; before anything is read it must be there. Says what
         was loaded and what was not. An average that is not loaded starts as a copy.
         """
-        settings, seed = self.config.checkpoint, self.config.trainer.seed
+        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, start_of(self.config)
         report = None
-        if settings.load_path is None:
+        if start is None:
             self.model.init_weights(seed)
         else:
 
@@ -165,14 +166,17 @@ class RunState:
                     self.model.init_weights(seed, {bare(name) for name in report.left})
 
             report = load_weights(
-                settings.load_path,
+                start.path,
                 self.weights(),
                 keys_to_skip=settings.keys_to_skip_loading,
                 spec=self.config.model,
                 average_as_live=settings.load_ema_to_reg,
                 prepare=prepare,
+                field=start.field,
                 world=self.world,
             )
+            if start.unread:
+                logger.info("%s", start.describe)
             for line in report.lines():
                 logger.info("%s", line)
         if self.ema is not None:
@@ -262,7 +266,7 @@ class RunState:
         return self._frozen_record
 
     def _source(self) -> str:
-        settings = self.config.checkpoint
-        if settings.load_path is None:
+        start = start_of(self.config)
+        if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"
-        return f"checkpoint.load_path = {settings.load_path}"
+        return f"{start.field} = {start.path}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.monitor.terminal_view import short_number
-from worldsmith.training.preflight import count_weights
+from worldsmith.training.preflight import count_weights, start_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,8 @@ def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
 def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
     if checkpoint is not None:
         return f" (goes on from {checkpoint.name})"
-    return f" (new, {'random weights' if config.checkpoint.load_path is None else config.checkpoint.load_path})"
+    start = start_of(config)
+    return f" (new, {'random weights' if start is None else start.path})"
 
 
 def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[str]:

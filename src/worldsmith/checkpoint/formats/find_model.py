@@ -115,7 +115,7 @@ def of_run(config_file: Path, path: Path) -> StoredModel:
 def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
     """The model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
     if weights == "untrained":
-        if model.base is not None and model.tree is not None and not model.tree["checkpoint"].get("load_path"):
+        if model.base is not None and model.start is None:
             raise needs_no_base(model.folder, "it began with random weights")
         return model
     if checkpoint is None:

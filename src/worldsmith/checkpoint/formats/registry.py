@@ -20,10 +20,14 @@ def formats_of(family: str) -> FamilyFormats:
     return FORMATS.find(family) or FamilyFormats(family)
 
 
-def find_naming(keys: Iterable[str], stated_family: str = "") -> Naming | None:
-    """The naming scheme of a folder's tensors, which may state its family; None for one that no family knows."""
+def find_naming(keys: Iterable[str], stated_family: str = "", *, wanted: str = "") -> Naming | None:
+    """The naming scheme of a folder's tensors, which may state its family; None for one that no family knows.
+
+    Of several families that can read a folder which states none, `wanted` is the one.
+    """
     keys = list(keys)
     known = [formats_of(stated_family)] if stated_family else FORMATS.all()
+    known.sort(key=lambda formats: formats.family != wanted)
     return next((naming for formats in known if (naming := formats.find_naming(keys)) is not None), None)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights, open_checkpoint
+from worldsmith.checkpoint.sources.first_weights import FirstWeights, start_in
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.checkpoint.sources.start_weights import start_of_run
 from worldsmith.checkpoint.sources.warm_start import compare
@@ -58,6 +59,11 @@ class StoredModel:
         return bool(getattr(self.config, "lora_enabled", False))
 
     @property
+    def start(self) -> FirstWeights | None:
+        """The weights that its run started from; None for random ones and where no run is known."""
+        return None if self.tree is None else start_in(self.tree, self.config)
+
+    @property
     def merged_spec(self) -> ModelSpec:
         """The model without adapters, as it is once they are merged."""
         return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
@@ -85,7 +91,7 @@ class StoredModel:
     def _source(self) -> WeightSource:
         """The weights, verified: that is done once, however often they are opened."""
         if self.tree is None:
-            return open_weights(self.folder, field="model")
+            return open_weights(self.folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
             return start_of_run(self.tree, base=self.base)
         checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)

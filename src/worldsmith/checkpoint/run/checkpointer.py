@@ -55,7 +55,7 @@ class Checkpointer(Configurable):
         load_path: str | None = None
         """Weights to start a new run from: a run folder, an iter folder, or a model folder. None: no weights."""
         init: Literal["pretrained", "scratch"] = "pretrained"
-        """What a new run without load_path means: "pretrained" is an error, "scratch" starts from random weights."""
+        """A new run without load_path: "pretrained" takes what the model itself names, "scratch" random weights."""
         load_training_state: bool = False
         """Whether a new run takes optimizer, schedule, step count, random states and data position of load_path too."""
         load_ema_to_reg: bool = False
@@ -76,11 +76,6 @@ class Checkpointer(Configurable):
         """A file of this name in the run folder makes the run save and stop, like SIGTERM. "": no such file."""
 
         def check(self) -> None:
-            if self.load_path is None and self.init != "scratch":
-                raise ValueError(
-                    "load_path is not set: give the weights to start from, "
-                    'or write checkpoint.init = "scratch" to train from random weights'
-                )
             if self.load_path == "":
                 raise ValueError("load_path is empty; name the weights to start from, or null for none")
             if self.load_training_state and self.load_path is None:
@@ -93,13 +88,6 @@ class Checkpointer(Configurable):
                 raise ValueError("keep_every has no effect without keep_latest_k, since all checkpoints are kept")
             if self.stop_file != Path(self.stop_file).name:
                 raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
-
-        def check_files(self) -> None:
-            """Raises FileNotFoundError or UserError when there are no weights at load_path; reads none."""
-            from worldsmith.checkpoint.sources.weight_source import require_weights
-
-            if self.load_path is not None:
-                require_weights(self.load_path, field="load_path")
 
     def __init__(
         self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None

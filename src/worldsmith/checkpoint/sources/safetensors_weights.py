@@ -109,15 +109,18 @@ def has_safetensors(root: Path) -> bool:
     return weight_folder(root) is not None
 
 
-def open_safetensors(root: Path) -> SafetensorsWeights:
-    """The weights of a folder. Raises FileNotFoundError for a missing file, UserError for a layout nobody knows."""
+def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
+    """The weights of a folder, of `family` where several can read it.
+
+    Raises FileNotFoundError for a missing file, UserError for a layout nobody knows.
+    """
     folder = weight_folder(root)
     if folder is None:
         raise FileNotFoundError(f"{root} has no safetensors files")
     files = tensor_files(folder)
     try:
         plain = unwrapped(files)
-        naming = find_naming(plain, stated_family(folder))
+        naming = find_naming(plain, stated_family(folder), wanted=family)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
     if naming is None:

@@ -1,4 +1,4 @@
-"""What a run started from: the weights of its load_path, and initial values for what those lack."""
+"""What a run started from: stored weights, and initial values for what those lack."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.sources.first_weights import start_in
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
@@ -79,10 +80,11 @@ def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: Wor
     """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
     section = tree["checkpoint"]
     spec = formats_of(tree["model"]["name"]).network_of_run(tree["model"])
-    load_path, source = section.get("load_path"), None
-    if load_path:
-        field = "checkpoint.load_path" if base is None else "base"
-        source = open_weights(base or load_path, field=field, world=world)
+    start = start_in(tree, spec.config)
+    source = None
+    if start is not None:
+        field = start.field if base is None else "base"
+        source = open_weights(base or start.path, field=field, family=spec.name, world=world)
     return StartWeights(
         spec,
         tree["trainer"]["seed"],

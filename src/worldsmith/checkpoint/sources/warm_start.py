@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from dataclasses import field as default
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.family_formats import NetworkDifference
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
+from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
@@ -28,25 +30,25 @@ class LoadReport:
     """What the weights were read from."""
     folder: str
     """Where their tensors are."""
-    loaded: list[str] = field(default_factory=list)
+    loaded: list[str] = default(default_factory=list)
     """Read from the source, copies included."""
-    copied: dict[str, str] = field(default_factory=dict)
+    copied: dict[str, str] = default(default_factory=dict)
     """Of those the ones that the source does not hold: each is read from another tensor, which it starts equal to."""
-    skipped: list[str] = field(default_factory=list)
+    skipped: list[str] = default(default_factory=list)
     """Not taken, by a rule of keys_to_skip_loading."""
-    initialised: list[str] = field(default_factory=list)
+    initialised: list[str] = default(default_factory=list)
     """What a source of this kind never has: these keep their initial values."""
-    started_live: list[str] = field(default_factory=list)
+    started_live: list[str] = default(default_factory=list)
     """Averages that start from the live weights: skipped ones, and all where the source has no averages."""
-    missing: list[str] = field(default_factory=list)
+    missing: list[str] = default(default_factory=list)
     """Not in the source: an error."""
-    mismatched: list[str] = field(default_factory=list)
+    mismatched: list[str] = default(default_factory=list)
     """Of another shape in the source: an error."""
-    unexpected: list[str] = field(default_factory=list)
+    unexpected: list[str] = default(default_factory=list)
     """In the source and not asked for."""
-    rules_without_effect: list[str] = field(default_factory=list)
+    rules_without_effect: list[str] = default(default_factory=list)
     """Entries of keys_to_skip_loading that no tensor's name contains."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = default(default_factory=list)
     """Settings of the network that differ from the source's, and may."""
 
     @property
@@ -87,6 +89,7 @@ def load_weights(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
     prepare: Callable[[LoadReport], None] | None = None,
+    field: str = LOAD_PATH,
     world: World | None = None,
 ) -> LoadReport:
     """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
@@ -99,6 +102,7 @@ def load_weights(
         allow_initialised: tensors whose name contains one of these may be absent from the source.
         average_as_live: take the averaged weights where the source has them; the average starts from them, too.
         prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
+        field: the setting that names the path.
         world: the ranks that call this together with shards of one model; they share the verification of the files.
 
     Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
@@ -106,7 +110,7 @@ def load_weights(
     else.
     """
     world = world or World()
-    source = open_weights(path, world=world)
+    source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
     report = compare(
         source,
@@ -138,10 +142,11 @@ def plan_loading(
     spec: ModelSpec | None = None,
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
+    field: str = LOAD_PATH,
 ) -> LoadReport:
     """Compares names and shapes without reading a tensor; raises like `load_weights`."""
     return compare(
-        open_weights(path),
+        open_weights(path, field=field, family="" if spec is None else spec.name),
         wanted,
         keys_to_skip,
         spec=spec,

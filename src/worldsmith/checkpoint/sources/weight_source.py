@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.registry import describe_readable, full_name
+from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
@@ -79,10 +80,13 @@ class WeightSource(ABC):
         """The dtype in which a weight is stored."""
 
 
-def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world: World | None = None) -> WeightSource:
+def open_weights(
+    path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
+) -> WeightSource:
     """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
 
-    Files with checksums are read once and verified; the ranks of `world`, which call this together, share that.
+    A folder that several families can read is taken as one of `family`. Files with checksums are read once and
+    verified; the ranks of `world`, which call this together, share that.
     Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
     """
     from worldsmith.checkpoint.sources.checkpoint_weights import find_model_folder, open_checkpoint
@@ -100,11 +104,11 @@ def open_weights(path: str | Path, *, field: str = "checkpoint.load_path", world
         return open_checkpoint(model_folder, world=world)
     if has_safetensors(root):
         require_whole(root, world)
-        return open_safetensors(root)
+        return open_safetensors(root, family)
     raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
 
 
-def require_weights(path: str, *, field: str) -> None:
+def require_weights(path: str, *, field: str, family: str = "") -> None:
     """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
     from worldsmith.checkpoint.run.folders import checkpoint_folders
     from worldsmith.checkpoint.sources.checkpoint_weights import own_model_folder
@@ -120,7 +124,7 @@ def require_weights(path: str, *, field: str) -> None:
         return
     if not has_safetensors(root):
         raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
-    open_safetensors(root)
+    open_safetensors(root, family)
 
 
 def require_same_kind(root: Path, world: World, *, field: str) -> None:

@@ -51,7 +51,8 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
                 f"the last {steps - total} steps run at the schedule's last value"
             )
     skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
-    if skipped and find(tree, ("checkpoint", "load_path")) is None:
+    start = [find(tree, ("checkpoint", name)) for name in ("load_path", "init")]
+    if skipped and start == [None, "scratch"]:
         found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
     caps = find(tree, ("data_setting",))
     if find(tree, ("job", "task")) == "vfm" and caps is not None and caps != type(caps)():

@@ -63,7 +63,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
         {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)},
         out,
         alpha=model.config.lora_alpha,
-        base_model=model.tree["checkpoint"]["load_path"] or "",
+        base_model="" if model.start is None else model.start.path,
         source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
         defaults=model.defaults,
         card=facts_of(model),

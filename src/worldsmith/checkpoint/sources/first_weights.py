@@ -1,0 +1,49 @@
+"""Which weights a new run starts from: where its config says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worldsmith.models.model import Model
+from worldsmith.models.model_files import lasting_name
+
+LOAD_PATH = "checkpoint.load_path"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstWeights:
+    """A place of weights (what `open_weights` takes), and the field of the run's config that names it."""
+
+    field: str
+    path: str
+    unread: str = ""
+    """A field that names other weights, which are not read."""
+
+    @property
+    def lasting(self) -> str:
+        """The path as it means the same from every directory."""
+        return lasting_name(self.path)
+
+    @property
+    def describe(self) -> str:
+        unread = f"; {self.unread} is not read" if self.unread else ""
+        return f"{self.field} = {self.path}{unread}"
+
+
+def first_weights(load_path: str | None, init: str, model: Model.Config) -> FirstWeights | None:
+    """`checkpoint.load_path`, else what the model's own config names; None for random weights.
+
+    With `init` = "scratch" what the model's config names is not read.
+    """
+    own = model.own_weights()
+    if load_path is not None:
+        return FirstWeights(LOAD_PATH, load_path, unread="" if own is None else own[0])
+    return None if own is None or init == "scratch" else FirstWeights(*own)
+
+
+def start_in(tree: Mapping[str, Any], model: Model.Config) -> FirstWeights | None:
+    """`first_weights` of a run whose config is plain data."""
+    section = tree["checkpoint"]
+    return first_weights(section.get("load_path") or None, section.get("init", ""), model)
