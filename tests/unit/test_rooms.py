@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import statistics
@@ -57,3 +58,20 @@ def test_a_family_is_named_in_its_places_only() -> None:
         if re.search(r"cosmos3|Cosmos3|Wan(VAE|2)", file.read_text(encoding="utf-8"))
     ]
     assert [name for name in named if not name.startswith(FAMILY_PLACES)] == []
+
+
+def test_no_text_leads_from_config_to_a_room_above() -> None:
+    """import-linter sees statements only; a name in a string would be imported at run time."""
+    rooms = {file.relative_to(PACKAGE).parts[0] for file in FILES if file.parent != PACKAGE} - {
+        "config",
+        "files",
+        "assets",
+    }
+    above = re.compile(rf"worldsmith\.({'|'.join(sorted(rooms))})\b(\.\w+)*")
+    named = [
+        (file.relative_to(PACKAGE).as_posix(), node.value)
+        for file in sorted((PACKAGE / "config").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and above.fullmatch(node.value)
+    ]
+    assert named == [("config/recipes/packages.py", "worldsmith.recipes")]  # the name of an entry point group

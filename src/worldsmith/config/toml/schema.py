@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from worldsmith.config.declare.configurable import Config, field_hints, unknown_field
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.config.recipes.registry import import_shipped
+from worldsmith.config.recipes.registry import import_supplied
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults
 
@@ -70,7 +70,7 @@ _ADDED: dict[Path, TomlField] = {}
 
 
 def _added() -> dict[Path, TomlField]:
-    import_shipped()
+    import_supplied()
     return _ADDED
 
 

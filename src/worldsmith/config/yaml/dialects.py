@@ -16,6 +16,7 @@ from typing import Any
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.recipes.registry import root_name
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
@@ -23,7 +24,6 @@ from worldsmith.config.tree.suggest import did_you_mean, nearest_path
 from worldsmith.config.yaml.text import Document
 
 OURS = "worldsmith"
-ROOT = "worldsmith.training.trainer.Trainer"
 GROUP = "worldsmith.dialects"
 """The entry point group of other packages' dialects: name = module."""
 CHOICE = "dialect"
@@ -187,7 +187,7 @@ def _is_ours(data: dict[str, Any]) -> bool:
 
 
 def _own_keys() -> list[str]:
-    return ["recipe", "type", *field_names(class_of(ROOT))]
+    return ["recipe", "type", *field_names(class_of(root_name()))]
 
 
 @cache
