@@ -12,7 +12,6 @@ from worldsmith.config.declare.configurable import Config, field_hints, owner_of
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
-from worldsmith.config.toml.recipe_toml import format_value
 from worldsmith.config.tree.access import all_paths, children, walk
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
@@ -21,6 +20,7 @@ from worldsmith.config.tree.provenance import Provenance, origin_of, trace
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.json_schema import has_sections
+from worldsmith.config.write.values import LAUNCH_WORD, write
 
 WIDTH = 100
 MOST_CHOICES = 8
@@ -131,7 +131,7 @@ def _paragraph(text: str, doc: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "''" if value == "" else format_value(value)
+    return write(value, LAUNCH_WORD) or "''"
 
 
 def _section_path(tree: Config, topic: str) -> Path | None:

@@ -15,11 +15,11 @@ from worldsmith.config.declare.configurable import Config, owner_of
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.packages import broken_packages
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
-from worldsmith.config.toml.recipe_toml import format_value
 from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.difference import differences as tree_differences
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
+from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
@@ -114,7 +114,7 @@ def _shown(tree: Config, path: Path) -> str:
         return "absent"
     if isinstance(value, Config):
         return tag_of(type(value))
-    return format_value(value) if value != "" else "''"
+    return write(value, LAUNCH_WORD) or "''"
 
 
 def print_list(found: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.paths import flatten, format_path
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.write.json_text import show_value
+from worldsmith.config.write.values import SHOWN, write
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REFRESH = "WORLDSMITH_REFRESH_GOLDEN"
@@ -27,7 +27,7 @@ SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswit
 def flat_text(name: str) -> str:
     """One ``path: value`` line per leaf. References stay, so that no line depends on the machine."""
     leaves = flatten(to_dict(get_recipe(name), custom=True))
-    return "".join(f"{format_path(path)}: {show_value(value)}\n" for path, value in leaves)
+    return "".join(f"{format_path(path)}: {write(value, SHOWN)}\n" for path, value in leaves)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +19,9 @@ from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.convert import convert
-from worldsmith.config.write.python import PythonWriter, python_text
-from worldsmith.config.write.toml import toml_key, toml_text, write_toml
-from worldsmith.config.write.words import word_value
+from worldsmith.config.write.python import PythonWriter
+from worldsmith.config.write.toml import toml_pair, write_toml
+from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, write
 
 
 def same(a: Any, b: Any) -> bool:
@@ -73,7 +76,7 @@ def tables_last(value: Any) -> Any:
 @MANY
 @given(TEXT)
 def test_any_text_survives_toml_as_key_and_value_and_stays_on_one_line(text: str) -> None:
-    line = f"{toml_key(text)} = {toml_text(text)}"
+    line = toml_pair(text, text)
     assert tomllib.loads(line) == {text: text}
     assert len(line.splitlines()) == 1
 
@@ -81,25 +84,48 @@ def test_any_text_survives_toml_as_key_and_value_and_stays_on_one_line(text: str
 @MANY
 @given(TEXT)
 def test_any_text_survives_python(text: str) -> None:
-    assert eval(python_text(text)) == text
-    assert python_text(text).startswith('"')
+    assert eval(write(text, PYTHON)) == text
+    assert write(text, PYTHON).startswith('"')
 
 
 @MANY
 @given(PLAIN)
 def test_any_plain_value_survives_python(value: Any) -> None:
     lines = PythonWriter().expression(value)
-    assert repr(eval("\n".join(lines))) == repr(value)
+    assert repr(eval("\n".join(lines))) == repr(eval(write(value, PYTHON))) == repr(value)
+
+
+@MANY
+@given(PLAIN.filter(lambda value: "inf" not in repr(value)))
+def test_any_plain_value_survives_json(value: Any) -> None:
+    assert repr(json.loads(write(value, JSON))) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "value", "words"),
+    [
+        (TOML, {"a": [None]}, "TOML has no form for null"),
+        (JSON, [float("nan")], "JSON has no form for nan"),
+        (JSON, [datetime.date(2026, 1, 2)], "JSON has no form for a date"),
+        (JSON, {"\udc00": 1}, r"half of a surrogate pair \(U\+DC00\)"),
+        (TOML, "\ud800", r"half of a surrogate pair \(U\+D800\)"),
+        (WORD, "a\0b", "cannot hold the NUL character"),
+        (PYTHON, {1}, "Python has no form for a set"),
+    ],
+)
+def test_what_a_language_has_no_form_for(syntax: Syntax, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        write(value, syntax)
 
 
 @MANY
 @given(TEXT.filter(lambda text: "\0" not in text), st.dictionaries(TEXT, NUMBERS, max_size=3))
 def test_any_text_survives_an_override_word(text: str, table: dict[str, Any]) -> None:
-    assert read_text(word_value(text), str) == text
-    assert "\n" not in word_value(text)
-    assert shlex.split(shlex.quote(word_value(text))) == [word_value(text)]
+    assert read_text(write(text, WORD), str) == text
+    assert "\n" not in write(text, WORD)
+    assert shlex.split(shlex.quote(write(text, WORD))) == [write(text, WORD)]
     plain = {key: value for key, value in table.items() if "\0" not in key}
-    assert repr(read_text(word_value(plain), dict[str, float | int | bool])) == repr(plain)
+    assert repr(read_text(write(plain, WORD), dict[str, float | int | bool])) == repr(plain)
 
 
 @settings(max_examples=25)

@@ -96,14 +96,14 @@ def diff(args: argparse.Namespace) -> int:
     from worldsmith.config.tree.access import ABSENT
     from worldsmith.config.tree.difference import differences
     from worldsmith.config.tree.paths import format_path
-    from worldsmith.config.write.json_text import show_value
+    from worldsmith.config.write.values import SHOWN, write
 
     old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
     found = differences(old.tree, new.tree, custom=args.custom)
     for change in found:
         sides = ("(only in the second)", "(only in the first)")
         old_text, new_text = (
-            side if value is ABSENT else show_value(value) for value, side in zip((change.old, change.new), sides)
+            side if value is ABSENT else write(value, SHOWN) for value, side in zip((change.old, change.new), sides)
         )
         print(f"{format_path(change.path)}: {old_text} -> {new_text}")
     return 1 if found else 0

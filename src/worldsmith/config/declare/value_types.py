@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.suggest import did_you_mean
+from worldsmith.config.write.values import SHOWN, write
 
 INSTEAD = {tuple: "list[…]", set: "list[…]", frozenset: "list[…]", bytes: "str", complex: "float"}
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
@@ -134,7 +135,7 @@ def describe_value(value: Any) -> str:
     if is_config_class(type(value)):
         return f"a {type(value).__qualname__} section"
     if isinstance(value, bool):
-        return f"{str(value).lower()} (true or false)"
+        return f"{write(value, SHOWN)} (true or false)"
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -216,11 +217,7 @@ def _is_number(text: str, kind: type) -> bool:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return _short(f'"{value}"')
-    return _short_number(value) if isinstance(value, int) else str(value)
+    return _short_number(value) if type(value) is int else _short(write(value, SHOWN))
 
 
 def _short(text: str, limit: int = 80) -> str:

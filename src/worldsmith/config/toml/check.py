@@ -13,11 +13,11 @@ from worldsmith.config.declare.value_types import fit, mismatch
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
 from worldsmith.config.text_file import check_extent
 from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
-from worldsmith.config.toml.words import format_value
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.write.values import WORD, write
 
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
 """What other languages call a value, and how TOML says it."""
@@ -111,6 +111,6 @@ class _Check:
         for rest, leaf in leaves:
             for target in ((*path, *rest), remap((*path, *rest), self.task)):
                 if self.tree is not None and target and find(self.tree, target, ABSENT) is not ABSENT:
-                    words.append(shlex.quote(f"{format_path(target)}={format_value(leaf)}"))
+                    words.append(shlex.quote(f"{format_path(target)}={write(leaf, WORD)}"))
                     break
         return words

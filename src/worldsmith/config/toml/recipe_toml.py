@@ -20,7 +20,7 @@ from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
 from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.toml.schema import TASKS, TomlField, remap
-from worldsmith.config.toml.words import build_overrides, experiment_required, format_value
+from worldsmith.config.toml.words import build_overrides, experiment_required
 from worldsmith.config.tree.draft import Draft, finish, recipe_task
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
 from worldsmith.config.tree.plain import OPAQUE
@@ -37,7 +37,6 @@ from worldsmith.config.words.overrides import (
 __all__ = [
     "build_overrides",
     "check_table",
-    "format_value",
     "load_recipe_toml",
     "parse_toml",
     "read_recipe_text",

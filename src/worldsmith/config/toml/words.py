@@ -9,6 +9,7 @@ from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.toml.schema import TASKS, remap
 from worldsmith.config.tree.paths import flatten, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
+from worldsmith.config.write.values import LAUNCH_WORD, write
 
 SELECTORS = {("job", "task"), ("job", "experiment")}
 
@@ -35,23 +36,8 @@ def build_overrides(table: dict[str, Any]) -> list[str]:
         for path, value in flatten({section: content}):
             target = remap(tuple(str(part) for part in path), task)
             if target is not None and value != MISSING:
-                words.append(f"{format_path(target)}={format_value(value)}")
+                words.append(f"{format_path(target)}={write(value, LAUNCH_WORD)}")
     return words
-
-
-def format_value(value: Any, *, in_list: bool = False) -> str:
-    """A value in an override word: text is quoted in lists, and elsewhere only if it holds a comma or a space."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(format_value(item, in_list=True) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{format_value(item, in_list=True)}' for key, item in value.items())}}}"
-    if isinstance(value, str) and (in_list or "," in value or " " in value):
-        return f"'{value}'"
-    return str(value)
 
 
 def experiment_required() -> Problem:

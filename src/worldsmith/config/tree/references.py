@@ -24,6 +24,7 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.suggest import nearest, nearest_path
 from worldsmith.config.words.literals import decode, read_text
+from worldsmith.config.write.values import WORD, write
 
 _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
@@ -155,7 +156,7 @@ class _Resolver:
                 return found
             if isinstance(found, (Config, list, dict)):
                 return self.fail(f"{raw[start : end + 1]} is a section or a list and cannot be part of a text")
-            pieces.append(_as_text(found))
+            pieces.append(found if isinstance(found, str) else write(found, WORD))
             position = end + 1
         return "".join([*pieces, raw[position:]])
 
@@ -272,12 +273,6 @@ def _closing(text: str, start: int) -> int | None:
             if depth == 0:
                 return index
     return None
-
-
-def _as_text(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _came_from(problem: Problem, raw: str) -> Problem:

@@ -23,7 +23,7 @@ from worldsmith.config.tree.reader import Reader
 from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.words.class_choice import named_class
 from worldsmith.config.words.literals import Literal, Scalar, decode, fit_literal, read_text
-from worldsmith.config.write.words import word_value
+from worldsmith.config.write.values import WORD, write
 
 _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(=)(.*))?", re.DOTALL)
 
@@ -50,7 +50,7 @@ class Override:
         """The override word that says it."""
         if self.place.file == "override" or self.given is None:
             return self.place.source or ""
-        text = self.given if isinstance(self.given, str) else word_value(fit_literal(self.given, Any))
+        text = self.given if isinstance(self.given, str) else write(fit_literal(self.given, Any), WORD)
         return f"{self.action}{format_path(self.path)}={text}"
 
 

@@ -12,14 +12,15 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
-from worldsmith.config.tree.access import find
+from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.difference import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, to_dict, to_yaml
+from worldsmith.config.tree.plain import MISSING, OPAQUE, plain, to_dict
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
-from worldsmith.config.write.toml import toml_value, write_toml
-from worldsmith.config.write.words import write_words
+from worldsmith.config.write.toml import write_toml
+from worldsmith.config.write.values import JSON, TOML, WORD, YAML, Syntax, write
+from worldsmith.config.yaml.text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
 _CHOSEN = {("job", "task"), ("job", "experiment")}
@@ -44,12 +45,14 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
             return to_toml(loaded)
         if to == "python":
             return Converted(to_python(loaded, name))
+        data = to_dict(loaded.raw, custom=True)
         if to == "json":
             from worldsmith.config.write.json_text import dump_json
 
-            return Converted(dump_json(to_dict(loaded.raw, custom=True)))
-        _require_plain(loaded.raw)
-        return Converted(to_yaml(loaded.raw, custom=True))
+            _require_form(data, JSON)
+            return Converted(dump_json(data))
+        _require_form(data, YAML)
+        return Converted(dump_yaml(data))
     except (ValueError, TypeError) as error:
         raise UserError(f"{loaded.source} cannot be written as {to}: {error}") from error
 
@@ -68,7 +71,7 @@ def to_toml(loaded: Loaded) -> Converted:
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
     rest = changes(draft.tree, loaded.raw)
-    words = write_words(rest)
+    words = [_word(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
     return Converted(text, rest, words)
 
@@ -86,6 +89,14 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
     needs = "" if module.startswith("worldsmith.") or module == "__main__" else module
     origin = f"A recipe made from {_one_line(loaded.source)}."
     return write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
+
+
+def _word(change: Change) -> str:
+    """The override word of a change. Raises ValueError for text that no command line can hold."""
+    path = format_path(change.path)
+    if change.new is ABSENT:
+        return f"~{path}"
+    return f"{'+' if change.old is ABSENT else ''}{path}={write(plain(change.new), WORD)}"
 
 
 def _comment(recipe: str) -> str:
@@ -131,7 +142,7 @@ def _stated(value: Any, before: Any, entry: TomlField) -> Any:
     if value == MISSING or value == {}:
         return None
     try:
-        toml_value(value)
+        write(value, TOML)
     except ValueError:
         return None
     return value
@@ -146,14 +157,9 @@ def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
         raise ValueError(f"the text would not lead back to the same tree ({where or problems[0].render()})")
 
 
-def _require_plain(tree: Config) -> None:
-    """YAML files hold the tree's own kinds of values: no dates, which only the opaque data of a TOML can have."""
-
-    def visit(value: Any, path: tuple[Any, ...]) -> None:
-        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for key, child in children:
-            visit(child, (*path, key))
-        if not (value is None or isinstance(value, (str, bool, int, float, list, dict))):
-            raise ValueError(f"{format_path(path)}: a {type(value).__name__} has no form in YAML; write it as text")
-
-    visit(getattr(tree, OPAQUE, {}), (OPAQUE,))
+def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
+    for path, value in walk(data):
+        try:
+            write([] if isinstance(value, (dict, list)) else value, syntax)
+        except ValueError as error:
+            raise ValueError(f"{format_path(path)}: {error}; write it as text, or choose another form") from None

@@ -9,23 +9,17 @@ from typing import Any
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import check_extent
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.paths import Path
+from worldsmith.config.write.values import JSON, escape_odd, write
 from worldsmith.config.yaml.text import Document, read_yaml
 
-_ODD = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
 def dump_json(data: Any) -> str:
-    """Indented JSON. Raises ValueError, with the path, for a value that JSON has no form for."""
-    _check(data, ())
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    return _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
-
-
-def show_value(value: Any) -> str:
-    """A value of a tree on one line, for people."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """Indented JSON. Raises ValueError for a value that JSON has no form for."""
+    write(data, JSON)
+    return escape_odd(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
 
 
 def read_json(text: str, file: str) -> Document:
@@ -70,22 +64,3 @@ def _spans(text: str, file: str) -> dict[Path, Span]:
         return read_yaml(text, file).spans
     except ConfigError:
         return {}
-
-
-def _check(value: Any, path: Path) -> None:
-    where = format_path(path) or "the tree"
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check(key, path)
-            _check(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check(item, (*path, index))
-    elif isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"{where}: JSON has no form for {value}; use --to yaml, toml or python")
-    elif isinstance(value, str):
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise ValueError(f"{where}: half of a surrogate pair is no character")
-    elif value is not None and not isinstance(value, (bool, int)):
-        raise ValueError(f"{where}: JSON has no form for {type(value).__name__}; write it as text")

@@ -15,7 +15,8 @@ from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema_toml import hint_at
-from worldsmith.config.write.toml import toml_key, toml_text, toml_value
+from worldsmith.config.write.toml import toml_pair
+from worldsmith.config.write.values import TOML, write
 
 WIDTH = 118
 JOB = "job"
@@ -38,8 +39,8 @@ def new_recipe_toml(name: str) -> str:
         "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
         "",
         f"[{JOB}]",
-        f"task = {toml_text(task)}",
-        f"experiment = {toml_text(name)}",
+        toml_pair("task", task),
+        toml_pair("experiment", name),
     ]
     section: tuple[str, ...] = (JOB,)
     for entry in toml_fields():
@@ -62,7 +63,7 @@ def _about(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
     """What a key is: in the words of the field that it sets, else in those of the recipe TOML."""
     hint = hint_at(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
-    default = "" if entry.default in (None, MISSING, "") else f" Default: {toml_value(entry.default)}."
+    default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."
     return f"{doc} ({describe_type(hint, null=False)}){default}"
 
 
@@ -73,11 +74,10 @@ def _prose(text: str) -> list[str]:
 def _shown(tree: Config, path: tuple[Any, ...]) -> str:
     value = find(tree, path)
     try:
-        return toml_value(value)
+        return write(value, TOML)
     except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it
         return f'"{MISSING}"'
 
 
 def _custom(data: dict[str, Any]) -> list[str]:
-    pairs = [f"#{toml_key(key)} = {toml_value(value)}" for key, value in data.items()]
-    return ["#[custom]", *pairs]
+    return ["#[custom]", *(f"#{toml_pair(key, value)}" for key, value in data.items())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from typing import Any
 
@@ -11,6 +10,7 @@ from worldsmith.config.tree.access import ABSENT, children
 from worldsmith.config.tree.difference import changes, same_value
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import OPAQUE, class_defaults
+from worldsmith.config.write.values import PYTHON, Time, python_text, write
 
 WIDTH = 110
 
@@ -42,14 +42,6 @@ def write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, or
 
 
 _TAKEN = {"config", "recipe", "datetime", "False", "None", "True"}
-
-
-def python_text(text: str) -> str:
-    """A string literal in double quotes."""
-    body = repr(text)
-    if body[0] == '"':
-        return body
-    return '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 
 
 class PythonWriter:
@@ -121,14 +113,8 @@ class PythonWriter:
         return value == default if name == OPAQUE else same_value(value, default)
 
     def _scalar(self, value: Any) -> str:
-        if isinstance(value, str):
-            return python_text(value)
-        if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
-            self._uses_datetime = True
-            return repr(value)
-        if isinstance(value, float) and repr(value) in ("inf", "-inf", "nan"):
-            return f'float("{value!r}")'
-        return repr(value)
+        self._uses_datetime |= isinstance(value, Time)
+        return write(value, PYTHON)
 
 
 def _place(path: Path, tree: Config) -> str:

@@ -19,7 +19,7 @@ from worldsmith.config.tree.reader import untagged_class
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import about, has_sections, loadable_classes
 from worldsmith.config.write.json_schema_toml import hint_at
-from worldsmith.config.write.json_text import show_value
+from worldsmith.config.write.values import SHOWN, write
 
 HEAD = """# Configuration reference
 
@@ -61,7 +61,7 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
         targets = [remap(entry.path, task) for task in ("vfm", "vlm")]
         landing = [f"`{format_path(target)}`" if target else "no effect" for target in targets]
         landing[1] = "same" if landing[0] == landing[1] else landing[1]
-        default = "" if entry.default in (None, MISSING) else f"`{show_value(entry.default)}`"
+        default = "" if entry.default in (None, MISSING) else f"`{write(entry.default, SHOWN)}`"
         kind = describe_type(_type_of(entry, trees), null=False)
         lines.append(_row([f"`{entry.path[-1]}`", kind, default, entry.doc, *landing]))
     lines += [
@@ -118,10 +118,11 @@ class _TreePart:
             return
         self.lines += _rows(["field", "type", "default", "description"])
         for name, hint in hints.items():
-            default = (
-                "required" if name in required else "" if has_sections(hint) else f"`{show_value(defaults[name])}`"
-            )
-            kind = _section_words(hint) if has_sections(hint) else describe_type(hint)
+            if has_sections(hint):
+                kind, default = _section_words(hint), "required" if name in required else ""
+            else:
+                kind = describe_type(hint)
+                default = "required" if name in required else f"`{write(defaults[name], SHOWN)}`"
             self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
 
     def below(self, path: tuple[str, ...], hint: Any) -> None:

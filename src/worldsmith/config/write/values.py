@@ -1,0 +1,146 @@
+"""How a value is written: in TOML, JSON or Python, as an override word, and for people."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+Time = datetime.datetime | datetime.date | datetime.time
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_LOOKALIKES = {"true", "false", "null", "inf", "nan"}
+_TOML_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_WORD_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
+_ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Letters that readers of JSON may take for something else: written as escapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How a language writes text, keys and the rest. None: it has no form for that."""
+
+    name: str
+    text: Callable[[str], str]
+    key: Callable[[str], str]
+    item: Callable[[str], str] | None = None
+    """Text inside a list or table, where it is not as elsewhere."""
+    null: str | None = "null"
+    truth: tuple[str, str] = ("false", "true")
+    odd_number: Callable[[float], str] | None = repr
+    """Infinity and NaN."""
+    time: Callable[[Time], str] | None = None
+    comma: str = ", "
+    pair: str = ": "
+    braces: tuple[str, str] = ("{", "}")
+
+
+def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
+    """Plain data on one line. Raises ValueError, saying what the language has no form for."""
+    if isinstance(value, str):
+        return (syntax.item or syntax.text)(value) if inside else syntax.text(value)
+    if isinstance(value, bool):
+        return syntax.truth[value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        if syntax.odd_number is not None:
+            return syntax.odd_number(value)
+    elif isinstance(value, (int, float)):
+        return repr(value)
+    elif isinstance(value, list):
+        return f"[{syntax.comma.join(write(item, syntax, inside=True) for item in value)}]"
+    elif isinstance(value, dict):
+        pairs = [f"{syntax.key(key)}{syntax.pair}{write(item, syntax, inside=True)}" for key, item in value.items()]
+        return syntax.comma.join(pairs).join(syntax.braces) if pairs else "{}"
+    elif value is None and syntax.null is not None:
+        return syntax.null
+    elif isinstance(value, Time) and syntax.time is not None:
+        return syntax.time(value)
+    kind = "null" if value is None else str(value) if isinstance(value, float) else f"a {type(value).__name__}"
+    raise ValueError(f"{syntax.name} has no form for {kind}")
+
+
+def python_text(text: str) -> str:
+    """A string literal in double quotes."""
+    body = repr(text)
+    return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
+
+
+def _toml_text(text: str) -> str:
+    """A basic string; whatever does not print is escaped."""
+    return f'"{"".join(map(_toml_letter, _whole(text)))}"'
+
+
+def _toml_letter(letter: str) -> str:
+    if letter in _TOML_ESCAPES or letter.isprintable():
+        return _TOML_ESCAPES.get(letter, letter)
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_text(key)
+
+
+def _json_text(text: str) -> str:
+    return escape_odd(json.dumps(_whole(text), ensure_ascii=False))
+
+
+def escape_odd(text: str) -> str:
+    return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _whole(text: str) -> str:
+    """The text. Raises ValueError for half a surrogate pair, which no file can hold."""
+    if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
+        raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is no character")
+    return text
+
+
+def _word_text(text: str) -> str:
+    return text if _BARE_WORD.fullmatch(text) and text.lower() not in _LOOKALIKES else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"a command line cannot hold the NUL character of {text!r}")
+    return f"'{''.join(_WORD_ESCAPES.get(letter, letter) for letter in text)}'"
+
+
+TOML = Syntax(
+    "TOML", _toml_text, _toml_key, null=None, time=lambda time: time.isoformat(), pair=" = ", braces=("{ ", " }")
+)
+JSON = Syntax("JSON", _json_text, _json_text, odd_number=None)
+PYTHON = Syntax(
+    "Python",
+    python_text,
+    python_text,
+    null="None",
+    truth=("False", "True"),
+    odd_number=lambda number: f'float("{number!r}")',
+    time=repr,
+)
+YAML = Syntax("YAML", text=str, key=str)
+"""What it has a form for; the text itself is the library's."""
+WORD = Syntax("an override word", _word_text, _quoted, comma=",", pair=":")
+"""What the reader of override words takes for the same value, whatever the type of the field is."""
+LAUNCH_WORD = Syntax(
+    "an override word",
+    text=lambda text: f"'{text}'" if "," in text or " " in text else text,
+    item=lambda text: f"'{text}'",
+    key=str,
+    time=str,
+    comma=",",
+    pair=":",
+)
+"""Words for people and launch scripts: text is quoted in lists, and elsewhere only if it holds a comma or a space."""
+SHOWN = replace(
+    JSON,
+    text=lambda text: json.dumps(text, ensure_ascii=False),
+    key=lambda key: json.dumps(key, ensure_ascii=False),
+    odd_number=repr,
+    time=lambda time: f'"{time}"',
+)
+"""JSON for people, who can read more than JSON has a form for."""
