@@ -1,0 +1,77 @@
+"""A conversation before it is tokens: turns of texts, images and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from worldsmith.data.stream.errors import SampleError
+
+Role = Literal["system", "user", "assistant"]
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "label": "assistant",
+}
+"""The names that data sets give to the roles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a turn: a text, an image or a video."""
+
+    kind: Literal["text", "image", "video"]
+    text: str = ""
+    source: str | bytes = ""
+    """Of an image or a video: the file; for an image also its bytes or a data URI."""
+    fps: float | None = None
+    """Frames per second of a video that the data set states; None = as the file says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+def say(role: Role, *parts: str | Part) -> Turn:
+    """A turn; plain text becomes a part."""
+    return Turn(role, tuple(Part("text", part) if isinstance(part, str) else part for part in parts))
+
+
+def role_of(name: object) -> Role:
+    """Raises SampleError for a role that is not known: what it says must not be trained by guess."""
+    if not isinstance(name, str) or name not in ROLES:
+        raise SampleError("unknown_role", f"expected one of {', '.join(ROLES)}, found {name!r}")
+    return ROLES[name]
+
+
+def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns, when they can be trained on. Raises SampleError: no_answer, bad_record."""
+    answers = [turn for turn in turns if turn.role == "assistant"]
+    if not answers or any(not turn.text.strip() for turn in answers):
+        raise SampleError("no_answer", f"{len(turns)} turns, of which {len(answers)} of the assistant; each needs text")
+    for number, turn in enumerate(turns, start=1):
+        if turn.role != "user" and any(part.kind != "text" for part in turn.parts):
+            raise SampleError("bad_record", f"turn {number} ({turn.role}) has images or videos; only a user shows them")
+        if turn.role == "system" and number > 1:
+            raise SampleError("bad_record", f"turn {number} is the system's, which can only be the first")
+        if turn.role == "assistant" and (number == 1 or turns[number - 2].role != "user"):
+            raise SampleError("bad_record", f"turn {number} (assistant) does not follow a turn of the user")
+    return tuple(turns)
+
+
+def question(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """What comes before the last answer."""
+    last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=len(turns))
+    return tuple(turns[:last])
