@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.folders import find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
+from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.writable import nearest_folder
@@ -29,7 +33,7 @@ from worldsmith.training.preflight import (
     size,
     start_of,
 )
-from worldsmith.training.run_folder import require_same_run
+from worldsmith.training.run_folder import completion, require_same_run, run_path
 from worldsmith.training.run_lock import in_use
 from worldsmith.training.start_checks import (
     require_fit,
@@ -47,6 +51,30 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
+
+
+class Plan(Action):
+    """Says what a run would do, or why it would not start."""
+
+    class Config(Action.Config):
+        run: Configurable.Config
+        """The run, with its references resolved."""
+        resume_changed: bool = False
+        """The run folder may be that of a run with another config or other data."""
+
+    config: Config
+
+    def run(self) -> Result:
+        return Result(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        tree: Any = self.config.run
+        folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))
+        complete = completion(folder, resolve(tree))
+        if complete is not None:
+            yield complete
+        else:
+            yield from plan_run(tree, folder, world_size=processes, resume_changed=self.config.resume_changed)
 
 
 def plan_run(

@@ -17,12 +17,14 @@ from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
+from worldsmith.config.tree.reader import UNSET
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.json_schema import has_sections
 from worldsmith.config.write.values import LAUNCH_WORD, write
 
 WIDTH = 100
+REQUIRED = "required"
 MOST_CHOICES = 8
 """Longer lists of classes are left out: such a field takes any component."""
 TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "null", Any: "VALUE"}
@@ -62,6 +64,24 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
             title = f"[{name}] {docs.get(str(name), '')}".rstrip()
             text += [title, *(line for path, line in entries if path[0] == name and line), ""]
     return "\n".join(text).rstrip() + "\n"
+
+
+def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str = "") -> str:
+    """The text for a command whose settings are one section; with `topic` only the flags that mention the word."""
+    docs = {name: " ".join(doc.split()) for name, doc in field_docs(type(draft.tree)).items()}
+    origins = trace(draft.tree, [], draft.places, {})
+    fields = [
+        re.sub(r"^  --\S+", lambda flag: flag[0].replace("_", "-"), line)
+        for name, hint in field_hints(type(draft.tree)).items()
+        for _, line in _entries((name,), hint, getattr(draft.tree, name), docs.get(name, ""), origins)
+    ]
+    own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
+    found = [line for line in [*fields, *own] if _mentions(line, topic)]
+    if not found:
+        raise UserError(f"no flag has '{topic}' in its name or description")
+    if topic:
+        return "\n".join([f"flags whose name or description has '{topic}':", *found, ""])
+    return "\n".join([usage, "", "flags, as: --flag TYPE = value (who wrote it)", *fields, "", *own, ""])
 
 
 def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -> Iterator[tuple[Path, str]]:
@@ -119,7 +139,8 @@ def _choices(hint: Any, current: str) -> str:
 
 
 def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
-    flag = f"  --{format_path(path)} {kind} = {value}"
+    flag = f"  --{format_path(path)} {kind}" + (f" = {value}" if value != REQUIRED else "")
+    origin = REQUIRED if value == REQUIRED else origin
     return _paragraph(f"{flag} ({origin})" if origin else flag, doc)
 
 
@@ -131,7 +152,7 @@ def _paragraph(text: str, doc: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return write(value, LAUNCH_WORD) or "''"
+    return REQUIRED if value == UNSET else write(value, LAUNCH_WORD) or "''"
 
 
 def _section_path(tree: Config, topic: str) -> Path | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from worldsmith import __version__
+from worldsmith.actions.registry import ACTIONS
 from worldsmith.cli.said import is_said
 
 COMMANDS = {
@@ -18,13 +19,9 @@ COMMANDS = {
     "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train in several processes, on one machine or more",
-    "dataset": "make a dataset",
-    "generate": "make videos with a trained model",
-    "convert": "make a base checkpoint from weights in another format",
-    "export": "turn a checkpoint into a folder that other libraries load",
-    "evaluate": "measure the quality of generated videos",
+    **{name: command.help for name, command in ACTIONS.items()},
 }
-"""Each is a module of worldsmith.cli with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
+"""Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
 
 One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
 `launch` has a function of that name instead, since what follows its options is another command, word for word.
@@ -78,6 +75,10 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
             from worldsmith.cli.launch import launch
 
             return launch(words, [word for option in packages for word in option])
+        if name in ACTIONS:
+            from worldsmith.cli.action import run_action
+
+            return run_action(name, *split_tail(words))
         module, args = read_command(name, words)
         return int(module.run(args))
     except ConfigError as error:

@@ -10,14 +10,17 @@ import logging
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
+from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.said import is_said
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.process_signals import follow_launcher
-from worldsmith.training.run_folder import Launch
+from worldsmith.training.run_folder import Launch, completion, run_path
 from worldsmith.training.stop_signals import PREEMPTED, exit_when_asked
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show_tree and not args.dryrun:
         raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
     loaded, words = run_source.load_run(args)
-    is_main = os.environ.get("RANK", "0") == "0"
+    is_main = is_first()
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
     for warning in loaded.warnings if is_main else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
@@ -67,39 +70,28 @@ def run(args: argparse.Namespace) -> int:
 
 def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan."""
-    from worldsmith.actions.plan import plan_run
-    from worldsmith.config.tree.plain import to_yaml
-    from worldsmith.data.stream.errors import DataError
-    from worldsmith.training.run_folder import run_path
+    from worldsmith.actions.plan import Plan
 
-    folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))
-    try:
-        if not is_complete(tree, folder):
-            for line in plan_run(tree, folder, world_size=processes, resume_changed=resume_changed):
-                print(line, flush=True)
-    except (ValueError, DataError) as error:
-        raise UserError(str(error)) from error
-    if show_tree:
-        print(f"---\n{to_yaml(tree)}", end="")
-    return 0
+    with mistakes_of_the_user():
+        code = show(Plan.Config(run=tree, resume_changed=resume_changed).build().run())
+    print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
+    return code
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
     from worldsmith.checkpoint.run.save_error import SaveError
-    from worldsmith.data.stream.errors import DataError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.run_folder import run_path
     from worldsmith.training.trainer import Outcome
 
-    folder = run_path(tree.job)
     try:
-        try:
-            if is_complete(tree, folder):
+        with mistakes_of_the_user():
+            complete = completion(run_path(tree.job), resolve(tree))
+            if complete is not None:
+                if is_first():
+                    print(complete)
                 return 0
             trainer = tree.build(resume_changed=resume_changed, launch=launch)  # the class that the recipe names
-        except (ValueError, DataError) as error:
-            raise UserError(str(error)) from error
         try:
             outcome = trainer.train()
         except BrokenPipeError:
@@ -125,12 +117,6 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     return 0
 
 
-def is_complete(tree: Trainer.Config, folder: Path) -> bool:
-    """Whether the run has done all its steps, which is said. Raises UserError when it did them with other settings."""
-    from worldsmith.config.tree.references import resolve
-    from worldsmith.training.run_folder import completed_steps
-
-    done = completed_steps(folder, resolve(tree))
-    if done is not None and os.environ.get("RANK", "0") == "0":
-        print(f"the run in {folder} is complete: {done} of {tree.trainer.max_iter} steps are done")
-    return done is not None
+def is_first() -> bool:
+    """Whether this is the process of its launch that speaks for all."""
+    return os.environ.get("RANK", "0") == "0"

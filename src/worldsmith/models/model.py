@@ -53,6 +53,8 @@ class Model(Configurable, ABC):
         """The family's name: `model.name`, and that of its places in the house."""
         task: ClassVar[str] = ""
         """What it is for: `job.task`."""
+        makes: ClassVar[str] = ""
+        """What a trained model gives to those who use it, such as "videos"; commands choose by it what they do."""
 
         precision: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format in which the network computes; the weights that training changes are float32 in any case."""

@@ -118,8 +118,8 @@ def require_same_run(folder: Path, config: Trainer.Config, *, resume_changed: bo
     return changes
 
 
-def completed_steps(folder: Path, config: Trainer.Config) -> int | None:
-    """The step count of a run that has done all its steps, without building anything; None when there is more to do.
+def completion(folder: Path, config: Trainer.Config) -> str | None:
+    """What to say of a run that has done all its steps, without building anything; None when there is more to do.
 
     Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
     change.
@@ -138,7 +138,7 @@ def completed_steps(folder: Path, config: Trainer.Config) -> int | None:
             f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
             "--resume-changed to go on with the new ones."
         )
-    return done
+    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
 
 def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:

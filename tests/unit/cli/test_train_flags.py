@@ -315,7 +315,7 @@ def test_a_file_error_is_the_users_mistake_only_before_the_first_step(
         def train(self) -> None:
             raise OSError(5, "Input/output error", "clip.mp4")
 
-    monkeypatch.setattr(train, "is_complete", lambda *args: False)
+    monkeypatch.setattr(train, "completion", lambda *args: None)
     tree = SimpleNamespace(job=JobConfig(project="a", group="b", name="c"), build=Failing)
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
     if when == "training":

@@ -81,11 +81,9 @@ def check(args: argparse.Namespace) -> int:
     """Prints OK; whatever is wrong is raised, with `--files` also of weights, VAE, tokenizer, data and run folder."""
     loaded = _load(args)
     if args.files:
-        from worldsmith.config.errors import ConfigError, locate
-        from worldsmith.training.file_checks import check_files
+        from worldsmith.actions.check import Check
 
-        if problems := check_files(loaded.tree):
-            raise ConfigError(locate(problems, loaded.places))
+        Check.Config(run=loaded.tree).build(written=loaded.places).run()
     print(f"OK: {loaded.source}")
     return 0
 

@@ -121,6 +121,11 @@ def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
     return _made(cls, values), lost
 
 
+def unset_tree(cls: type[Config]) -> Config:
+    """A section of defaults in which required fields hold nothing."""
+    return _made(cls, {})
+
+
 def _made(cls: type[Config], values: Mapping[str, Any]) -> Config:
     return cls(**{name: UNSET for name in required_fields(cls)} | dict(values))
 

@@ -8,6 +8,7 @@ that fits it, whose fields are flags at once. Flags and override words are appli
 from __future__ import annotations
 
 import copy
+import enum
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +27,38 @@ from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_over
 
 
 def read_flags(
-    tree: Config | None, flags: Sequence[Flag], problems: list[Problem], *, own: Collection[str] = ()
+    tree: Config | None,
+    flags: Sequence[Flag],
+    problems: list[Problem],
+    *,
+    own: Collection[str] = (),
+    verbatim: bool = False,
 ) -> list[Override]:
     """What the flags say: chosen classes first, then the rest in the order given.
 
     `tree` is what the flags change, before it is resolved; it is not changed here. Without one (its file has mistakes)
-    flags say nothing.
+    flags say nothing. `verbatim`: a field that takes text gets the word as it stands, quotes and brackets included.
     """
-    return [] if tree is None else _Reader(copy.deepcopy(tree), problems, own).read(flags)
+    return [] if tree is None else _Reader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
+
+
+class FlagKind(enum.Enum):
+    """What a flag takes: one value; none, or true or false; any number of values."""
+
+    VALUE = "value"
+    SWITCH = "switch"
+    LIST = "list"
+
+
+def flag_kind(tree: Config, name: str) -> FlagKind | None:
+    """What the flag of this name takes; None where the tree has no such flag."""
+    reader = _Reader(tree, [], ())
+    parts = reader.parts(Flag(name))
+    target, negated = reader.find(parts) if parts else (None, False)
+    if target is None:
+        return None
+    kinds = [get_origin(member) or member for member in _members(target.hint)]
+    return FlagKind.SWITCH if negated or kinds == [bool] else FlagKind.LIST if list in kinds else FlagKind.VALUE
 
 
 def take_recipe_flags(flags: Sequence[Flag]) -> tuple[list[Override], list[Flag]]:
@@ -61,6 +86,7 @@ class _Reader:
     tree: Config
     problems: list[Problem]
     own: Collection[str]
+    verbatim: bool = False
     refused: list[Path] = field(default_factory=list)
 
     def read(self, flags: Sequence[Flag]) -> list[Override]:
@@ -142,7 +168,11 @@ class _Reader:
             return Scalar("false") if not values else self.problem(flag, "a --no- flag takes no value")
         if not values and kinds == [bool]:
             return Scalar("true")
+        if self.verbatim and values and kinds == [str] and len(values) == 1:
+            return Scalar(values[0], quoted=True)
         if list in kinds or (target.hint is Any and len(values) > 1):
+            if self.verbatim and values and item_hint(target.hint, list) is str:
+                return [Scalar(value, quoted=True) for value in values]
             if not values:
                 return self.problem(flag, "no value is given", hint=f"for an empty list write --{flag.name} []")
             optional = type(None) in union_members(target.hint)

@@ -47,6 +47,7 @@ class Cosmos3Generator(Model):
     class Config(Model.Config):
         family: ClassVar[str] = "cosmos3"
         task: ClassVar[str] = "vfm"
+        makes: ClassVar[str] = "videos"
 
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""

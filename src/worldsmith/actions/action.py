@@ -1,0 +1,58 @@
+"""`Action`: what is done around a run, as a component that owns its settings."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from worldsmith.config import Configurable, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an action has done."""
+
+    lines: Iterable[str] = ()
+    """For people; they may come one after the other."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The same as plain data, for programs (`--json`)."""
+    code: int = 0
+    """Exit code."""
+
+
+class Action(Configurable, ABC):
+    """Its docstring is the command's description, and the docs of its fields are those of the flags.
+
+    `run` and `plan` raise ValueError, UserError or OSError for what the user can mend.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ()
+    """Fields that words without a flag fill, in this order."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Further flags of fields, as they are written: ``-o`` → ``out``."""
+
+    class Config(Configurable.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        self.config: Any = config
+
+    @abstractmethod
+    def run(self) -> Result:
+        """Does it."""
+
+    def plan(self) -> Iterable[str]:
+        """What `run` would do, after all checks that can be made without doing it. Changes nothing."""
+        raise UserError(f"{type(self).__name__} has no dry run: it changes nothing itself")
+
+
+def share_done(what: str) -> Callable[[int, int], None] | None:
+    """Shows in a terminal which share of some work is done, when it is called with (done, total); else None."""
+
+    def show(done: int, total: int) -> None:
+        print(f"\r{what}: {100 * done // total} %", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else None

@@ -1,0 +1,34 @@
+"""`worldsmith config check --files`: what a run needs on disk, all that is missing in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.config import Configurable
+from worldsmith.config.errors import ConfigError, Place, locate
+from worldsmith.config.tree.paths import Path
+from worldsmith.training.file_checks import check_files
+
+
+class Check(Action):
+    """Looks for the weights, VAE, tokenizer and data that a run reads, and for the folder that it writes."""
+
+    class Config(Action.Config):
+        run: Configurable.Config
+        """The run, with its references resolved."""
+
+    config: Config
+
+    def __init__(self, config: Config, *, written: Mapping[Path, Place]) -> None:
+        """`written`: where the values of the run stand."""
+        super().__init__(config)
+        self.written = written
+
+    def run(self) -> Result:
+        """Raises ConfigError that lists all that is missing."""
+        tree: Any = self.config.run
+        if problems := check_files(tree):
+            raise ConfigError(locate(problems, self.written))
+        return Result()

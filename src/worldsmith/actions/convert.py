@@ -1,0 +1,62 @@
+"""`worldsmith convert SOURCE`: makes a base checkpoint from weights in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.checkpoint.formats.convert import INDEX, convert
+from worldsmith.checkpoint.formats.export_folder import require_place
+from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.config.declare.ranges import Seed
+
+
+class Convert(Action):
+    """Makes a base checkpoint out of weights in another format."""
+
+    places: ClassVar[tuple[str, ...]] = ("source",)
+    aliases: ClassVar[dict[str, str]] = {"-o": "out", "--checkpoint-path": "source"}
+
+    class Config(Action.Config):
+        source: str
+        """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name
+        (org/name) of one of these, or a checkpoint."""
+        out: str
+        """The new folder."""
+        to: Literal["dcp", "native", "diffusers"] = "dcp"
+        """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
+        folder."""
+        dtype: Literal["stored", "bfloat16", "float32"] = "stored"
+        """stored: that of each tensor in the source, float32 for what is initialised."""
+        action_gen: bool = False
+        """Make action heads where the source has none."""
+        sound_gen: bool = False
+        """Make sound heads where the source has none."""
+        seed: Seed = 0
+        """Of the initial values."""
+        force: bool = False
+        """Replace an earlier conversion."""
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        config = self.config
+        require_place(Path(config.out), INDEX[config.to])
+        source = open_weights(config.source, field="SOURCE")
+        yield f"{source.describe}, {len(source.shapes)} tensors, would become {config.out} ({config.to})"
+
+    def run(self) -> Result:
+        config = self.config
+        report = convert(
+            config.source,
+            config.out,
+            to=config.to,
+            dtype=config.dtype,
+            heads=["action"] * config.action_gen + ["sound"] * config.sound_gen,
+            seed=config.seed,
+            force=config.force,
+        )
+        done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
+        return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})

@@ -1,0 +1,58 @@
+"""What actions on a stored model have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from worldsmith.actions.action import Action
+from worldsmith.config.declare.ranges import Count, Factor, Range
+from worldsmith.config.errors import UserError
+
+PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
+
+
+class ModelAction(Action):
+    """Reads a stored model."""
+
+    places: ClassVar[tuple[str, ...]] = ("model",)
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", "--checkpoint-path": "model"}
+
+    class Config(Action.Config):
+        model: str
+        """Run folder, one of its checkpoints/iter_… folders, an export, or the hub name of one."""
+        base: str | None = None
+        """Where the weights are now that the run started from, if its checkpoints hold the trained ones only."""
+        force: bool = False
+        """Replace what an earlier command has put there."""
+
+
+class VideoAction(ModelAction):
+    """Makes videos with a stored model."""
+
+    class Config(ModelAction.Config):
+        steps: Count | None = None
+        """Sampling steps; null: the model's own, 35."""
+        guidance: Factor | None = None
+        """Scale of classifier-free guidance, 1 = off; null: the model's own, 6."""
+        shift: PositiveFactor | None = None
+        """Shift of the noise schedule; null: that of training."""
+        device: str | None = None
+        """cpu or cuda; null: cuda if there is one."""
+
+
+def find_device(name: str | None) -> str:
+    """The device asked for, or else cuda if there is one. Raises UserError for one that is not there."""
+    import torch
+
+    devices = torch.cuda.device_count()
+    if name is None:
+        return "cuda" if devices else "cpu"
+    match = re.fullmatch(r"(?:cpu|cuda(?::(\d+))?)", name)
+    if match is None:
+        raise UserError(f"device {name}: there is no such device; give cpu or cuda")
+    if name != "cpu" and int(match[1] or 0) >= devices:
+        found = f"{devices} CUDA device{'' if devices == 1 else 's'}"
+        raise UserError(f"device {name}: this machine has {found}; give {'a lower number or ' * bool(devices)}cpu")
+    return name

@@ -1,0 +1,80 @@
+"""The actions that are commands, and which class does one of them for the model or the word that is given.
+
+An action of another package is an entry point:
+
+[project.entry-points."worldsmith.actions"]
+"evaluate my_kind" = "my_package.evaluate:EvaluateMine"
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # the list of commands is printed without importing anything
+    from worldsmith.actions.action import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An action by name."""
+
+    help: str
+    kinds: Mapping[str, str]
+    """Its classes, as module:class of this room, by what chooses among them."""
+    by: Literal["", "model", "word"] = ""
+    """What chooses: nothing, what the model `makes` (`Model.Config`), or the command's first word."""
+
+
+ACTIONS = {
+    "dataset": Command("make a dataset", {"moving-shapes": "moving_shapes:MakeMovingShapes"}, by="word"),
+    "generate": Command("make videos with a trained model", {"videos": "generate:GenerateVideos"}, by="model"),
+    "convert": Command("make a base checkpoint from weights in another format", {"": "convert:Convert"}),
+    "export": Command("turn a checkpoint into a folder that other libraries load", {"": "export:Export"}),
+    "evaluate": Command("measure what a model has learned", {"videos": "adherence:MeasureAdherence"}, by="model"),
+}
+
+
+def kinds_of(name: str) -> dict[str, type[Action]]:
+    """The classes of an action, by what chooses among them; those of other packages last."""
+    from importlib.metadata import entry_points
+
+    kinds: dict[str, type[Action]] = {}
+    for kind, place in ACTIONS[name].kinds.items():
+        module, _, cls = place.partition(":")
+        kinds[kind] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
+    for point in entry_points(group="worldsmith.actions"):
+        command, _, kind = point.name.partition(" ")
+        if command == name:
+            kinds[kind] = point.load()
+    return kinds
+
+
+def kind_for_model(name: str, model: str) -> type[Action]:
+    """The class that does the action for the model at `model`. Raises UserError for none; else as `identify` does."""
+    from worldsmith.checkpoint.formats.find_model import identify
+    from worldsmith.config.errors import UserError
+
+    spec, kinds = identify(model)[0].spec, kinds_of(name)
+    made = spec.config.makes
+    if made not in kinds:
+        raise UserError(
+            f"{model}: models of the family '{spec.name}' make {made or 'nothing that is known'}; "
+            f"`worldsmith {name}` is for models that make {' or '.join(kinds)}"
+        )
+    return kinds[made]
+
+
+def kind_for_word(name: str, word: str) -> type[Action]:
+    """The class that a command's first word names. Raises UserError for another word."""
+    from worldsmith.config.errors import UserError
+    from worldsmith.config.tree.suggest import did_you_mean
+
+    kinds = kinds_of(name)
+    if word not in kinds:
+        advice = did_you_mean(word, kinds)
+        known = f"worldsmith {name} makes: {', '.join(kinds)}"
+        raise UserError(f"worldsmith {name}: there is no '{word}'; {f'{advice} ' if advice else ''}{known}")
+    return kinds[word]

@@ -1,0 +1,138 @@
+"""The front door of every action: its fields are flags, read by the machinery that reads those of a run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.reader import unset_tree
+from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
+from worldsmith.config.words.overrides import apply_overrides
+from worldsmith.data.stream.errors import DataError
+
+SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
+OPTIONS = {
+    f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags, which win over it",
+    DRYRUN: "check all that can be checked, and say what would be done",
+    SHOW_TREE: "with --dryrun: every setting and who wrote it, in the form of a settings file",
+    JSON: "print the outcome as JSON",
+    f"{HELP} [WORD]": "this text, or the flags that have the word in their name or description",
+}
+OWN = {option.partition(" ")[0]: option.startswith(SETTINGS) for option in OPTIONS}
+
+
+def run_action(name: str, head: list[str], tail: list[str]) -> int:
+    """Does the action that the words before and after ``--`` describe; returns its exit code.
+
+    Raises ConfigError, UserError or OSError for what the user can mend.
+    """
+    head, topic = take_help(head)
+    if ACTIONS[name].by == "word" and (not head or head[0].startswith("-")):
+        if topic is None:
+            raise UserError(f"say what to make:\n{kinds_in_words(name)}")
+        print(kinds_in_words(name))
+        return 0
+    with mistakes_of_the_user():
+        prefix, kinds, words = choose(name, head)
+        file = words.own.get(SETTINGS)
+        if topic is not None:
+            print("\n".join(help_of(prefix, kind, words, file, topic) for kind in kinds), end="")
+            return 0
+        if SHOW_TREE in words.own and DRYRUN not in words.own:
+            raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
+        loaded = finish(*draft_settings(prefix, kinds[0].Config, words, kinds[0].places, file, tail))
+        for warning in loaded.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        action: Action = loaded.tree.build()
+        if DRYRUN in words.own:
+            return show_plan(action, loaded, with_tree=SHOW_TREE in words.own)
+        return show(action.run(), as_json=JSON in words.own)
+
+
+def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
+    """The command so far, the classes that may do it, of which the first is meant, and the sorted words."""
+    if ACTIONS[name].by == "word":
+        kind = kind_for_word(name, head[0])
+        return f"worldsmith {name} {head[0]}", [kind], sort(head[1:], [kind])
+    kinds = list(kinds_of(name).values())
+    words = sort(head, kinds)
+    if ACTIONS[name].by == "model" and (model := named_model(words)):
+        kinds = [kind_for_model(name, model)]
+    return f"worldsmith {name}", kinds, words
+
+
+def kinds_in_words(name: str) -> str:
+    about = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
+    return "\n".join(f"worldsmith {name} {kind}: {text}" for kind, text in about.items())
+
+
+def sort(head: list[str], kinds: list[type[Action]]) -> Words:
+    aliases = {alias: field for kind in kinds for alias, field in kind.aliases.items()}
+    return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
+
+
+def named_model(words: Words) -> str | None:
+    """The model that the words, or else the settings file, name."""
+    given = [*words.loose[:1], *(flag.values[0] for flag in words.flags if flag.name == "model" and flag.values)]
+    if not given and SETTINGS in words.own:
+        given = [read_settings(words.own[SETTINGS]).data.get("model")]
+    return given[0] if given and isinstance(given[0], str) else None
+
+
+def take_help(head: list[str]) -> tuple[list[str], str | None]:
+    """The words without the request for help, and the word that it is about; None where there is none."""
+    for index, word in enumerate(head):
+        if word in ("-h", HELP):
+            after = head[index + 1 : index + 2]
+            about = [] if not after or after[0].startswith("-") or os.path.exists(after[0]) else after
+            return head[:index] + head[index + 1 + len(about) :], "".join(about)
+    return head, None
+
+
+def help_of(prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
+    from worldsmith.cli.flag_help import action_help
+
+    draft, overrides = draft_settings(prefix, kind.Config, words, kind.places, file, [])
+    apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, places=draft.places)
+    places = "".join(f" {place.upper()}" for place in kind.places)
+    aliases = [f"{alias} is the same as --{field}." for alias, field in kind.aliases.items()]
+    usage = "\n".join(
+        [f"usage: {prefix}{places} [--flag VALUE]… [-- override…]", "", f"{inspect.getdoc(kind)}", *aliases]
+    )
+    return action_help(usage, draft, OPTIONS, topic)
+
+
+def show_plan(action: Action, loaded: Loaded, *, with_tree: bool) -> int:
+    code = show(Result(action.plan()))
+    if with_tree:
+        from worldsmith.config.write.annotate import show_tree
+
+        print(f"---\n{show_tree(loaded)}", end="")
+    return code
+
+
+def show(result: Result, *, as_json: bool = False) -> int:
+    """Prints what an action has done; returns the exit code."""
+    if as_json:
+        print(json.dumps(dict(result.facts), indent=2, ensure_ascii=False))
+    else:
+        for line in result.lines:
+            print(line, flush=True)
+    return result.code
+
+
+@contextmanager
+def mistakes_of_the_user() -> Iterator[None]:
+    """What an action refuses becomes one message without a traceback."""
+    try:
+        yield
+    except (ValueError, DataError) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,119 @@
+"""The words of a command whose settings are one config section: every field is a flag, in any order.
+
+Text stands as it was written, and a list takes one flag for each item. Words without a flag fill the fields that the
+command names for it. A file of settings is below the flags, override words after ``--`` are above them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import ConfigError, Place, Problem, UserError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.check import parse_toml
+from worldsmith.config.toml.positions import find_positions
+from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
+from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.words.typed_flags import FlagKind, flag_kind, read_flags
+from worldsmith.config.write.json_text import read_json
+from worldsmith.config.yaml.text import Document, read_yaml
+
+
+@dataclass(slots=True)
+class Words:
+    """The words before ``--``, sorted."""
+
+    flags: list[Flag] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
+    own: dict[str, str] = field(default_factory=dict)
+    """The command's own options that were given, with their values."""
+
+
+def sort_words(
+    words: Sequence[str], trees: Sequence[Config], own: Mapping[str, bool], aliases: Mapping[str, str]
+) -> Words:
+    """Which words are flags, which are their values, and which are neither, as the fields of `trees` tell.
+
+    `own`: the command's own options, and whether they take a value (True: they need it). `aliases`: further flags.
+    """
+    found, pending = Words(), list(words)
+    while pending:
+        word = pending.pop(0)
+        name, equals, value = word.partition("=")
+        name = f"--{aliases[name]}" if name in aliases else name
+        if name[:1] != "-" or not name.lstrip("-")[:1].isalpha():
+            found.loose.append(word)
+            continue
+        kind = next((kind for tree in trees if (kind := flag_kind(tree, name.lstrip("-")))), FlagKind.VALUE)
+        follows = pending[0] if pending else "--"
+        if name in own:
+            takes = own[name]
+        else:
+            takes = follows in ("true", "false") if kind is FlagKind.SWITCH else True
+        takes = takes and not equals and not follows.startswith("--") and follows.partition("=")[0] not in aliases
+        values = (value,) if equals else (pending.pop(0),) if takes else ()
+        if name not in own:
+            _add(found.flags, Flag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
+        elif own[name] and not values:
+            raise UserError(f"{name} needs a value")
+        else:
+            found.own[name] = "".join(values)
+    return found
+
+
+def draft_settings(
+    source: str, cls: type[Config], words: Words, places: Sequence[str], file: str | None, tail: Sequence[str]
+) -> tuple[Draft, list[Override]]:
+    """The settings of class `cls` before flags and words, and these as overrides that are left to apply.
+
+    `places` are the fields that loose words fill, `tail` the override words. Mistakes are in the draft. Raises
+    ConfigError for a file that cannot be read at all.
+    """
+    draft = Draft(source, tree=unset_tree(cls))
+    tailed = parse_overrides(tail, draft.problems)
+    if file is not None:
+        document = read_settings(file)
+        reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
+        found = reader.section([cls], draft.tree, document.data)
+        draft.tree = found if isinstance(found, Config) else draft.tree
+    flags = [*words.flags, *(Flag(name, (word,)) for name, word in zip(places, words.loose))]
+    for name, word in zip(places, words.loose):
+        if any(flag.name.replace("-", "_") == name for flag in words.flags):
+            draft.problems.append(Problem(name, f"given twice, as '{word}' and as --{name.replace('_', '-')}"))
+    for word in words.loose[len(places) :]:
+        advice = "a list takes a flag for each item; words that change single values go last, after --"
+        draft.problems.append(Problem("", f"what is '{word}'?", hint=advice))
+    overrides = [*read_flags(draft.tree, flags, draft.problems, own=words.own, verbatim=True), *tailed]
+    given = {override.path[:1] for override in overrides} | {(flag.name.replace("-", "_"),) for flag in flags}
+    for path, _ in list(unset_fields(draft.tree)):
+        if path[:1] not in given:
+            name = format_path(path)
+            way = f"write {name.upper()}, or --{name} VALUE" if name in places else f"write --{name} VALUE"
+            draft.problems.append(Problem(name, "no value is given", hint=way.replace("_", "-")))
+            draft.broken.append(path)
+    return draft, overrides
+
+
+def read_settings(file: str) -> Document:
+    """A TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
+    text, kind = read_config_text(file), file.lower().rpartition(".")[2]
+    if kind == "toml":
+        return Document(parse_toml(text, file), find_positions(text, file))
+    document = read_json(text, file) if kind == "json" else read_yaml(text, file)
+    if not isinstance(document.data, dict):
+        raise ConfigError([Problem("", "a file of settings is a table of them", place=Place(file))])
+    return document
+
+
+def _add(flags: list[Flag], flag: Flag, *, joined: bool) -> None:
+    """Appends a flag; the items of a list that is given item by item become one flag."""
+    same = [n for n, known in enumerate(flags) if known.name.replace("-", "_") == flag.name.replace("-", "_")]
+    if same and joined:
+        flags[same[0]] = Flag(flag.name, (*flags[same[0]].values, *flag.values))
+    else:
+        flags.append(flag)
