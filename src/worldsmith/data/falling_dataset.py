@@ -79,7 +79,7 @@ def make_dataset(
         names = [Path(text(index)).stem for index in range(clips)]
         entries = [{"id": name, "media": media(i), "conversation": text(i)} for i, name in enumerate(names)]
         write_json(folder / "meta.json", entries)
-        write_json(folder / "annotations.json", list(annotations(plan, split, scenes)))
+        write_json(folder / "annotations.json", list(llava_records(plan, split, scenes)))
         scores[split] = [sum(scene.score == score for scene in scenes) for score in range(1, 6)]
     complete_folder(out, header | {"clips_of_score_1_to_5": scores})
     return True
@@ -107,8 +107,8 @@ def score_conversation(scene: Scene) -> dict[str, Any]:
     return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
 
 
-def annotations(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterator[dict[str, Any]]:
-    """The LLaVA-style records of a split; the held-out ones name the topic of their question."""
+def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterator[dict[str, Any]]:
+    """The LLaVA-style records of a split."""
     rng = np.random.default_rng([plan.seed, SPLITS[split], 2])
     for index, (scene, questions) in enumerate(zip(scenes, ask(scenes))):
         if split == "train":
