@@ -59,6 +59,8 @@ class VisionLanguageTask(Task):
                 "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "
                 " `worldsmith dataset preview`, and check its roles and the chat template"
             )
+        if weight == 0:
+            return
         seen = any(has_media(sample) for batch in batches for sample in batch)
         self.first_gradients.check(PARTS if seen else (LANGUAGE,), self.world)
 
