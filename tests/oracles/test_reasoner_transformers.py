@@ -109,7 +109,7 @@ def test_samples_of_a_row_see_each_other_only_without_plain_positions(rows: int,
     def loss_of_second(first: int) -> float:
         batch = [conversation(first), conversation(2, [("image", (1, 4, 6))])]
         inputs = make_inputs(
-            batch, model.network, packed=True, normalize=lambda patches: patches / 255, device=model.device
+            batch, model.network, packed=True, normalize=lambda patches, _: patches / 255, device=model.device
         )
         own = inputs.predicting >= batch[0].num_tokens
         positions = inputs.position_ids[-rows:]
@@ -128,7 +128,9 @@ def test_a_batch_without_media_gets_no_gradient_from_the_vision_encoder(tmp_path
     assert len(visual) == sum(name.startswith("model.visual.") for name in native_parameters(model.network))
     assert not any(gradient.any() for gradient in visual)
     with torch.no_grad():
-        inputs = make_inputs(samples, model.network, packed=True, normalize=Tensor.float, device=model.device)
+        inputs = make_inputs(
+            samples, model.network, packed=True, normalize=lambda patches, _: patches, device=model.device
+        )
         states = model.network.model(
             input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False
         ).last_hidden_state[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,13 @@ def qwen3_vl(*, tied: bool = False, model_type: str = "qwen3_vl", **text: Any) -
 
 
 def write_folder(folder: Path, config: PreTrainedConfig | None = None) -> Path:
+    """A model folder without weights and tokenizer."""
     (config or qwen3_vl()).save_pretrained(folder)
+    sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 1024}}
+    sizes["size"]["longest_edge"] = 2**20  # type: ignore[index]
+    values = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text(json.dumps({**sizes, **values}))
     return folder
 
 

@@ -69,10 +69,10 @@ def make_inputs(
     network: Any,
     *,
     packed: bool,
-    normalize: Callable[[Tensor], Tensor],
+    normalize: Callable[[Tensor, str], Tensor],
     device: torch.device,
 ) -> Inputs:
-    """`normalize` turns uint8 patches into the encoder's float32, on the device."""
+    """`normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32, on the device."""
     lengths = [len(sample.input_ids) for sample in samples]
     positions = [positions_of(sample, network) for sample in samples]
     if packed:
@@ -114,7 +114,7 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
 
 
 def media(
-    samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor], Tensor], device: torch.device
+    samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
 ) -> dict[str, Any]:
     """What `Inputs` says of images and videos. Without any the encoder still gets a picture, of which nothing is taken.
 
@@ -127,15 +127,14 @@ def media(
         own = [(getattr(sample, f"{kind}_patches"), getattr(sample, f"{kind}_grids")) for sample in samples]
         own = [(rows, grid) for rows, grid in own if grid is not None and len(grid)]
         if own:
-            patches += [rows for rows, _ in own]
+            patches.append(normalize(torch.cat([rows for rows, _ in own]).to(device), kind))
             grids += [grid for _, grid in own]
             tokens[kind] = sum(len(rows) for rows, _ in own) // merge**2
     if not patches:
         values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
         grey, grid = torch.zeros(merge**2, values, device=device), torch.tensor([[1, merge, merge]], device=device)
         return {"patches": grey, "grids": grid, "visual_tokens": {"image": 0}}
-    rows = normalize(torch.cat(patches).to(device))
-    return {"patches": rows, "grids": torch.cat(grids).to(device), "visual_tokens": tokens}
+    return {"patches": torch.cat(patches), "grids": torch.cat(grids).to(device), "visual_tokens": tokens}
 
 
 def fill_up(tokens: Tensor, length: int) -> Tensor:

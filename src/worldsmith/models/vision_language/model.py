@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.vision_language.policy import PolicyConfig
+from worldsmith.models.vision_language.policy import FILES, PolicyConfig
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
-
-FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""What is read of a model folder beside its weights."""
 
 
 class VisionLanguageModel(Model):
@@ -43,6 +40,13 @@ class VisionLanguageModel(Model):
                 raise ValueError(
                     f"parallelism.cfg_parallel_shard_degree = {halves}: a reasoner has no guidance to share; write 1"
                 )
+
+        def own_weights(self) -> tuple[str, str] | None:
+            """`safetensors_path`, else the backbone's own."""
+            backbone, field = self.policy.backbone, "model.config.policy.backbone"
+            if backbone.safetensors_path:
+                return f"{field}.safetensors_path", backbone.safetensors_path
+            return (f"{field}.model_name", backbone.model_name) if backbone.model_name else None
 
         def check_device(self, device: str) -> None:
             from worldsmith.models.vision_language.attention import check_device

@@ -7,6 +7,10 @@ from dataclasses import field
 from typing import Literal
 
 from worldsmith.config import Config
+from worldsmith.models.model_files import look_for
+
+FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""What is read of a model folder beside its weights."""
 
 
 class BackboneConfig(Config):
@@ -15,7 +19,12 @@ class BackboneConfig(Config):
     model_name: str = ""
     """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
     safetensors_path: str = ""
-    """Hub name or folder of the weights, which `checkpoint.load_path` may refer to. Empty: those of model_name."""
+    """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
+
+    def check_files(self) -> None:
+        """Raises FileNotFoundError when model_name is neither on this machine nor on the hub; downloads nothing."""
+        if self.model_name:
+            look_for(self.model_name, file_patterns=FILES, field="model_name")
 
 
 class FreezeConfig(Config):
