@@ -74,6 +74,12 @@ def stopped_by(folder: Path) -> list[str]:
     return [(folder / f"saved_{rank}").read_text() for rank in (0, 1)]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_until_gone(pids: list[int], folder: Path) -> None:
     wait_for(lambda: not any(map(psutil.pid_exists, pids)), folder)
 
@@ -124,6 +130,86 @@ def test_before_the_first_step_there_is_nothing_to_save(start: Start, tmp_path: 
     os.kill(launcher.pid, signal.SIGTERM)
     assert end(launcher) == 75
     assert "stopped by SIGTERM with nothing to save" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_a_wait_for_another_machine(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    """Whom it waits for is said meanwhile."""
+    words = ["launch", "--nnodes", "2", "--node-rank", "0", "--master-port", str(free_port()), "train", "done"]
+    launcher = start("--import", "launched_train", *words, str(tmp_path), folder=tmp_path)
+    log = tmp_path / "log"
+    wait_for(lambda: log.exists() and "waiting for 1 other machine" in log.read_text(), tmp_path)
+    os.kill(launcher.pid, number)
+    launcher.join(20)
+    assert launcher.exitcode == 75
+    assert log.read_text().endswith(f"stopped by {number.name} with nothing to save\n")
+
+
+def test_a_stop_ends_a_wait_for_another_process(start: Start, tmp_path: Path) -> None:
+    launcher = start_case(start, "meet", tmp_path)
+    processes = ready(tmp_path)
+    time.sleep(2)
+    os.kill(launcher.pid, signal.SIGTERM)
+    launcher.join(20)
+    assert launcher.exitcode == 75
+    wait_until_gone(processes, tmp_path)
+
+
+def test_no_process_outlives_a_launcher_that_is_killed_while_it_starts_them(start: Start, tmp_path: Path) -> None:
+    for attempt in range(6):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        launcher = psutil.Process(start_case(start, "train", folder).pid)
+        wait_for(lambda launcher=launcher: len(launcher.children()) == 2, folder)
+        processes = [process.pid for process in launcher.children()]
+        time.sleep(0.03 * attempt)
+        launcher.kill()
+        wait_until_gone(processes, folder)
+
+
+def test_a_temporary_folder_that_is_gone_changes_no_exit_code(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left there either."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    launcher = start_case(start, "train", tmp_path)
+    ready(tmp_path)
+    (tmp_path / "temporary").rmdir()
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert end(launcher) == 75, (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("meeting", [[], ["--rdzv-backend", "static", "--master-port"]])
+def test_restarts_meet_anew(start: Start, tmp_path: Path, meeting: list[str]) -> None:
+    meeting = [*meeting, str(free_port())] if meeting else []
+    words = ["launch", *meeting, "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
+    launcher = start("--import", "launched_train", *words, "train", "fail_once", str(tmp_path), folder=tmp_path)
+    assert end(launcher) == 0, (tmp_path / "log").read_text()
+    assert [(tmp_path / f"tries_{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+
+
+@pytest.mark.parametrize("words", [["train", "toy"], ["launch", "train", "toy"], ["export", "nowhere", "-o", "x"]])
+def test_ctrl_c_in_the_first_seconds_is_one_line(words: list[str], tmp_path: Path) -> None:
+    """In whatever it comes: the interpreter's start is the only time when Python itself answers."""
+    environment = {
+        **os.environ,
+        "TOY_ROWS": str(tmp_path / "none"),
+        "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
+    }
+    environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    seen = set()
+    for after in (0.1, 0.3, 0.6, 1.0, 1.5):
+        command = [sys.executable, "-m", "worldsmith", "--import", "toy_family", *words]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode in (75, 130, 2), said
+        assert "Traceback" not in said
+        assert process.returncode == 2 or said.count("\n") <= 1
+        seen.add(process.returncode)
+    assert seen - {2}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import types
 from pathlib import Path
 
 from worldsmith.config.errors import UserError
-from worldsmith.distributed.process_signals import follow_launcher
-from worldsmith.training.stop_signals import PREEMPTED, StopSignals, exit_when_asked
+from worldsmith.distributed.world import start_world
+from worldsmith.training.stop_signals import PREEMPTED, StopSignals
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -34,9 +34,7 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     args.folder.joinpath(f"words_{RANK}").write_text(" ".join(args.overrides))
-    with exit_when_asked():
-        follow_launcher()
-        return int(globals()[args.case](args.folder))
+    return int(globals()[args.case](args.folder))
 
 
 def done(folder: Path) -> int:
@@ -70,6 +68,26 @@ def load(folder: Path) -> int:
     (folder / f"ready_{RANK}").write_text(str(os.getpid()))
     time.sleep(600)
     return 1
+
+
+def meet(folder: Path) -> int:
+    """Rank 0 waits in the process group's library for rank 1, which never comes."""
+    (folder / f"ready_{RANK}").write_text(str(os.getpid()))
+    if RANK == 0:
+        start_world()
+    time.sleep(600)
+    return 1
+
+
+def fail_once(folder: Path) -> int:
+    """Rank 1 fails in the first try, after all have met."""
+    world = start_world()
+    world.barrier()
+    if RANK == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        return 1
+    (folder / f"tries_{RANK}").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    world.barrier()
+    return 0
 
 
 def mistake(folder: Path) -> int:

@@ -12,7 +12,8 @@ def call(words: list[str], log: Path, environment: dict[str, str], nohup: bool) 
     """The command, as a shell would start it: no signal is handled. Modules beside this one can be imported."""
     from worldsmith.cli.main import main
 
-    os.environ.update(environment, PYTHONPATH=str(Path(__file__).parent))
+    places = [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]
+    os.environ.update(environment, PYTHONPATH=os.pathsep.join(filter(None, places)))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -9,20 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
+import threading
+import time
+import uuid
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
-from worldsmith.cli.said import OUTCOME
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.launch_desk import LaunchDesk
+from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.world import require_devices
-from worldsmith.training.stop_signals import PREEMPTED, handling, leave_terminal
+from worldsmith.training.stop_signals import PREEMPTED, leave, leave_terminal
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -47,6 +48,8 @@ exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a m
 a second Ctrl-C, 1 failed."""
 OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
 """Options of torchrun that say what is started and which signals torchrun itself takes."""
+SAY_AFTER = 5.0
+"""Seconds until it is said that other machines are waited for; the pauses after that grow to a minute."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
@@ -59,18 +62,18 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         return 0 if words else 2
     asked: set[int] = set()
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def hand_on(number: int) -> None:
         asked.add(number)
         if number == signal.SIGHUP:
             leave_terminal()
         processes = psutil.Process().children()
         if not processes:
-            raise SystemExit(PREEMPTED)
+            leave(number)
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    with handling(hand_on):
+    with acting_at_once(hand_on):
         from torch.distributed import DistNetworkError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -86,9 +89,8 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             os.environ["WORLD_SIZE"] = str(machines * processes)
             return int(train.run(run_words))
         train.check(run_words)  # a mistake is said once, before there are processes to repeat it
-        with tempfile.TemporaryDirectory(prefix="worldsmith_launch_") as folder:
-            outcome = Path(folder) / "exit_code"
-            os.environ[OUTCOME] = str(outcome)
+        choose_meeting(args, machines)
+        with LaunchDesk() as desk, held_back(), waiting_said(args, machines):
             try:
                 require_devices(processes)
                 run(args)
@@ -101,7 +103,61 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
                 raise UserError(f"worldsmith launch: {meeting_failure(args, error)}") from error
             except ValueError as error:
                 raise UserError(f"worldsmith launch: {error}") from error
-            return int(outcome.read_text())
+        if desk.exit_code is None:
+            print("worldsmith launch: the processes ended without saying how", file=sys.stderr)
+        return 1 if desk.exit_code is None else desk.exit_code
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes that are started meanwhile get their stop signals when they can handle them, and not before.
+
+    This process goes on to handle its own, in another thread.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@contextmanager
+def waiting_said(args: Namespace, machines: int) -> Iterator[None]:
+    """Says now and then whom this machine waits for, until it has started its processes."""
+    begun, over = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        pause = SAY_AFTER
+        while not over.wait(pause):
+            pause = min(2 * pause, 60)
+            if psutil.Process().children():
+                return
+            print(
+                f"worldsmith launch: waiting for {machines - 1} other "
+                f"{'machine' if machines == 2 else 'machines'}, to meet at {meeting_place(args)} "
+                f"({time.monotonic() - begun:.0f} s); Ctrl-C ends it",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    if machines > 1:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def choose_meeting(args: Namespace, machines: int) -> None:
+    """Gives the launch what its processes know each other by, and no folder for logs that nobody asked for."""
+    if machines == 1 and args.rdzv_id == "none":
+        args.rdzv_id = str(uuid.uuid4())
+    if args.log_dir is None and args.redirects == args.tee == "0":
+        args.log_dir = os.devnull
+
+
+def meeting_place(args: Namespace) -> str:
+    return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 
 def read_words(words: Sequence[str]) -> Namespace:
@@ -132,8 +188,9 @@ def meeting_failure(args: Namespace, error: Exception) -> str:
             f"port {args.master_port} is in use on this machine, perhaps by another run; give each run its own with "
             "--master-port (MASTER_PORT for the launch scripts), the same on all machines"
         )
-    where = f"{args.master_addr}:{args.master_port}"
-    return f"the processes cannot meet at {where}, the --master-addr and --master-port of machine 0: {error}"
+    return (
+        f"the processes cannot meet at {meeting_place(args)}, the --master-addr and --master-port of machine 0: {error}"
+    )
 
 
 def count_processes(args: Namespace) -> tuple[int, int]:

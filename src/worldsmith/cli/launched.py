@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 from worldsmith.cli.main import main
-from worldsmith.cli.said import OUTCOME
+from worldsmith.distributed.launch_desk import tell_end
+from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.training.stop_signals import PREEMPTED
 
 
 def launched() -> int:
-    """The exit code for torchrun, which ends all other processes when it is not 0.
-
-    Done or stopped is what all of them agree on, so that they may write the same file; the last one counts.
-    """
+    """The exit code for torchrun, which ends all other processes when it is not 0."""
+    follow_launcher()
     code = main()
     if code not in (0, PREEMPTED):
         return code
-    with suppress(FileNotFoundError):  # the launcher has been killed, and nobody asks
-        Path(os.environ[OUTCOME]).write_text(str(code))
+    tell_end(code)
     return 0
 
 

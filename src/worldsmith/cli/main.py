@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 
 from worldsmith import __version__
 from worldsmith.actions.registry import ACTIONS
-from worldsmith.cli.said import is_said
+from worldsmith.distributed.launch_desk import is_said
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
@@ -28,6 +30,8 @@ One that reads typed flags also has `read_words(parser, words) -> Namespace`, fo
 """
 ELSEWHERE = {"config": "config.command", "schema": "config.schema"}
 """Commands whose module has another name than they have."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, of a command that has nothing to resume."""
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
     "--trust": "PACKAGE  let files name classes of this package (any number of times)",
@@ -41,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return dispatch(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader, such as `head`, has gone: nothing is left to say, also not at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,17 +74,18 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
     from worldsmith.config.errors import ConfigError, UserError
 
     try:
-        import_packages(packages)
-        if name == "launch":
-            from worldsmith.cli.launch import launch
+        with stoppable(name):
+            import_packages(packages)
+            if name == "launch":
+                from worldsmith.cli.launch import launch
 
-            return launch(words, [word for option in packages for word in option])
-        if name in ACTIONS:
-            from worldsmith.cli.action import run_action
+                return launch(words, [word for option in packages for word in option])
+            if name in ACTIONS:
+                from worldsmith.cli.action import run_action
 
-            return run_action(name, *split_tail(words))
-        module, args = read_command(name, words)
-        return int(module.run(args))
+                return run_action(name, *split_tail(words))
+            module, args = read_command(name, words)
+            return int(module.run(args))
     except ConfigError as error:
         return fail(str(error))
     except UserError as error:
@@ -89,6 +94,44 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         raise
     except OSError as error:
         return fail(file_error(error))
+
+
+@contextmanager
+def stoppable(name: str) -> Iterator[None]:
+    """What Ctrl-C does from here on, until a command says otherwise.
+
+    A run and a launch have nothing to save yet, and end at once. Another command gets its KeyboardInterrupt and cleans
+    up, but not in the middle of an import, which a compiled library would not survive.
+    """
+    if name in ("train", "launch"):
+        from worldsmith.training.stop_signals import exit_when_asked
+
+        with exit_when_asked():
+            yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                leave_interrupted()
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    try:
+        former = signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def leave_interrupted() -> None:
+    """Ends the process in the middle of whatever it does."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Namespace]:

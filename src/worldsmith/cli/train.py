@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
-from worldsmith.cli.said import is_said
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.training.run_folder import Launch, completion, run_path
-from worldsmith.training.stop_signals import PREEMPTED, exit_when_asked
+from worldsmith.training.stop_signals import PREEMPTED
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -62,10 +62,9 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
         return dryrun(loaded.tree, resume_changed=args.resume_changed, show_tree=args.show_tree)
-    with exit_when_asked():
-        follow_launcher()
-        launch = Launch(config_path=loaded.source, overrides=words)
-        return train(loaded.tree, launch, resume_changed=args.resume_changed)
+    follow_launcher()
+    launch = Launch(config_path=loaded.source, overrides=words)
+    return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
 def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:

@@ -6,11 +6,70 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from worldsmith.distributed.launch_desk import launcher_pid
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Sent by a scheduler, a terminal, a terminal that is closed, and a scheduler some time ahead."""
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when its parent ends (to be exact, the thread that forked it)."""
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Calls `handler` for each signal that asks for a stop; a SIGHUP that is ignored (nohup) stays ignored.
+
+    Only the main thread can do that; elsewhere nothing is handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if not (ignored and number == signal.SIGHUP)]
+    watcher = signal.set_wakeup_fd(-1)  # of `acting_at_once`, around this
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in previous.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(watcher)
+
+
+@contextmanager
+def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
+    """Calls `act` for each of these signals from a thread of its own.
+
+    Python calls a handler when the main thread gets back to Python code; one that waits in a library, such as for
+    another machine, never does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def watch() -> None:
+        while number := os.read(read, 1)[0]:
+            if number in STOP_SIGNALS:
+                act(number)
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    with handling(lambda number, frame: None):
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        watcher.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            os.write(write, b"\0")  # not by closing it, which a fork of this process would keep open
+            watcher.join()
+            os.close(read)
+            os.close(write)
 
 
 def signal_at_parents_end(number: int, parent: int) -> None:
@@ -26,6 +85,10 @@ def signal_at_parents_end(number: int, parent: int) -> None:
 
 
 def follow_launcher() -> None:
-    """Asks for SIGTERM at the end of torchrun, if that has started this process: its ranks save and stop without it."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        signal_at_parents_end(signal.SIGTERM, os.getppid())
+    """Asks for SIGTERM at the end of the launcher, or of torchrun: their ranks save and stop without them.
+
+    A launcher has said who it is, so that its end is noticed also when it came before this.
+    """
+    parent = launcher_pid()
+    if parent is not None or "TORCHELASTIC_RUN_ID" in os.environ:
+        signal_at_parents_end(signal.SIGTERM, os.getppid() if parent is None else parent)

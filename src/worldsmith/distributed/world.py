@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +13,11 @@ from worldsmith.distributed.peers import PATIENCE
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+SAY_AFTER = 30.0
+"""Seconds after which rank 0 says that it still waits for other processes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +122,31 @@ def start_world(*, context_parallel: int = 1) -> World:
             "`worldsmith launch --nproc-per-node N train …`, or unset WORLD_SIZE for one process"
         )
     if not dist.is_initialized():
-        dist.init_process_group(backends(device), timeout=PATIENCE)
+        join_process_group(device, size)
     share = context_parallel > 1
     group = dist.new_subgroups(group_size=context_parallel, timeout=PATIENCE)[0] if share else None
     return World(
         rank=dist.get_rank(), size=dist.get_world_size(), local_rank=local_rank, device=device, context_group=group
     )
+
+
+def join_process_group(device: str, size: int) -> None:
+    """Meets the other processes of the same start of the same launch; those of another one, at the same address, are
+    never met, nor are the addresses read that an earlier try has left there. Rank 0 says when that takes long."""
+    import torch.distributed as dist
+
+    store, rank, _ = next(dist.rendezvous("env://", timeout=PATIENCE))
+    launch = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
+    store = dist.PrefixStore("/".join(["worldsmith", *launch]), store)
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    said = threading.Timer(SAY_AFTER, logger.warning, ("waiting for all %d processes to meet at %s", size, place))
+    said.daemon = True
+    if rank == 0:
+        said.start()
+    try:
+        dist.init_process_group(backends(device), store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    finally:
+        said.cancel()
 
 
 def backends(device: str) -> str:
@@ -185,6 +212,8 @@ def ensure_process_group(world: World) -> None:
 
 def stop_world() -> None:
     """Leaves the process group, if there is one."""
+    if "torch.distributed" not in sys.modules:  # also when its import was what failed
+        return
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -6,12 +6,12 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from worldsmith.distributed.process_signals import STOP_SIGNALS
+from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once, handling
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
@@ -67,36 +67,21 @@ class StopSignals:
 def exit_when_asked() -> Iterator[None]:
     """Around the part of a run that has nothing to save: a signal ends the process at once, with PREEMPTED.
 
-    Without any clean-up, since that waits for ranks that may have left. SIGINT stays Python's KeyboardInterrupt.
+    Without any clean-up, since that waits for ranks that may have left, and does not survive a half-done import.
     """
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        with suppress(OSError):
-            os.write(2, f"stopped by {signal.Signals(number).name} with nothing to save\n".encode())
-        os._exit(PREEMPTED)
-
-    with handling(leave):
+    with acting_at_once(leave):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which the launcher held back until now
         yield
 
 
-@contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Calls `handler` for each signal that asks for a stop; a SIGHUP that is ignored (nohup) stays ignored."""
-    previous = {}
-    for number in STOP_SIGNALS:
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue
-        try:
-            previous[number] = signal.signal(number, handler)
-        except ValueError:  # not the main thread
-            break
-    try:
-        yield
-    finally:
-        for number, former in previous.items():
-            signal.signal(number, former)
+def leave(number: int) -> None:
+    """Ends this process because of a signal, with nothing to save."""
+    if number == signal.SIGHUP:
+        leave_terminal()
+    with suppress(OSError):
+        os.write(2, f"stopped by {signal.Signals(number).name} with nothing to save\n".encode())
+    os._exit(PREEMPTED)
 
 
 def leave_terminal() -> None:

@@ -47,6 +47,7 @@ def test_ranks_wait_for_each_other_as_long_as_reading_a_checkpoint_may_take(
     monkeypatch.setattr(dist, "init_process_group", lambda *words, **named: asked.append((words, named)))
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "rendezvous", lambda *words, **named: iter([(dist.HashStore(), 1, 2)]))
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     for name, value in {
         "WORLD_SIZE": "2",
@@ -57,4 +58,6 @@ def test_ranks_wait_for_each_other_as_long_as_reading_a_checkpoint_may_take(
     }.items():
         monkeypatch.setenv(name, value)
     assert start_world().device == "cuda:1"
-    assert asked == [1, (("cpu:gloo,cuda:nccl",), {"timeout": PATIENCE})]
+    device, (words, named) = asked
+    assert (device, words) == (1, ("cpu:gloo,cuda:nccl",))
+    assert named["timeout"] == PATIENCE

@@ -94,7 +94,7 @@ def test_what_nohup_has_started_goes_on() -> None:
         signal.signal(signal.SIGHUP, previous)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_before_there_is_something_to_save_a_signal_ends_the_process(number: int) -> None:
     program = f"""
 import os, signal

@@ -1,0 +1,91 @@
+"""What the processes of a launch tell the launcher that has started them: how they end, and what one of them says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import socketserver
+import threading
+from contextlib import suppress
+from typing import Any, Self
+
+LAUNCHER = "WORLDSMITH_LAUNCHER"
+"""Environment variable for the processes of a launch: their launcher's process id, the port of its desk, a secret."""
+PATIENCE = 10.0
+"""Seconds to wait for the desk, which answers at once or never: its machine is this one."""
+
+
+class LaunchDesk:
+    """The launcher's side, on a port of this machine: no file that could be cleaned away, and no disk that is full.
+
+    While it is open, the environment tells the processes that are started how to reach it.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        """That of the processes that ended well, which agree on it."""
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+        self._secret = secrets.token_hex(16)
+        desk = self
+
+        class Visit(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with suppress(OSError):  # whoever asked has gone
+                    words = self.rfile.readline(1000).decode(errors="replace").split()
+                    if len(words) == 3 and words[0] == desk._secret:
+                        self.wfile.write(f"{desk._answer(*words[1:])}\n".encode())
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Visit)
+        self._server.daemon_threads = True
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        os.environ[LAUNCHER] = f"{os.getpid()} {self._server.server_address[1]} {self._secret}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.environ.pop(LAUNCHER, None)
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, kind: str, value: str) -> str:
+        with self._lock:
+            if kind == "ended":
+                self.exit_code = int(value)
+                return "known"
+            new = value not in self._said
+            self._said.add(value)
+            return "new" if new else "said"
+
+
+def launcher_pid() -> int | None:
+    """The process that has started this one by `worldsmith launch`; None: nobody has."""
+    known = os.environ.get(LAUNCHER)
+    return int(known.split()[0]) if known else None
+
+
+def tell_end(exit_code: int) -> None:
+    """Tells the launcher how this process ends. Done or stopped is what all agree on, so the last one may count."""
+    _visit("ended", str(exit_code))
+
+
+def is_said(message: str) -> bool:
+    """Whether another process of this launch, on this machine, says the same; who asks first is to say it."""
+    return _visit("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
+
+
+def _visit(*words: Any) -> str | None:
+    """The desk's answer; None without a launcher, also when it has been killed: nobody asks then."""
+    known = os.environ.get(LAUNCHER)
+    if not known:
+        return None
+    _, port, secret = known.split()
+    try:
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as connection:
+            connection.sendall(f"{' '.join([secret, *words])}\n".encode())
+            return connection.makefile().readline().strip()
+    except OSError:
+        return None
