@@ -42,6 +42,8 @@ def test_the_launcher_learns_how_its_processes_ended() -> None:
 def test_a_stranger_is_not_heard_and_a_launcher_that_is_gone_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv(LAUNCHER, raising=False)  # as it is put back at the end
+    monkeypatch.setenv(LAUNCHER, "")
     with LaunchDesk() as desk:
         pid, port, _ = os.environ[LAUNCHER].split()
         silent = socket.create_connection(("127.0.0.1", int(port)))  # who says nothing keeps nobody
