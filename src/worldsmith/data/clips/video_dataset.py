@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +16,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.conditioning import check_conditioning
 from worldsmith.data.clips.resolution import check_tier
+from worldsmith.data.json_records import parse_json, read_lines
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
@@ -28,8 +27,6 @@ FILE_NAMES = [
     for name in ("video_dataset_file.jsonl",)
     for ending in ("", ".gz")
 ]
-MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Of a JSON line: what it must hold to hold half of a surrogate pair, which Python's reader lets through."""
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 
@@ -231,30 +228,9 @@ def find_file(path: str) -> Path:
     raise DataError(f"{given} has no data set file; looked for {', '.join(FILE_NAMES)}")
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, text) of every line that is not blank; plain or gzip, told from the first bytes."""
-    with open(file, "rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(file, "rb") if zipped else open(file, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, line
-    except (gzip.BadGzipFile, EOFError, OSError) as error:
-        raise DataError(f"{file} cannot be read to its end: {error}") from None
-
-
 def parse_record(line: bytes) -> dict[str, Any]:
     """The JSON object of a line, its types checked. Raises SampleError: bad_json, bad_record, remote_path."""
-    try:
-        record = json.loads(line)
-        if MAYBE_SURROGATE.search(line):
-            json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair") from None
-    except (ValueError, RecursionError) as error:
-        raise SampleError("bad_json", str(error)) from None
+    record = parse_json(line)
     if not isinstance(record, dict):
         raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
     for name in ("uuid", "vision_path"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,10 @@ class ChatProcessor(Configurable):
         """The tokens of a conversation; of its pictures only headers are read. Raises SampleError."""
         import numpy as np
 
-        media = [self._plan_medium(part) for turn in turns for part in turn.parts if part.kind != "text"]
+        media: list[ImagePlan | VideoPlan] = []
+        for part in (part for turn in turns for part in turn.parts if part.kind != "text"):
+            with naming(part.source):
+                media.append(self._plan_medium(part))
         text = self.template.render(turns, generation_prompt=generation_prompt)
         if media:
             text = self._show_times(text, media)
@@ -125,11 +129,17 @@ class ChatProcessor(Configurable):
         read: dict[str, Tensor | None] = {}
         for kind in KINDS:
             plans = [medium for medium in plan.media if kind_of(medium) == kind]
-            patches = [self.media.read(medium) for medium in plans] if self.media else []
-            read[f"{kind}_patches"] = torch.cat([torch.from_numpy(p) for p in patches]) if plans else None
+            read[f"{kind}_patches"] = torch.cat([self._read(medium) for medium in plans]) if plans else None
             read[f"{kind}_grids"] = torch.tensor([medium.grid for medium in plans]) if plans else None
         ids, labels, types = (torch.from_numpy(v) for v in (plan.input_ids, plan.labels, plan.token_types))
         return ChatSample(key, position, len(plan), ids, labels, types, **read)
+
+    def _read(self, medium: ImagePlan | VideoPlan) -> Tensor:
+        import torch
+
+        assert self.media is not None
+        with naming(medium.source):
+            return torch.from_numpy(self.media.read(medium))
 
     def _plan_medium(self, part: Part) -> ImagePlan | VideoPlan:
         if self.media is None:
@@ -176,6 +186,16 @@ class ChatProcessor(Configurable):
                     "of one model"
                 )
         self._pads = {"image": ids[0], "video": ids[1]}
+
+
+@contextmanager
+def naming(source: str | bytes) -> Iterator[None]:
+    """Adds to a SampleError which file it is about."""
+    try:
+        yield
+    except SampleError as error:
+        name = source if isinstance(source, str) and not source.startswith("data:") else "its image"
+        raise SampleError(error.reason, f"{name}: {error.detail}") from None
 
 
 def kind_of(medium: ImagePlan | VideoPlan) -> str:

@@ -62,6 +62,10 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     if not answers or any(not turn.text.strip() for turn in answers):
         raise SampleError("no_answer", f"{len(turns)} turns, of which {len(answers)} of the assistant; each needs text")
     for number, turn in enumerate(turns, start=1):
+        try:
+            turn.text.encode()
+        except UnicodeEncodeError:
+            raise SampleError("bad_record", f"turn {number} holds half of a surrogate pair") from None
         if turn.role != "user" and any(part.kind != "text" for part in turn.parts):
             raise SampleError("bad_record", f"turn {number} ({turn.role}) has images or videos; only a user shows them")
         if turn.role == "system" and number > 1:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.packing import SequentialPacker, check_caps
+from worldsmith.data.stream.pool_packing import PaddedPacker, PoolPacker
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.maker import SampleMaker
 
 log = logging.getLogger(__name__)
+
+PACKERS: dict[str, type[SequentialPacker[Any] | PoolPacker[Any]]] = {
+    "sequential": SequentialPacker,
+    "pool": PoolPacker,
+    "padded": PaddedPacker,
+}
 
 
 class PackingDataLoader(Configurable):
@@ -36,8 +43,10 @@ class PackingDataLoader(Configurable):
         """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
+        packer: Literal["sequential", "pool", "padded"] = "sequential"
+        """In order; "pool" = the oldest and then what fills the pack best; "padded" = what needs the least padding."""
         lookahead: Count = 10
-        """Samples that may be set aside, because they do not fit, before a pack is closed."""
+        """Samples that may be set aside before a pack is closed; with "pool" and "padded" those it is chosen from."""
         seed: int = 42
         """Seed of the order and of all draws (captions, dropout, conditioning, frames)."""
         shuffle: bool = True
@@ -53,6 +62,8 @@ class PackingDataLoader(Configurable):
 
         def check(self) -> None:
             check_caps(self.max_sequence_length, self.max_samples_per_batch, self.lookahead)
+            if self.packer == "pool" and self.max_sequence_length is None:
+                raise ValueError("packer 'pool' fills packs up to max_sequence_length, which is unset; set it")
 
     def __init__(
         self,
@@ -93,7 +104,7 @@ class PackingDataLoader(Configurable):
         self._iteration += 1
         iteration = self._iteration
         cursor = Cursor(deque(self._state["set_aside"]), self._state["next_position"])
-        packer: SequentialPacker[Any] = SequentialPacker(
+        packer = PACKERS[self.config.packer](
             lambda sample: sample.num_tokens,
             max_sequence_length=self.config.max_sequence_length,
             max_samples_per_batch=self.config.max_samples_per_batch,

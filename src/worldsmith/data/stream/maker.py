@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 class StreamSample(Protocol):
     """What a loader must know of a sample."""
 
-    key: str
-    position: int
-    """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all randomness of the sample."""
-    num_tokens: int
-    """What counts against the cap of a pack."""
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def position(self) -> int:
+        """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
+
+    @property
+    def num_tokens(self) -> int:
+        """What counts against the cap of a pack."""
 
 
 class StreamDataset(Protocol):

@@ -1,0 +1,53 @@
+"""`ChatLoader`: packs of conversations."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal
+
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.stream.loader import PackingDataLoader
+
+if TYPE_CHECKING:
+    from worldsmith.data.stream.quarantine import Quarantine
+
+
+class ChatLoader(PackingDataLoader):
+    """The stream of the conversations of a `ChatDataset`, as packs of `ChatSample`.
+
+    Counts beside those of every loader: single_frame_videos, variable_rate.
+    """
+
+    class Config(PackingDataLoader.Config):
+        dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
+        """The data set, of any kind."""
+        processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
+        """How conversations become tokens and patches."""
+        on_overlong: Literal["drop", "error"] = "drop"
+        """A sample that fits into no pack is left out and listed with its numbers, or ends the run; it is never cut."""
+
+        def check(self) -> None:
+            if isinstance(self.dataset, LlavaOneVision.Config) and self.dataset.streaming and self.shuffle:
+                raise ValueError("a streamed data set is read in its order; set shuffle = false, or streaming = false")
+            if self.on_overlong == "error" and self.max_sequence_length is None:
+                raise ValueError("on_overlong = 'error' has no effect without max_sequence_length; set it")
+            super().check()
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        processor: ChatProcessor,
+        quarantine: Quarantine | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises DataError when no conversation can be used."""
+        from worldsmith.data.conversations.chat_maker import ChatMaker
+
+        config.check()
+        maker = ChatMaker(config.dataset.build(), config, processor=processor)
+        super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)

@@ -1,0 +1,55 @@
+"""From a stream position to a conversation as tokens and patches: the work of a loader process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.chat_sample import ChatSample
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.media.media_processor import VideoPlan
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.quarantine import Rejection
+
+if TYPE_CHECKING:
+    from worldsmith.data.conversations.chat_loader import ChatLoader
+
+
+class ChatMaker(SampleMaker[ChatSample]):
+    """Maps a stream position to a conversation. Its tokens are counted before a picture is decoded."""
+
+    dataset: ChatDataset
+
+    def __init__(self, dataset: ChatDataset, config: ChatLoader.Config, *, processor: ChatProcessor) -> None:
+        super().__init__(dataset, config)
+        self.processor = processor
+        self.on_overlong = config.on_overlong
+
+    def make(self, position: int) -> Made[ChatSample]:
+        index = self.index(position)
+        key, path, _ = self.dataset.place(index)
+        plan = self.processor.plan(self.dataset.turns(index))
+        try:
+            self.check_size(len(plan), str(plan))
+        except SampleError as error:
+            if self.on_overlong == "drop":
+                raise
+            raise DataError(
+                f"{key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or max_frames, or "
+                "set on_overlong = 'drop' to leave such samples out"
+            ) from None
+        sample = self.processor.finish(plan, key=key, position=position)
+        if not sample.num_supervised:
+            raise SampleError("no_answer", "no token is supervised")
+        notes = {}
+        for video in (medium for medium in plan.media if isinstance(medium, VideoPlan)):
+            if len(video.indices) == 1:
+                notes["single_frame_videos"] = f"{key}: {video.source} has a single frame, which is shown twice"
+            if video.info.variable_rate:
+                notes["variable_rate"] = f"{key}: {video.source} has unevenly spaced frames, whose own times are told"
+        return Made(sample, notes)
+
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
+        key, path, line = self.dataset.place(self.index(position))
+        return Rejection(key, reason, detail, path, line)

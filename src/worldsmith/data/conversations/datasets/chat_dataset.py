@@ -1,0 +1,188 @@
+"""`ChatDataset`: what every kind of chat data set is, and the kinds that are files of records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.quarantine import Rejection
+
+
+class ChatDataset(Configurable, ABC):
+    """Conversations by their index. Media are named, not opened."""
+
+    class Config(Configurable.Config):
+        system_prompt: str = ""
+        """Opens every conversation that has no system turn of its own; "" = none."""
+
+        def check_files(self) -> None:
+            """Raises DataError when the data set cannot be read; opens no image or video."""
+            self.build()
+
+    name: str
+    """What messages call it: a file or a folder."""
+    num_records: int
+    rejections: list[Rejection]
+    limits = ""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def place(self, index: int) -> tuple[str, str, int | None]:
+        """(key, path, line) of a conversation, to say which one it is."""
+
+    @abstractmethod
+    def turns(self, index: int) -> tuple[Turn, ...]:
+        """Raises SampleError for a record that cannot be used."""
+
+    @abstractmethod
+    def listing(self) -> Iterable[tuple[str, Any]]: ...
+
+    @property
+    def num_samples(self) -> int:
+        return len(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all records."""
+        digest = hashlib.sha256()
+        for key, facts in self.listing():
+            digest.update(json.dumps([key, facts]).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record of a file, as it was read."""
+
+    key: str
+    record: Any
+    line: int | None
+
+
+class ChatFile(ChatDataset):
+    """A data set that is a file of records, each known and checked before the run. The file is never written."""
+
+    class Config(ChatDataset.Config):
+        path: str = ""
+        """The file of the records, or its folder."""
+        media_root: str = ""
+        """Folder to which media paths are relative; "" = that of the file."""
+        video_fps: Literal["optional", "require", "probe"] = "optional"
+        """A record's own `video_fps`: used where there is one, required, or not used (the video's rate is)."""
+
+    config: Config
+    file_name: str
+    """What the file is called in a folder."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises DataError when there is no file or it cannot be read; its bad records are in `rejections`."""
+        self.config = config
+        self.file = find_file(config.path, self.file_name)
+        self.name = str(self.file)
+        self.media_root = Path(config.media_root or self.file.parent)
+        self.num_records = 0
+        self.rejections = []
+        self.entries: list[Entry] = []
+        seen: dict[str, int] = {}
+        for number, line, record in self.read_records():
+            self.num_records += 1
+            place = f"{self.file.name}:{line}" if line is not None else f"{self.file.name}[{number}]"
+            key = unique(name_of(record) or place, seen)
+            try:
+                if isinstance(record, SampleError):
+                    raise record
+                check_turns(self.parse(record))
+            except SampleError as error:
+                where = "" if line is not None else f"record {number}: "
+                self.rejections.append(Rejection(key, error.reason, f"{where}{error.detail}", self.name, line))
+            else:
+                self.entries.append(Entry(key, record, line))
+
+    @abstractmethod
+    def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
+        """(index, line number if the file has lines, record or what is wrong with it), in order."""
+
+    @abstractmethod
+    def parse(self, record: Any) -> list[Turn]:
+        """Raises SampleError for a record that is not in the format."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def turns(self, index: int) -> tuple[Turn, ...]:
+        turns = self.parse(self.entries[index].record)
+        return tuple(with_system(turns, self.config.system_prompt))
+
+    def place(self, index: int) -> tuple[str, str, int | None]:
+        entry = self.entries[index]
+        return entry.key, self.name, entry.line
+
+    def listing(self) -> Iterable[tuple[str, Any]]:
+        return ((entry.key, entry.record) for entry in self.entries)
+
+    def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
+        """An image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise SampleError("bad_record", f"the path of the {kind} must be text without NUL, found {path!r}")
+        if kind == "image" and path.startswith("data:"):
+            return Part("image", source=path)
+        path = path.removeprefix("file://")
+        if "://" in path or path.startswith("data:"):
+            raise SampleError("remote_path", f"'{path[:200]}' is no local {kind}; copy it beside the data set file")
+        fps = self._fps(stated_fps) if kind == "video" else None
+        return Part(kind, source=os.path.join(self.media_root, path), fps=fps)
+
+    def _fps(self, stated: Any) -> float | None:
+        if self.config.video_fps == "probe":
+            return None
+        if stated is None:
+            if self.config.video_fps == "require":
+                raise SampleError(
+                    "no_video_fps", "the record has no 'video_fps'; video_fps = 'optional' reads the video's"
+                )
+            return None
+        if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated < math.inf:
+            raise SampleError("bad_record", f"'video_fps' must be a number above 0, found {stated!r}")
+        return float(stated)
+
+
+def find_file(path: str, name: str) -> Path:
+    """The file at `path`, or `name` in the folder `path`. Raises DataError."""
+    if not path:
+        raise DataError(f"dataloader_train.dataset.path is empty; give the file, or the folder of {name}")
+    given = Path(path)
+    file = given / name if given.is_dir() else given
+    if not file.is_file():
+        raise DataError(f"{file} does not exist; dataloader_train.dataset.path must be a file or the folder of {name}")
+    return file
+
+
+def name_of(record: Any) -> str:
+    """What a record calls itself; "" = nothing."""
+    found = record.get("id") if isinstance(record, dict) else None
+    return str(found) if isinstance(found, (str, int)) and not isinstance(found, bool) else ""
+
+
+def unique(key: str, seen: dict[str, int]) -> str:
+    """The key, with a number from its second use on: many sets ask several questions under one id."""
+    seen[key] = seen.get(key, 0) + 1
+    return key if seen[key] == 1 else unique(f"{key}#{seen[key]}", seen)
+
+
+def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
+    """The turns, opened by the system prompt when there is one and they have none."""
+    turns = list(turns)
+    return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns

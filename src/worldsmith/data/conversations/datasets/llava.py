@@ -1,0 +1,82 @@
+"""LLaVA-style annotations: a list of records with texts that hold `<image>` and `<video>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from worldsmith.data.conversations.conversation import Part, Turn
+from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.typed_content import parse_messages
+from worldsmith.data.json_records import read_list
+from worldsmith.data.stream.errors import SampleError
+
+TAG = re.compile(r"\n?<(image|video)>\n?")
+"""A place of an image or a video, with the line breaks that set it apart."""
+
+
+class LlavaDataset(ChatFile):
+    """`annotations.json`: a list of `{"id", "image" | "images", "video" | "videos", "video_fps", "conversations"}`.
+
+    All turns are used. Each `<image>` and `<video>` in a user's text is the place of the next image or video; media
+    without any tag come before the first user's text. Other numbers of tags than of media are refused.
+    """
+
+    class Config(ChatFile.Config):
+        pass
+
+    file_name = "annotations.json"
+
+    def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
+        for number, record in enumerate(read_list(self.file)):
+            yield number, None, record
+
+    def parse(self, record: Any) -> list[Turn]:
+        if not isinstance(record, dict):
+            raise SampleError("bad_record", f"expected an object, found {record!r:.80}")
+        images = [self.medium("image", path) for path in named(record, "image")]
+        videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
+        return tagged_turns(record.get("conversations"), images, videos)
+
+
+def named(record: dict[str, Any], kind: str) -> list[Any]:
+    """What a record lists under "image" or "images"; one or several."""
+    found = [record[name] for name in (kind, f"{kind}s") if record.get(name) is not None]
+    if len(found) > 1:
+        raise SampleError("bad_record", f"the record has both '{kind}' and '{kind}s'")
+    paths = found[0] if found else []
+    return paths if isinstance(paths, list) else [paths]
+
+
+def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Part]) -> list[Turn]:
+    """Turns of `{"from", "value"}`, with media at their tags. Raises SampleError."""
+    turns = parse_messages(conversations, no_parts, role_key="from", text_key="value")
+    asked = "".join(turn.text for turn in turns if turn.role == "user")
+    waiting = {"image": list(images), "video": list(videos)}
+    tags = {kind: len(re.findall(f"<{kind}>", asked)) for kind in waiting}
+    if not any(tags.values()) and (media := [*images, *videos]):
+        first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
+        if first is None:
+            raise SampleError("bad_record", "no turn of the user shows the record's images or videos")
+        turns[first] = Turn("user", (*media, *turns[first].parts))
+        return turns
+    for kind, media in waiting.items():
+        if tags[kind] != len(media):
+            raise SampleError(
+                "bad_record", f"the texts hold {tags[kind]} <{kind}>, the record has {len(media)} {kind}s"
+            )
+    return [Turn("user", tuple(split(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
+
+
+def split(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
+    """Texts and media in order; the media are taken from `waiting`."""
+    for number, piece in enumerate(TAG.split(text)):
+        if number % 2:
+            yield waiting[piece].pop(0)
+        elif piece:
+            yield Part("text", piece)
+
+
+def no_parts(kind: Literal["image", "video"], named: Any) -> Part:
+    raise SampleError("bad_record", f"'value' must be text; {kind}s are listed beside the conversation")

@@ -1,0 +1,120 @@
+"""LLaVA-OneVision and data sets like it, read with the `datasets` library: from the hub, streamed, or local files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from worldsmith.config.declare.ranges import NotNegative
+from worldsmith.data.conversations.conversation import Part, Turn, check_turns
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, name_of, with_system
+from worldsmith.data.conversations.datasets.llava import tagged_turns
+from worldsmith.data.stream.errors import DataError, SampleError
+
+
+class LlavaOneVision(ChatDataset):
+    """Records `{"id", "image", "conversations": [{"from", "value"}]}`, an image or none in each.
+
+    Streamed, a record is found by reading on to it, so that the order must be that of the data set and a run that goes
+    on reads up to its place first. Otherwise all is fetched before the run.
+    """
+
+    class Config(ChatDataset.Config):
+        path: str = "lmms-lab/LLaVA-OneVision-Data"
+        """Repository of the hub, or a local folder of Parquet or Arrow files."""
+        subset: str = "ai2d(gpt4v)"
+        """Name of the subset; "" = the only one."""
+        split: str = "train"
+        revision: str = ""
+        """Commit or tag of the repository; "" = the newest."""
+        streaming: bool = False
+        """Read from the hub while training. The loader then needs shuffle = false."""
+        limit: NotNegative = 0
+        """At most so many records, from the first on; 0 = all."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises DataError when the library is not installed or the data set cannot be loaded."""
+        self.config = config
+        self.name = f"{config.path} {config.subset}".strip()
+        self.rejections = []
+        self.records, self.num_records = load(config)
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def place(self, index: int) -> tuple[str, str, int | None]:
+        return f"{self.name}[{index}]", self.name, None
+
+    def turns(self, index: int) -> tuple[Turn, ...]:
+        record = self.records[index]
+        image = record.get("image")
+        images = [] if image is None else [Part("image", source=image_source(image))]
+        try:
+            turns = tagged_turns(record.get("conversations"), images, [])
+            return check_turns(with_system(turns, self.config.system_prompt))
+        except SampleError as error:
+            raise SampleError(error.reason, f"{name_of(record) or index}: {error.detail}") from None
+
+    def listing(self) -> Iterable[tuple[str, Any]]:
+        """Which record it is, not what it holds: that is not read before the run."""
+        source = [self.config.path, self.config.subset, self.config.split, self.config.revision]
+        return ((self.place(index)[0], source) for index in range(self.num_records))
+
+
+class Streamed:
+    """The records of a stream by their number: those ahead are read on to, those behind from the start anew."""
+
+    def __init__(self, stream: Iterable[dict[str, Any]]) -> None:
+        self.stream = stream
+        self._following: Iterator[dict[str, Any]] | None = None
+        self._next = 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._following is None or index < self._next:
+            self._following, self._next = iter(self.stream), 0
+        for record in self._following:
+            self._next += 1
+            if self._next > index:
+                return record
+        raise SampleError("missing_record", f"the stream ends after {self._next} records")
+
+
+def load(config: LlavaOneVision.Config) -> tuple[Any, int]:
+    """(records by their number, how many). Raises DataError."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{config.path} is read with the library 'datasets', which is not installed; "
+            "install it with `pip install 'worldsmith[datasets]'`"
+        ) from None
+    try:
+        found = datasets.load_dataset(
+            config.path,
+            config.subset or None,
+            split=config.split,
+            revision=config.revision or None,
+            streaming=config.streaming,
+        )
+        features = found.features or {}
+        if isinstance(features.get("image"), datasets.Image):
+            found = found.cast_column("image", datasets.Image(decode=False))
+        if config.streaming:
+            split = (found.info.splits or {}).get(config.split)
+            count = split.num_examples if split else 0
+        else:
+            count = len(found)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{config.path} ({config.subset}, {config.split}) cannot be loaded: {error}") from error
+    if not (count or config.limit):
+        raise DataError(f"{config.path} does not say how many records it streams; set dataloader_train.dataset.limit")
+    count = min(count or config.limit, config.limit or count)
+    return Streamed(found) if config.streaming else found, count
+
+
+def image_source(image: Any) -> str | bytes:
+    """What is read of an image column that is not decoded. Raises SampleError."""
+    source = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
+    if not isinstance(source, (str, bytes)):
+        raise SampleError("bad_record", f"'image' must have bytes or a path, found {type(image).__name__}")
+    return source

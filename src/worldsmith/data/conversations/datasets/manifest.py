@@ -1,0 +1,71 @@
+"""The layout of a prepared VideoPhy-2: a manifest, one media file and one conversation file a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.data.conversations.conversation import Part, Turn
+from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.typed_content import parse_messages
+from worldsmith.data.json_records import parse_json, read_list
+from worldsmith.data.stream.errors import SampleError
+
+NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("conversation", "text")}
+"""The keys of a record, and what they may be called."""
+
+
+class ManifestDataset(ChatFile):
+    """`meta.json`: a list of `{"id", "media", "conversation"}`, paths relative to it.
+
+    A conversation file has messages with typed content. Its images and videos carry a name such as "video_0" that
+    stands for the record's one media file.
+    """
+
+    class Config(ChatFile.Config):
+        pass
+
+    file_name = "meta.json"
+
+    def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
+        for number, record in enumerate(read_list(self.file)):
+            try:
+                yield number, None, self._complete(record)
+            except SampleError as error:
+                yield number, None, error
+
+    def _complete(self, record: Any) -> dict[str, Any]:
+        """The record with its conversation in place of the file's name."""
+        if not isinstance(record, dict):
+            raise SampleError("bad_record", f"expected an object, found {record!r:.80}")
+        found = {
+            name: next((record[other] for other in others if record.get(other) is not None), None)
+            for name, others in NAMES.items()
+        }
+        missing = [f"'{' or '.join(NAMES[name])}'" for name, value in found.items() if not isinstance(value, str)]
+        if missing:
+            raise SampleError("bad_record", f"lacks {', '.join(missing)} as text")
+        file = Path(self.file.parent, str(found["conversation"]))
+        try:
+            text = file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise SampleError("missing_file", f"the conversation {file} cannot be read: {error}") from None
+        conversation = parse_json(text)
+        if isinstance(conversation, dict):
+            conversation = conversation.get("conversations")
+        return {**found, "video_fps": record.get("video_fps"), "conversation": conversation}
+
+    def parse(self, record: Any) -> list[Turn]:
+        names: set[str] = set()
+
+        def medium(kind: Literal["image", "video"], name: Any) -> Part:
+            names.add(str(name))
+            return self.medium(kind, record["media"], record["video_fps"])
+
+        turns = parse_messages(record["conversation"], medium)
+        if len(names) != 1:
+            raise SampleError(
+                "bad_record", f"the conversation names {len(names)} media ({', '.join(names)}); one is there"
+            )
+        return turns

@@ -1,0 +1,53 @@
+"""Data set files: JSON, one record per line or all in one list."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.stream.errors import DataError, SampleError
+
+MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""What JSON must hold to hold half of a surrogate pair, which Python's reader lets through."""
+
+
+def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, text) of every line that is not blank; plain or gzip, told from the first bytes."""
+    with open(file, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(file, "rb") if zipped else open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line
+    except (gzip.BadGzipFile, EOFError, OSError) as error:
+        raise DataError(f"{file} cannot be read to its end: {error}") from None
+
+
+def parse_json(text: bytes) -> Any:
+    """Raises SampleError: bad_json; bad_record for a text that is no Unicode."""
+    try:
+        value = json.loads(text)
+        if MAYBE_SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair") from None
+    except (ValueError, RecursionError) as error:
+        raise SampleError("bad_json", str(error)) from None
+    return value
+
+
+def read_list(file: Path) -> list[Any]:
+    """The records of a file that is one JSON list. Raises DataError when it is not."""
+    try:
+        records = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(records, list):
+        raise DataError(f"{file}: expected a list of records, found {type(records).__name__}")
+    return records

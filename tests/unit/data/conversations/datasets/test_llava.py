@@ -1,0 +1,153 @@
+"""LLaVA-style annotations: places of media, roles, rates, and what is left out with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith.data.conversations.conversation import Part, say
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.data.stream.errors import DataError
+
+
+def chat(*texts: str, **record: Any) -> dict[str, Any]:
+    turns = [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(texts)]
+    return {**record, "conversations": turns}
+
+
+def build(folder: Path, *records: Any, **settings: Any) -> LlavaDataset:
+    file = folder / "annotations.json"
+    file.write_text(json.dumps(records))
+    before = file.read_bytes()
+    dataset = LlavaDataset.Config(path=str(folder), **settings).build()
+    assert file.read_bytes() == before
+    return dataset
+
+
+def image(folder: Path, name: str) -> Part:
+    return Part("image", source=str(folder / name))
+
+
+def video(folder: Path, name: str, fps: float | None = None) -> Part:
+    return Part("video", source=str(folder / name), fps=fps)
+
+
+def test_media_stand_at_their_tags(tmp_path: Path) -> None:
+    dataset = build(
+        tmp_path,
+        chat("<image>\nWhat is it?", "a ball", "And in <image> here?", "a box", images=["a.png", "b.png"]),
+        chat("First <video>\n<image>\nlast", "yes", video="v.mp4", image="a.png"),
+    )
+    assert dataset.rejections == []
+    assert dataset.turns(0) == (
+        say("user", image(tmp_path, "a.png"), "What is it?"),
+        say("assistant", "a ball"),
+        say("user", "And in ", image(tmp_path, "b.png"), " here?"),
+        say("assistant", "a box"),
+    )
+    assert dataset.turns(1)[0] == say("user", "First ", video(tmp_path, "v.mp4"), image(tmp_path, "a.png"), "last")
+
+
+def test_media_without_tags_come_first(tmp_path: Path) -> None:
+    dataset = build(tmp_path, chat("Which?", "b", "Why?", "so", image=["a.png", "b.png"], video="v.mp4"))
+    shown = (image(tmp_path, "a.png"), image(tmp_path, "b.png"), video(tmp_path, "v.mp4"))
+    assert dataset.turns(0)[0] == say("user", *shown, "Which?")
+    assert dataset.turns(0)[2] == say("user", "Why?")
+
+
+def test_text_only_and_system_prompts(tmp_path: Path) -> None:
+    own = {"conversations": [{"from": "system", "value": "Be kind."}, *chat("Hi", "Hello")["conversations"]]}
+    dataset = build(tmp_path, chat("Hi", "Hello"), own, system_prompt="Be brief.")
+    assert dataset.turns(0) == (say("system", "Be brief."), say("user", "Hi"), say("assistant", "Hello"))
+    assert dataset.turns(1)[0] == say("system", "Be kind.")
+    assert build(tmp_path, chat("Hi", "Hello")).turns(0)[0].role == "user"
+
+
+def test_a_tag_in_an_answer_is_text(tmp_path: Path) -> None:
+    dataset = build(tmp_path, chat("Name a tag of HTML", "<video>"))
+    assert dataset.turns(0)[1] == say("assistant", "<video>")
+
+
+def test_paths_are_relative_to_the_media_root(tmp_path: Path) -> None:
+    records = [
+        chat("?", "a", image="a.png"),
+        chat("?", "a", image="/abs/a.png"),
+        chat("?", "a", image="file:///f/a.png"),
+    ]
+    dataset = build(tmp_path, *records, media_root="/media")
+    sources = [dataset.turns(index)[0].parts[0].source for index in range(3)]
+    assert sources == ["/media/a.png", "/abs/a.png", "/f/a.png"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "rates"), [("optional", [12.5, None]), ("probe", [None, None]), ("require", [12.5])]
+)
+def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float | None]) -> None:
+    records = [chat("?", "a", video="v.mp4", video_fps=12.5), chat("?", "a", video="v.mp4"), chat("?", "a")]
+    dataset = build(tmp_path, *records, video_fps=policy)
+    found = [
+        part.fps for index in range(len(dataset)) for part in dataset.turns(index)[0].parts if part.kind == "video"
+    ]
+    assert found == rates
+    assert [(r.key, r.reason) for r in dataset.rejections] == [("annotations.json[1]", "no_video_fps")] * (
+        policy == "require"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "words"),
+    [
+        ("text", "bad_record", "expected an object"),
+        ({}, "bad_record", "expected a list of messages"),
+        ({"conversations": []}, "bad_record", "expected a list of messages"),
+        ({"conversations": [{"from": "human", "value": 3}]}, "bad_record", "'value' of message 1 must be text"),
+        ({"conversations": [{"from": "tool", "value": "x"}]}, "unknown_role", "found 'tool'"),
+        ({"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}, "bad_record", "'weight', which is not read"),
+        ({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}, "bad_record", "must be text"),
+        (chat("only a question"), "no_answer", "1 turns"),
+        (chat("<image> or <image>", "a", image="a.png"), "bad_record", "hold 2 <image>, the record has 1 images"),
+        (chat("<image>", "a", images=["a.png", "b.png"]), "bad_record", "hold 1 <image>, the record has 2"),
+        (chat("<image>", "a", video="v.mp4"), "bad_record", "hold 1 <image>, the record has 0"),
+        (chat("?", "a", image="a.png", images=["b.png"]), "bad_record", "both 'image' and 'images'"),
+        (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it beside"),
+        (chat("?", "a", image="a\0.png"), "bad_record", "without NUL"),
+        (chat("?", "a", image=[3]), "bad_record", "found 3"),
+        (chat("?", "a", video="v.mp4", video_fps="fast"), "bad_record", "'video_fps' must be a number above 0"),
+        (chat("?", "a", video="v.mp4", video_fps=0), "bad_record", "'video_fps'"),
+        (chat("\ud800", "a"), "bad_record", "half of a surrogate pair"),
+    ],
+)
+def test_bad_records_are_left_out_with_their_place(tmp_path: Path, record: Any, reason: str, words: str) -> None:
+    dataset = build(tmp_path, chat("Hi", "Hello"), record)
+    (rejection,) = dataset.rejections
+    assert (rejection.key, rejection.reason, rejection.path) == ("annotations.json[1]", reason, str(dataset.file))
+    assert rejection.detail.startswith("record 1: ")
+    assert words in rejection.detail
+    assert (len(dataset), dataset.num_records) == (1, 2)
+
+
+def test_ids_may_repeat(tmp_path: Path) -> None:
+    dataset = build(tmp_path, *(chat("Hi", "Hello", id=name) for name in ("a", "a", 7, "a", None)))
+    assert [dataset.place(index)[0] for index in range(5)] == ["a", "a#2", "7", "a#3", "annotations.json[4]"]
+
+
+def test_the_fingerprint_follows_the_records(tmp_path: Path) -> None:
+    one, same, other = (build(tmp_path, chat("Hi", text)).fingerprint for text in ("a", "a", "b"))
+    assert one == same != other
+
+
+def test_files_that_are_no_list_are_errors(tmp_path: Path) -> None:
+    config = LlavaDataset.Config(path=str(tmp_path))
+    with pytest.raises(DataError, match=r"annotations\.json does not exist"):
+        config.check_files()
+    with pytest.raises(DataError, match="path is empty"):
+        LlavaDataset.Config().build()
+    (tmp_path / "annotations.json").write_text("{}")
+    with pytest.raises(DataError, match="expected a list of records, found dict"):
+        config.build()
+    (tmp_path / "annotations.json").write_text("[{]")
+    with pytest.raises(DataError, match=r"cannot be read as JSON: .*line 1 column 3"):
+        config.build()
