@@ -17,7 +17,8 @@ from make_tiny_tokenizer import make_tokenizer
 from make_tiny_tokenizer import texts as common_texts
 from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 
-from worldsmith.data.falling_questions import all_sentences
+from worldsmith.data.falling_dataset import FallingPlan, draw_scenes
+from worldsmith.data.falling_questions import all_sentences, describe
 
 PATCHES = {
     "patch_size": 16,
@@ -30,7 +31,7 @@ PATCHES = {
 # A picture is 1 to 64 visual tokens of 32x32 pixels, and a video at most 256: sizes count over all of its frames.
 IMAGE = {"size": {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}, **PATCHES}
 VIDEO = {"size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 512 * 32 * 32}, **PATCHES}
-SAMPLING = {"fps": 8, "min_frames": 4, "max_frames": 16}
+SAMPLING = {"fps": 4, "min_frames": 4, "max_frames": 16}
 
 
 def main() -> None:
@@ -105,6 +106,8 @@ def texts() -> Iterator[str]:
     """What the tokenizer learns from: the sentences and answers of the dataset first, then what every one learns."""
     for sentence in all_sentences():
         yield from [sentence] * 80
+    for scene in draw_scenes(FallingPlan(clips=240), "train"):
+        yield from [describe(scene)] * 8
     for word in ("yes", "no", "user", "assistant", "system"):
         yield from [word] * 200
     for tenths in range(200):

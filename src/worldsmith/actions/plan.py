@@ -101,7 +101,7 @@ def plan_run(
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
-    yield from model_lines(config, model.network, task)
+    yield from model_lines(config, model.network, task, optimizer)
     yield checkpoint_line(config, model.network, place)
     memory = Memory.of(config, model.network, degrees)
     yield f"memory       {memory}, before activations"

@@ -29,7 +29,11 @@ class Command:
 
 
 ACTIONS = {
-    "dataset": Command("make a dataset", {"moving-shapes": "moving_shapes:MakeMovingShapes"}, by="word"),
+    "dataset": Command(
+        "make a dataset",
+        {"moving-shapes": "made_clips:MakeMovingShapes", "falling-objects": "made_clips:MakeFallingObjects"},
+        by="word",
+    ),
     "generate": Command("make videos with a trained model", {"videos": "generate:GenerateVideos"}, by="model"),
     "convert": Command("make a base checkpoint from weights in another format", {"": "convert:Convert"}),
     "export": Command("turn a checkpoint into a folder that other libraries load", {"": "export:Export"}),

@@ -18,7 +18,7 @@ COLOURS = tuple(RGB)
 SHAPES = ("square", "triangle")
 # Rises: falls upwards. Passes: goes through the bar. Vanishes: is gone before the end. Changes: takes another colour.
 VIOLATIONS = ("rises", "passes", "vanishes", "changes")
-BAR, EDGE = 5.0, 2.0
+BAR, BAR_TONE, EDGE = 5.0, 225.0, 2.0
 SUBSTEPS = 16
 # What a round of clips breaks: each number of violations 12 times, and each choice of that many equally often.
 ROUND = tuple(
@@ -53,17 +53,16 @@ class Scene:
         return 5 - len(self.broken)
 
 
-def sample_scene(rng: np.random.Generator, broken: frozenset[str]) -> Scene:
-    """A random scene that breaks the laws in `broken` and no others."""
-    colour, later = rng.permutation(len(COLOURS))[:2]
+def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str) -> Scene:
+    """A random scene of this object that breaks the laws in `broken` and no others."""
     side = rng.uniform(13.0, 17.0)
     # Measured along the fall, from the side where the object starts.
     start = EDGE + side / 2 + rng.uniform(0.0, 3.0)
     bar = CANVAS / 2 + rng.uniform(-3.0, 5.0)
     return Scene(
-        shape=SHAPES[rng.integers(len(SHAPES))],
-        colour=COLOURS[colour],
-        later_colour=COLOURS[later],
+        shape=shape,
+        colour=colour,
+        later_colour=rng.choice([other for other in COLOURS if other != colour]),
         broken=broken,
         side=side,
         x=rng.uniform(EDGE + side / 2, CANVAS - EDGE - side / 2),
@@ -73,7 +72,7 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str]) -> Scene:
         bounce=rng.uniform(0.6, 0.8),
         change_time=rng.uniform(0.25, 0.55),
         vanish_time=rng.uniform(0.65, 0.8),
-        background=tuple(rng.uniform(20.0, 60.0) + rng.uniform(-8, 8, 3)),
+        background=tuple(rng.uniform(118.0, 138.0) + rng.uniform(-4, 4, 3)),
     )
 
 
@@ -106,7 +105,7 @@ def render(scene: Scene, *, size: int = 64, num_frames: int = 16) -> np.ndarray:
     bar = CANVAS - scene.bar if "rises" in scene.broken else scene.bar
     background = np.broadcast_to(np.array(scene.background, np.float32), (size, size, 3))
     on_bar = np.clip(0.5 + (BAR / 2 - np.abs(grid - bar)) * scale, 0.0, 1.0)[:, None, None].astype(np.float32)
-    background = background * (1 - on_bar) + np.float32(200.0) * on_bar
+    background = background * (1 - on_bar) + np.float32(BAR_TONE) * on_bar
     frames = np.empty((num_frames, size, size, 3), np.uint8)
     for index, (time, y) in enumerate(zip(times, path(scene, num_frames))):
         outside = signed_distance(

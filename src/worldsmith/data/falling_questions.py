@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from worldsmith.data.falling_objects import COLOURS, SHAPES, Scene
 
-SCORE_PROMPT = (
-    "Watch the video. How well does it obey the laws of physics? "
-    "1: not at all. 2: poorly. 3: in part. 4: well. 5: perfectly. Answer with one digit."
-)
+SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
+DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
 # For each topic the question that is true of a clip, by what the clip shows.
 TOPICS: dict[str, dict[object, str]] = {
@@ -57,6 +55,18 @@ def shown_by(scene: Scene, topic: str) -> object:
     return getattr(scene, topic) if topic in ("colour", "shape") else topic in scene.broken
 
 
+def describe(scene: Scene) -> str:
+    """One sentence that says all that the questions ask."""
+    broken = scene.broken
+    parts = [
+        f"A {scene.colour} {scene.shape} falls {'upwards' if 'rises' in broken else 'downwards'}",
+        "passes through the bar" if "passes" in broken else "bounces off the bar",
+        f"turns {scene.later_colour}" if "changes" in broken else "keeps its colour",
+        "vanishes" if "vanishes" in broken else "is there at the end",
+    ]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}."
+
+
 def all_sentences() -> list[str]:
-    """Every sentence that the dataset can hold, in a fixed order."""
-    return [SCORE_PROMPT, *(f"{text} {ANSWER_HINT}" for texts in TOPICS.values() for text in texts.values())]
+    """Every request that the dataset can hold, in a fixed order."""
+    return [SCORE_PROMPT, DESCRIBE, *(f"{text} {ANSWER_HINT}" for texts in TOPICS.values() for text in texts.values())]

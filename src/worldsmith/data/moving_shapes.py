@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from worldsmith.data.made_folder import complete_folder, prepare_folder
 from worldsmith.data.shape_captions import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
@@ -23,7 +23,6 @@ from worldsmith.data.shape_captions import (
     structured_caption,
 )
 from worldsmith.data.video_writer import write_video
-from worldsmith.files.atomic import write_text
 
 FORMAT_VERSION = 3
 CANVAS = 64.0
@@ -155,7 +154,7 @@ def make_dataset(
     """
     plan.check()
     out = Path(out)
-    if not prepare_folder(out, plan, force):
+    if not prepare_folder(out, plan_header(plan), (*SPLITS, "prompts.jsonl"), force):
         return False
     total, done = plan.clips + plan.val_clips, 0
     for split, clips in (("train", plan.clips), ("val", plan.val_clips)):
@@ -178,8 +177,7 @@ def make_dataset(
         "held_out_combinations": [list(c) for c in HELD_OUT_COMBINATIONS],
         "held_out_wordings": len(HELD_OUT_WORDINGS),
     }
-    write_json(out / "dataset.json", summary)
-    (out / "dataset.partial.json").unlink()
+    complete_folder(out, summary)
     return True
 
 
@@ -240,36 +238,8 @@ def prompts(plan: DatasetPlan) -> Iterator[dict[str, Any]]:
         }
 
 
-def prepare_folder(out: Path, plan: DatasetPlan, force: bool) -> bool:
-    """Makes `out` ready to be written; False if it holds the complete dataset of this plan."""
-    header = plan_header(plan)
-    done, partial = out / "dataset.json", out / "dataset.partial.json"
-    if done.is_file() and not force:
-        found = json.loads(done.read_text())
-        if all(found.get(key) == value for key, value in header.items()):
-            return False
-        different = ", ".join(f"{k} {found.get(k)!r}, asked {v!r}" for k, v in header.items() if found.get(k) != v)
-        raise FileExistsError(
-            f"{out} holds another dataset: {different}; give another folder, or --force to replace it"
-        )
-    if out.exists() and any(out.iterdir()) and not (done.is_file() or partial.is_file()):
-        raise FileExistsError(f"{out} is not empty and was not made by this command; give a new or empty folder")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(partial, header)
-    done.unlink(missing_ok=True)
-    for split in SPLITS:
-        if (out / split).exists():
-            shutil.rmtree(out / split)
-    (out / "prompts.jsonl").unlink(missing_ok=True)
-    return True
-
-
 def plan_header(plan: DatasetPlan) -> dict[str, Any]:
     return {"dataset": "moving-shapes", "format_version": FORMAT_VERSION, **asdict(plan)}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,9 +50,9 @@ def recomputed(
     """`function`, run again in the backward pass."""
     compare = config.determinism_check == "match"
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(
-            TwoRuns(function, compare=compare, saved=saved),
+            TwoRuns(partial(function, **kwargs), compare=compare, saved=saved),
             *args,
             use_reentrant=False,
             preserve_rng_state=config.preserve_rng_state,
@@ -65,7 +66,7 @@ def recomputed(
 class TwoRuns:
     """One call of a function and its repetition, which must give the same values when `compare` is set."""
 
-    def __init__(self, function: Callable[..., Any], *, compare: bool, saved: SavedOps | None) -> None:
+    def __init__(self, function: partial[Any], *, compare: bool, saved: SavedOps | None) -> None:
         self.function, self.compare, self.saved = function, compare, saved
         self.repeated = False
         self.first: Tensor | None = None
@@ -85,7 +86,7 @@ class TwoRuns:
         if self.first is None:
             self.first = sums
         elif not torch.equal(self.first, sums):
-            name = getattr(self.function, "__qualname__", repr(self.function))
+            name = getattr(self.function.func, "__qualname__", repr(self.function.func))
             raise RuntimeError(
                 f"activation_checkpointing.determinism_check = 'match': {name} gave other values in the backward pass "
                 "than in the forward pass, so gradients would be wrong; set preserve_rng_state = true, or mode = 'none'"

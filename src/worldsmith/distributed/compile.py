@@ -32,9 +32,9 @@ def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., An
     # torch's overloads forget the limit, which its signature has.
     fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=VERSIONS)  # type: ignore[call-overload]
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return fast(*args)
+            return fast(*args, **kwargs)
         except RuntimeError as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise

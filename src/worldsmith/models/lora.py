@@ -24,18 +24,24 @@ def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[
     Raises ValueError for an empty list, a target that is there twice, and one that names no layer.
     """
     layers = list(layers)
-    targets = [target.strip() for target in target_modules.split(",")]
-    if not any(targets):
-        raise ValueError("lora_target_modules is empty; name the layers that get an adapter, such as q_proj_moe_gen")
     found: dict[str, list[str]] = {}
-    for target in targets:
-        if target in found or not target:
-            what = f"has '{target}' twice" if target else "has an empty name between its commas"
-            raise ValueError(f"lora_target_modules = '{target_modules}' {what}")
+    for target in read_targets(target_modules):
         found[target] = [layer for layer in layers if f".{layer}".endswith(f".{target}")]
         if not found[target]:
             raise ValueError(unknown_target(target, layers))
     return found
+
+
+def read_targets(target_modules: str) -> list[str]:
+    """The comma-separated targets. Raises ValueError for an empty list and for a target that is there twice."""
+    targets = [target.strip() for target in target_modules.split(",")]
+    if not any(targets):
+        raise ValueError("lora_target_modules is empty; name the layers that get an adapter, such as q_proj")
+    for index, target in enumerate(targets):
+        if target in targets[:index] or not target:
+            what = f"has '{target}' twice" if target else "has an empty name between its commas"
+            raise ValueError(f"lora_target_modules = '{target_modules}' {what}")
+    return targets
 
 
 def unknown_target(target: str, layers: list[str]) -> str:

@@ -12,7 +12,7 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.models.ema import PowerEMA
-from worldsmith.models.lora import inject_adapters, match_targets
+from worldsmith.models.lora import inject_adapters, match_targets, read_targets
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,8 @@ class NetworkParts:
     """Its repeated parts: each is gathered on its own when it is used."""
     compiled: Sequence[str] = ("forward",)
     """Methods of a layer that are compiled."""
+    uncompiled: Sequence[nn.Module] = ()
+    """Layers that are never compiled."""
     recomputed: Sequence[str] = ("forward",)
     """Methods of a layer that may run again in the backward pass, each on its own."""
     units: Sequence[nn.Module] = ()
@@ -77,7 +79,7 @@ class Model(Configurable, ABC):
 
         def check(self) -> None:
             if self.lora_enabled:
-                match_targets(self.lora_target_modules, self.adaptable_layers())
+                self.match_adapters()
             elif idle := changed_lora_settings(self):
                 raise ValueError(
                     f"{' and '.join(f'{name} = {getattr(self, name)!r}' for name in idle)} without adapters: every "
@@ -103,8 +105,10 @@ class Model(Configurable, ABC):
                         "trained; set lora_enabled = true, or select other parameters"
                     )
                 return
-            found = match_targets(self.lora_target_modules, self.adaptable_layers()).values()
-            names = [f"{layer}.lora_{side}.weight" for layers in found for layer in layers for side in "AB"]
+            found = self.match_adapters()
+            if found is None:
+                return
+            names = [f"{layer}.lora_{side}.weight" for layers in found.values() for layer in layers for side in "AB"]
             if useless := [pattern for pattern in patterns if not any(pattern in name for name in names)]:
                 raise ValueError(
                     f"{where}: {useless} selects none of the adapters, and model.config.lora_enabled trains nothing "
@@ -114,13 +118,24 @@ class Model(Configurable, ABC):
         def check_device(self, device: str) -> None:
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 
-        def adaptable_layers(self) -> Sequence[str]:
-            """Paths of the linear layers that an adapter can be trained for; known without making a tensor."""
+        def adaptable_layers(self) -> Sequence[str] | None:
+            """Paths of the linear layers that an adapter can be trained for, known without making a tensor.
+
+            None: they are known when the network is made, which then checks the targets.
+            """
             return ()
 
         def own_weights(self) -> tuple[str, str] | None:
             """The field that names a run's first weights where load_path does not, and the place; None: none does."""
             return None
+
+        def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
+            """The layers that each target names; None: not known yet. Raises ValueError for one that names none."""
+            layers = self.adaptable_layers()
+            if layers is None:
+                read_targets(self.lora_target_modules)
+                return None
+            return match_targets(self.lora_target_modules, layers)
 
         def count_parameters(self) -> int | None:
             """Parameters of the network without adapters, by arithmetic; None when none is known."""
@@ -147,6 +162,7 @@ class Model(Configurable, ABC):
                     alpha=config.lora_alpha,
                     target_modules=config.lora_target_modules,
                 )
+            self.choose_trained()
         self.materialize(device)
         if seed is not None:
             self.init_weights(seed)
@@ -154,6 +170,9 @@ class Model(Configurable, ABC):
     @abstractmethod
     def make_network(self) -> nn.Module:
         """The network without adapters; called where tensors have no memory."""
+
+    def choose_trained(self) -> None:
+        """Freezes what the config says is not trained, before the network has memory; never unfreezes anything."""
 
     @abstractmethod
     def parts(self) -> NetworkParts:

@@ -86,6 +86,12 @@ class Task(ABC):
     def loss(self, batch: Any, *, seed: int) -> LossSum:
         """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone."""
 
+    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
+        """After the last backward pass of a step, on all ranks, before anything is updated.
+
+        Raises UserError, on all of them, for gradients that only a mistake explains. `weight`: that of the whole step.
+        """
+
     def identify(self, batch: Any) -> Any:
         """What ranks that share a batch must agree on, as a value whose `repr` tells."""
         return [[sample.key, sample.position] for sample in batch]
@@ -110,6 +116,13 @@ class Task(ABC):
     def expectation(self, run: Any) -> str | None:
         """In a line, what may be expected of the run tree `run` where that is less than the family can do."""
         return None
+
+    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+        """What a start and a dry run should say of the network's parts: a word of at most 12 letters, and a line.
+
+        `rates`: the learning rates of what is trained, by native name.
+        """
+        return ()
 
     def remarks(self) -> Iterable[tuple[str, str]]:
         """What a dry run should say of the model: a word of at most 12 letters, and a line."""

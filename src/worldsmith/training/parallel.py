@@ -42,7 +42,7 @@ def build_model(config: Model.Config, world: World) -> Model:
     model: Model = config.build(device="meta")
     parts = model.parts()
     share_context(parts, world)
-    compile_methods(parts.layers, parts.compiled, config.compile)
+    compile_methods([layer for layer in parts.layers if layer not in parts.uncompiled], parts.compiled, config.compile)
     recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
     shard(model, parts, world, degrees)
     model.materialize(world.device)

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.preflight import count_weights, start_of
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.tasks.task import Task
@@ -21,7 +23,7 @@ def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
     """The lines of the start itself, as they become known. `batch` is the first of this rank."""
     config, task, loader = trainer.config, trainer.task, trainer.state.loader
     yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
-    yield from model_lines(config, trainer.model.network, task)
+    yield from model_lines(config, trainer.model.network, task, trainer.state.optimizer)
     yield f"data         {task.describe_data(loader)}"
     yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
 
@@ -33,7 +35,7 @@ def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
     return f" (new, {'random weights' if start is None else start.path})"
 
 
-def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[str]:
+def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
     total, trained = count_weights(network)
     average = ", with a running average" if config.model.config.ema.enabled else ""
@@ -41,8 +43,15 @@ def model_lines(config: Trainer.Config, network: nn.Module, task: Task) -> list[
     return [
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
         f"{short_number(total - trained)} frozen{average}",
+        *(f"{word:<13}{line}" for word, line in task.describe_weights(base_rates(network, optimizer))),
         *([] if expected is None else [f"expect       {expected}"]),
     ]
+
+
+def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
+    """The learning rate of each trained parameter, by native name, before the schedule."""
+    rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
 
 
 def step_lines(

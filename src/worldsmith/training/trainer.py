@@ -175,6 +175,7 @@ class Trainer(Configurable):
         step = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
         self._call("on_training_step_start", step)
         forward_backward(step, self.task, seed=self.config.trainer.seed)
+        self.task.check_gradients(step.batches, step.weight)
         self._call("on_before_optimizer_step", step)
         step.gradient = step.gradient or clip_gradients(state.parameters, None)
         step.learning_rate = state.scheduler.learning_rates[0]

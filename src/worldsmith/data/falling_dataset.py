@@ -1,0 +1,147 @@
+"""Writes the falling-objects dataset: clips, their scores in the VideoPhy-2 layout, questions in the LLaVA layout.
+
+Each of the folders videophy2_train and videophy2_val holds meta.json, media/, text/ and annotations.json. The training
+annotations describe every clip and ask several questions in one conversation; the held-out ones ask one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worldsmith.data.falling_objects import COLOURS, ROUND, SHAPES, Scene, render, sample_scene
+from worldsmith.data.falling_questions import ANSWER_HINT, DESCRIBE, SCORE_PROMPT, Question, ask, describe
+from worldsmith.data.made_folder import complete_folder, prepare_folder, write_json
+from worldsmith.data.video_writer import write_video
+
+FORMAT_VERSION = 1
+SPLITS = {"train": 0, "val": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class FallingPlan:
+    """The parameters of a dataset; two datasets with equal plans are the same."""
+
+    clips: int = 1200
+    val_clips: int = 120
+    seed: int = 0
+    size: int = 64
+    num_frames: int = 16
+    fps: int = 8
+
+    def check(self) -> None:
+        """Raises ValueError for a plan that cannot be made."""
+        for name, low in (("clips", 1), ("val_clips", 0), ("seed", 0), ("size", 32), ("num_frames", 8), ("fps", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"falling-objects: {name} must be at least {low}, found {getattr(self, name)}")
+        if self.size % 2:
+            raise ValueError(f"falling-objects: size must be even for H.264 with 4:2:0 colour, found {self.size}")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"train": self.clips, "val": self.val_clips}
+
+
+def make_dataset(
+    out: str | Path,
+    plan: FallingPlan,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> bool:
+    """Writes both splits and, last, dataset.json under `out`; False if all of it was there already.
+
+    An interrupted dataset is made anew. Raises ValueError for an impossible plan, and FileExistsError for a dataset of
+    another plan (unless `force`) or a folder with other content.
+    """
+    plan.check()
+    out = Path(out)
+    header = {"dataset": "falling-objects", "format_version": FORMAT_VERSION, **asdict(plan)}
+    if not prepare_folder(out, header, [folder_name(split) for split in SPLITS], force):
+        return False
+    scores, done = {}, 0
+    for split, clips in plan.counts.items():
+        folder = out / folder_name(split)
+        (folder / "media").mkdir(parents=True)
+        (folder / "text").mkdir()
+        scenes = draw_scenes(plan, split)
+        for index, scene in enumerate(scenes):
+            frames = render(scene, size=plan.size, num_frames=plan.num_frames)
+            write_video(folder / media(index), frames, plan.fps, crf=10, preset="veryfast")
+            write_json(folder / text(index), score_conversation(scene))
+            done += 1
+            if progress is not None:
+                progress(done, sum(plan.counts.values()))
+        names = [Path(text(index)).stem for index in range(clips)]
+        entries = [{"id": name, "media": media(i), "conversation": text(i)} for i, name in enumerate(names)]
+        write_json(folder / "meta.json", entries)
+        write_json(folder / "annotations.json", list(llava_records(plan, split, scenes)))
+        scores[split] = [sum(scene.score == score for scene in scenes) for score in range(1, 6)]
+    complete_folder(out, header | {"clips_of_score_1_to_5": scores})
+    return True
+
+
+def draw_scenes(plan: FallingPlan, split: str) -> list[Scene]:
+    """The scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
+
+    They come in rounds of 60, in which scores, broken laws, colours and shapes are equally frequent.
+    """
+    scenes = []
+    for index in range(plan.counts[split]):
+        round_index, place = divmod(index, len(ROUND))
+        order = np.random.default_rng([plan.seed, SPLITS[split], 0, round_index])
+        laws, colours, shapes = (order.permutation(len(ROUND))[place] for _ in range(3))
+        rng = np.random.default_rng([plan.seed, SPLITS[split], 1, index])
+        scenes.append(sample_scene(rng, ROUND[laws], COLOURS[colours % len(COLOURS)], SHAPES[shapes % len(SHAPES)]))
+    return scenes
+
+
+def score_conversation(scene: Scene) -> dict[str, Any]:
+    """The request for a score and the score: a bare digit."""
+    request = [{"type": "video", "video": "video_0"}, {"type": "text", "text": SCORE_PROMPT}]
+    answer = [{"type": "text", "text": str(scene.score)}]
+    return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
+
+
+def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterator[dict[str, Any]]:
+    """The LLaVA-style records of a split."""
+    rng = np.random.default_rng([plan.seed, SPLITS[split], 2])
+    for index, (scene, questions) in enumerate(zip(scenes, ask(scenes))):
+        if split == "train":
+            yield record(index, "description", [(DESCRIBE, describe(scene))])
+            turns = [turn(questions[i]) for i in rng.permutation(len(questions))]
+            half = len(turns) // 2
+            yield record(index, "questions-1", turns[:half])
+            yield record(index, "questions-2", turns[half:])
+        else:
+            for question in questions:
+                yield record(index, question.topic, [turn(question)])
+
+
+def turn(question: Question) -> tuple[str, str]:
+    return f"{question.text} {ANSWER_HINT}", question.answer
+
+
+def record(index: int, kind: str, turns: list[tuple[str, str]]) -> dict[str, Any]:
+    """One conversation about one clip; the video stands before the first question."""
+    conversations = []
+    for place, (question, answer) in enumerate(turns):
+        tag = "<video>\n" if place == 0 else ""
+        conversations += [{"from": "human", "value": tag + question}, {"from": "gpt", "value": answer}]
+    return {"id": f"{Path(media(index)).stem}-{kind}", "video": media(index), "conversations": conversations}
+
+
+def folder_name(split: str) -> str:
+    return f"videophy2_{split}"
+
+
+def media(index: int) -> str:
+    return f"media/video_{index + 1:04d}.mp4"
+
+
+def text(index: int) -> str:
+    return f"text/conversation_{index + 1:04d}.json"

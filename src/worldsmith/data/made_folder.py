@@ -1,0 +1,48 @@
+"""The folder of a dataset that Worldsmith makes itself: complete or not there, and known by the plan that made it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from worldsmith.files.atomic import write_text
+
+
+def prepare_folder(out: Path, header: dict[str, Any], contents: Iterable[str], force: bool) -> bool:
+    """Makes `out` ready to be written; False if it holds the complete dataset of this header.
+
+    `contents` names the files and folders to come; those of an earlier dataset are removed. Raises FileExistsError for
+    a dataset with another header (unless `force`) and for a folder with other content.
+    """
+    done, partial = out / "dataset.json", out / "dataset.partial.json"
+    if done.is_file() and not force:
+        found = json.loads(done.read_text())
+        if all(found.get(key) == value for key, value in header.items()):
+            return False
+        different = ", ".join(f"{k} {found.get(k)!r}, asked {v!r}" for k, v in header.items() if found.get(k) != v)
+        raise FileExistsError(
+            f"{out} holds another dataset: {different}; give another folder, or --force to replace it"
+        )
+    if out.exists() and any(out.iterdir()) and not (done.is_file() or partial.is_file()):
+        raise FileExistsError(f"{out} is not empty and was not made by this command; give a new or empty folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(partial, header)
+    done.unlink(missing_ok=True)
+    for name in contents:
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        (out / name).unlink(missing_ok=True)
+    return True
+
+
+def complete_folder(out: Path, summary: dict[str, Any]) -> None:
+    """Says that everything is written: `summary`, the header among it, becomes dataset.json."""
+    write_json(out / "dataset.json", summary)
+    (out / "dataset.partial.json").unlink()
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Vision-language models and text decoders of Hugging Face transformers."""

@@ -1,0 +1,94 @@
+"""A backbone of transformers: which class, built from its config alone, and its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.model import NetworkParts
+from worldsmith.models.vision_language.attention import choose_attention
+from worldsmith.models.vision_language.forward import loss_of
+
+VISUAL = ("qwen3_vl", "qwen3_vl_moe")
+"""Model types whose images and videos are understood here: patches, positions in four rows, deepstack features."""
+PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
+"""Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
+LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+"""Settings with which a model changes its logits after the head, and their values without effect."""
+
+
+def make_network(folder: Path, attention: str) -> PreTrainedModel:
+    """The network that config.json describes, in float32; persistent buffers become frozen parameters.
+
+    They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
+    Raises ValueError for a network that cannot be trained here.
+    """
+    model_type = read_json_object(folder / "config.json").get("model_type")
+    config = AutoConfig.from_pretrained(folder)
+    visual = model_type in VISUAL
+    if not visual and (hasattr(config, "vision_config") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        raise ValueError(
+            f"{folder / 'config.json'}: model_type is {model_type!r}; with images and videos these are trained: "
+            f"{', '.join(VISUAL)}; and text decoders that transformers' AutoModelForCausalLM builds"
+        )
+    text = config.get_text_config()
+    for name, neutral in LOGIT_CHANGES.items():
+        if getattr(text, name, neutral) not in (None, neutral):
+            raise ValueError(
+                f"{folder / 'config.json'}: {name} = {getattr(text, name)}: this model changes its logits after the "
+                "head, which the loss over supervised tokens does not do; such models are not trained here"
+            )
+    kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+    chosen = choose_attention(attention, kind._model_mapping[type(config)])
+    network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
+    for module in network.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name not in module._non_persistent_buffers_set:
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+    network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
+    return network
+
+
+def parts_of(network: Any) -> NetworkParts:
+    """Decoder layers and vision blocks, each on its own; an embedding table that the head does not share, too."""
+    layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
+    visual = visual_of(network)
+    blocks = [] if visual is None else list(visual.modules())
+    embeddings = network.get_input_embeddings()
+    tied = network.get_output_embeddings().weight is embeddings.weight
+    exact = set(network._keep_in_fp32_modules or ()) | set(network._keep_in_fp32_modules_strict or ())
+    return NetworkParts(
+        layers=layers,
+        uncompiled=[layer for layer in layers if any(layer is block for block in blocks)],
+        units=[] if tied else [embeddings],
+        full_precision=[
+            module
+            for name, module in network.named_modules()
+            if exact & {name.rpartition(".")[2], *dict(module.named_parameters(recurse=False))}
+        ],
+        entries={network: ("loss_of",)},
+    )
+
+
+def class_name(module: nn.Module) -> str:
+    """That of its own class: FSDP derives another one from it."""
+    return type(module).__name__.removeprefix("FSDP")
+
+
+def visual_of(network: Any) -> Any:
+    """The vision encoder with its mergers; None for a text decoder."""
+    return network.model.visual if network.config.model_type in VISUAL else None
+
+
+def why_not_packed(network: Any) -> str | None:
+    """Why samples do not share one row of this network; None when they can."""
+    model_type = network.config.model_type
+    return None if model_type in PACKABLE else f"{model_type} is not known to keep samples in one row apart"

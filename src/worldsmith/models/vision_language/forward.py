@@ -1,0 +1,54 @@
+"""One pass of a backbone over a batch: a single call of the vision encoder, hidden states, and logits where asked.
+
+All of it is one entry of the network, so that its weights are gathered once around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+if TYPE_CHECKING:
+    from worldsmith.models.vision_language.inputs import Inputs
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [n, width] to logits [n, vocabulary]."""
+
+
+def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
+    """`loss` of the hidden states [S, width] that predict supervised tokens, of those tokens [S], and of the head."""
+    states = hidden_states(network, inputs).flatten(0, 1)
+    return loss(states[inputs.predicting], inputs.targets, network.get_output_embeddings())
+
+
+def hidden_states(network: Any, inputs: Inputs) -> Tensor:
+    """[rows, length, width], after the last norm."""
+    given = {} if inputs.patches is None else {"mm_encoder_outputs": visual_features(network, inputs)}
+    decoder = network.base_model if network.base_model is not network else network.model
+    outputs = decoder(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        position_ids=inputs.position_ids,
+        use_cache=False,
+        **given,
+    )
+    states: Tensor = outputs[0]
+    return states
+
+
+def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
+    """The encoder's output for images and for videos, from one call for both: sharded ranks make as many calls."""
+    encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True)
+    features: dict[str, BaseModelOutputWithPooling] = {}
+    start = 0
+    for kind, count in inputs.visual_tokens.items():
+        taken = slice(start, start + count)
+        features[kind] = type(encoded)(
+            pooler_output=[encoded.pooler_output[taken]],
+            deepstack_features=[[level[taken]] for level in encoded.deepstack_features],
+        )
+        start += count
+    return features

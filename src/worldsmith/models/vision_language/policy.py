@@ -1,0 +1,65 @@
+"""`PolicyConfig`: which backbone is trained, how it attends, and what of it stays as it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import Literal
+
+from worldsmith.config import Config
+from worldsmith.models.model_files import look_for
+
+FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""What is read of a model folder beside its weights."""
+
+
+class BackboneConfig(Config):
+    """Where the backbone comes from."""
+
+    model_name: str = ""
+    """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
+    safetensors_path: str = ""
+    """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
+
+    def check_files(self) -> None:
+        """Raises FileNotFoundError when model_name is neither on this machine nor on the hub; downloads nothing."""
+        if self.model_name:
+            look_for(self.model_name, file_patterns=FILES, field="model_name")
+
+
+class FreezeConfig(Config):
+    """What is not trained. All that is said here holds at once; a tied weight is meant by any of its names."""
+
+    freeze_vision_encoder: bool = False
+    """Freeze the vision encoder: patches, positions and blocks."""
+    freeze_mm_projector: bool = False
+    """Freeze what turns the encoder's output into tokens of the language model (mergers)."""
+    freeze_llm: bool = False
+    """Freeze the language model with its embeddings and its head."""
+    trainable_params: list[str] = field(default_factory=list)
+    """Regular expressions: a parameter whose name fits none of them is frozen. Empty: all may be trained."""
+    frozen_params: list[str] = field(default_factory=list)
+    """Regular expressions: a parameter whose name fits one of them is frozen. Not together with trainable_params."""
+
+    def check(self) -> None:
+        if self.trainable_params and self.frozen_params:
+            raise ValueError("trainable_params and frozen_params are both given; use one of them")
+        for name in ("trainable_params", "frozen_params"):
+            for pattern in getattr(self, name):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ValueError(f"{name}: {pattern!r} is no regular expression: {error}") from None
+
+
+class PolicyConfig(Config):
+    """The backbone as it is trained."""
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    """Where the backbone comes from."""
+    attn_implementation: Literal["cosmos", "flash_attention_2", "sdpa", "eager"] = "cosmos"
+    """Attention of the backbone; cosmos: flash_attention_2 where it is installed and there is a GPU, else sdpa."""
+    sequence_packing: bool = True
+    """Samples of a batch in one row without padding; false, and where the backbone cannot: one row each, padded."""
+    freeze: FreezeConfig = field(default_factory=FreezeConfig)
+    """What is not trained."""

@@ -1,0 +1,45 @@
+"""`NextToken`: cross-entropy of supervised tokens, the mean over all of the step's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from worldsmith.config.declare.ranges import Count
+from worldsmith.objectives.objective import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NextToken(Objective):
+    """Logits are made for supervised positions alone, in chunks, and in float32."""
+
+    class Config(Objective.Config):
+        chunk_tokens: Count = 1024
+        """Tokens whose logits exist at once; of more, each chunk's are made again in the backward pass."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def loss_sum(self, states: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Σ -log p(target), float32 scalar.
+
+        Args:
+            states: hidden states from which the tokens are predicted, [S, width].
+            targets: the tokens, [S].
+            head: hidden states to logits [n, vocabulary].
+        """
+        import torch
+        from torch.nn import functional as F
+        from torch.utils.checkpoint import checkpoint
+
+        def chunk_loss(states: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(head(states).float(), targets, reduction="sum")
+
+        size = self.config.chunk_tokens
+        if len(targets) <= size:
+            return chunk_loss(states, targets)
+        chunks = zip(states.split(size), targets.split(size))
+        losses = [checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
+        return torch.stack(losses).sum()

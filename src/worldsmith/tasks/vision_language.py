@@ -1,0 +1,95 @@
+"""The reasoner learns answers: conversations become one row of tokens, and its logits a loss over supervised tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.models.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
+from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.objectives.next_token import NextToken
+from worldsmith.objectives.objective import LossSum
+from worldsmith.tasks.first_gradients import FirstGradients
+from worldsmith.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.media.limits import Limits
+
+
+class VisionLanguageTask(Task):
+    """Next tokens of conversations with images and videos. A batch is a list of `ChatSample`.
+
+    A step's loss is the mean over all its supervised tokens, whatever ranks, packs and accumulation it has.
+    """
+
+    objective_class = NextToken
+    loader_class = PackingDataLoader
+
+    model: VisionLanguageModel
+    objective: NextToken
+
+    def weigh(self, batch: Sequence[ChatSample]) -> float:
+        return sum(sample.num_supervised for sample in batch)
+
+    def loss(self, batch: Sequence[ChatSample], *, seed: int) -> LossSum:
+        from worldsmith.models.vision_language.inputs import make_inputs
+
+        inputs = make_inputs(
+            batch,
+            self.model.network,
+            packed=self.model.packs,
+            normalize=self.normalize,
+            device=self.model.device,
+        )
+        total = self.model.network.loss_of(inputs, self.objective.loss_sum)
+        return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
+
+    def normalize(self, patches: Tensor, kind: str) -> Tensor:
+        """uint8 patches of an "image" or a "video" as the vision encoder takes them, on their device."""
+        from worldsmith.data.conversations.media.patches import normalize
+
+        limits = self.limits[kind]
+        return normalize(patches, limits.mean, limits.std)
+
+    @cached_property
+    def limits(self) -> dict[str, Limits]:
+        """What the model folder says of images and of videos. Raises DataError for one that does not."""
+        from worldsmith.data.conversations.media.limits import read_limits
+
+        return dict(zip(("image", "video"), read_limits(self.model.folder)))
+
+    def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
+        """The language part at the first step; vision encoder and projector when any rank has an image or a video."""
+        if weight == 0 and self.in_first_step:
+            raise UserError(
+                "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "
+                " `worldsmith dataset preview`, and check its roles and the chat template"
+            )
+        if weight == 0:
+            return
+        seen = any(has_media(sample) for batch in batches for sample in batch)
+        self.first_gradients.check(PARTS if seen else (LANGUAGE,), self.world)
+
+    @cached_property
+    def first_gradients(self) -> FirstGradients:
+        return FirstGradients(self.model.network, part_of)
+
+    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+        return describe_parts(self.model.network, rates)
+
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        yield "attention", self.model.describe_attention()
+        yield "batches", self.model.describe_batches()
+
+
+def has_media(sample: ChatSample) -> bool:
+    return sample.image_grids is not None or sample.video_grids is not None
+
+
+FAMILY = VisionLanguageTask
