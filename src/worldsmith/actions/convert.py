@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.formats.convert import INDEX, convert
 from worldsmith.checkpoint.formats.export_folder import require_place
+from worldsmith.checkpoint.formats.registry import assembling
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.declare.ranges import Seed
 
@@ -25,9 +26,14 @@ class Convert(Action):
         (org/name) of one of these, or a checkpoint."""
         out: str
         """The new folder."""
-        to: Literal["dcp", "native", "diffusers"] = "dcp"
+        to: Literal["dcp", "native", "diffusers", "vlm"] = "dcp"
         """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
-        folder."""
+        folder; vlm: a reasoner for transformers, the source's language model on a Qwen3-VL vision tower."""
+        vlm_model_name: str | None = None
+        """With vlm: the Qwen3-VL folder that gives config, tokenizer, preprocessor settings, and the vision tower of a
+        source that has none; null: the released model of the language model's size."""
+        vision_tower: str | None = None
+        """With vlm: where the vision tower is taken from; null: the source's own, else that of vlm_model_name."""
         dtype: Literal["stored", "bfloat16", "float32"] = "stored"
         """stored: that of each tensor in the source, float32 for what is initialised."""
         action_gen: bool = False
@@ -39,6 +45,14 @@ class Convert(Action):
         force: bool = False
         """Replace an earlier conversion."""
 
+        def check(self) -> None:
+            idle = ("vlm_model_name", "vision_tower") if self.to != "vlm" else ("action_gen", "sound_gen", "seed")
+            for name in idle:
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} = {getattr(self, name)!r} has no effect with to = '{self.to}'; leave it out"
+                    )
+
     config: Config
 
     def plan(self) -> Iterator[str]:
@@ -49,6 +63,19 @@ class Convert(Action):
 
     def run(self) -> Result:
         config = self.config
+        if config.to == "vlm":
+            lines = assembling(config.to).assemble(
+                config.source,
+                config.out,
+                base=config.vlm_model_name,
+                tower=config.vision_tower,
+                dtype=config.dtype,
+                force=config.force,
+            )
+            done = (
+                f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
+            )
+            return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
         report = convert(
             config.source,
             config.out,

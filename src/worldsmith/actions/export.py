@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,14 +20,15 @@ from worldsmith.sampling.training_data import with_clip_size
 
 
 class Export(ModelAction):
-    """Writes a trained model as a diffusers pipeline, as native safetensors, or its adapters for PEFT."""
+    """Writes a trained model for diffusers or transformers, as native safetensors, or its adapters for PEFT."""
 
     class Config(ModelAction.Config):
         out: str | None = None
         """The new folder; null: in the run folder."""
-        format: Literal["diffusers", "native", "adapter"] = "diffusers"
-        """diffusers: a whole pipeline; native: sharded safetensors with native names and config.json; adapter: the
-        low-rank adapters alone, in PEFT's format."""
+        format: Literal["diffusers", "hf", "native", "adapter"] | None = None
+        """diffusers: a generator's whole pipeline; hf: a reasoner's whole folder for transformers; native: sharded
+        safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; null: the
+        whole."""
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
@@ -42,33 +43,34 @@ class Export(ModelAction):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        form, out, model = self.prepare()
+        _, form, out, model = self.prepare()
         yield f"{form.what} would be written to {out} ({self.describe(model)})"
 
     def run(self) -> Result:
         config = self.config
-        form, out, model = self.prepare()
+        name, form, out, model = self.prepare()
         written = form.write(model, out, ExportOptions(dtype=config.dtype, merge=config.merge, force=config.force))
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
-        lines = [done, *model.formats.left_out(config.format, model.config)]
+        lines = [done, *model.formats.left_out(name, model.config)]
         if not form.has_weights and model.tree is not None:
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
-        facts = {"folder": str(out), "written": written, "format": config.format, "dtype": config.dtype}
+        facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def describe(self, model: StoredModel) -> str:
         return f"{model.weights} weights after {model.iteration} steps, {self.config.dtype}"
 
-    def prepare(self) -> tuple[Format, Path, StoredModel]:
-        """The format, the folder and the model, after all checks that cost little."""
+    def prepare(self) -> tuple[str, Format, Path, StoredModel]:
+        """The format and its name, the folder and the model, after all checks that cost little."""
         config, path = self.config, Path(self.config.model)
         formats = formats_of(find_family(path)).exports()
-        if config.format not in formats:
-            raise UserError(f"--format {config.format}: such a model is exported as {' or '.join(formats)}")
-        form = formats[config.format]
-        self.require_meaning(form)
+        name = next(iter(formats)) if config.format is None else str(config.format)
+        if name not in formats:
+            raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")
+        form = formats[name]
+        self.require_meaning(name, formats)
         out = Path(config.out) if config.out else in_run(path, form.folder)
         require_place(out, form.index)
         model = find_model(path, weights=config.weights, base=config.base)
@@ -78,27 +80,25 @@ class Export(ModelAction):
             defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
             shift = defaults.shift if config.shift is None else config.shift
             model = replace(model, defaults=replace(defaults, shift=shift))
-        return form, out, model
+        return name, form, out, model
 
-    def require_meaning(self, form: Format) -> None:
+    def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
         """Raises UserError for a flag that means nothing in the format, or for another config than the run's."""
-        config = self.config
+        config, form = self.config, formats[name]
         own = in_run(Path(config.model), "config.yaml")
         if config.config_file is not None and Path(config.config_file).resolve() != own.resolve():
             raise UserError(
                 f"--config-file {config.config_file}: a run is exported with its own config, {own}; leave it out"
             )
         if not config.merge and not form.keeps_adapters:
+            keeping = "".join(f", or give --format {other}" for other in formats if formats[other].keeps_adapters)
             raise UserError(
-                f"--no-merge keeps adapters beside the weights, which --format {config.format} cannot; leave it out, "
-                "or give --format native"
+                f"--no-merge keeps adapters beside the weights, which --format {name} cannot; leave it out{keeping}"
             )
         if config.shift is not None and not form.has_schedule:
-            raise UserError(
-                f"--shift belongs to a noise schedule, which --format {config.format} does not have; leave it out"
-            )
+            raise UserError(f"--shift belongs to a noise schedule, which --format {name} does not have; leave it out")
         if config.base is not None and not form.has_weights:
-            raise UserError(f"--base has no effect: --format {config.format} reads the adapters alone; leave it out")
+            raise UserError(f"--base has no effect: --format {name} reads the adapters alone; leave it out")
 
 
 def in_run(model: Path, name: str) -> Path:

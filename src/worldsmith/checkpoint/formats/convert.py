@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import publish_export, read_about, require_place
+from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType
-from worldsmith.checkpoint.formats.native_export import CONFIG, STEM, native_config
+from worldsmith.checkpoint.formats.native_export import native_config
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Format = Literal["dcp", "native", "diffusers"]
-INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG}
+INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG, "vlm": CONFIG}
 """What every folder of the format has."""
 
 
@@ -91,7 +92,7 @@ def convert(
             stem, key = (STEM, NATIVE_PREFIX.__add__) if native else formats.foreign_keys(to)
             keys = {name: key(name) for name in weights.shapes}
             write_safetensors(aside, stem, weights, keys, dtype_of, max_shard_size=max_shard_size)
-            config = native_config(about) if native else formats.foreign_config(to, spec)
+            config = native_config(spec, about) if native else formats.foreign_config(to, spec)
             (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         publish_export(aside, out, about)
     return report

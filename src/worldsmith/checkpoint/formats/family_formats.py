@@ -95,6 +95,10 @@ class FamilyFormats:
     """The folders of weights that only this family reads, for people."""
     released: Mapping[str, str] = {}
     """Short names of released models → their repositories on the hub."""
+    assembled_as = ""
+    """`convert --to` this word makes a model of this family out of another's (`assemble`); empty: nothing does."""
+    advice = "Set model.config.network to the values of these weights."
+    """What to do about weights whose settings are not those of the model."""
     heads: Sequence[str] = ()
     """Heads that `convert` can add to a network which lacks them."""
 
@@ -126,6 +130,10 @@ class FamilyFormats:
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
         """The settings of stored weights against a model config."""
         return NetworkDifference()
+
+    def refused(self, surplus: Sequence[str], config: Configurable.Config) -> list[str]:
+        """Of the stored weights that a model has no place for those that must not be left out: an error."""
+        return []
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
         """The model that weights belong to, with the heads asked for. Raises UserError when they do not say enough."""
@@ -187,6 +195,26 @@ class FamilyFormats:
             f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
             "`checkpoint.load_path` = this folder.\n"
         )
+
+    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+        """For `convert --to vlm`: names in a Qwen3-VL folder with this config.json → native names of the same weights.
+
+        Raises UserError when the language model of the source is not that of the folder.
+        """
+        raise self.not_converted("vlm")
+
+    def assemble(
+        self,
+        path: str,
+        out: str | Path,
+        *,
+        base: str | None,
+        tower: str | None,
+        dtype: DType | Literal["stored"],
+        force: bool,
+    ) -> list[str]:
+        """Makes a model of this family out of another family's; says what came from where."""
+        raise self.not_converted(self.assembled_as)
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
         """For `convert --to FORMAT`: the stem of the weight files and native name → name in them."""

@@ -20,6 +20,14 @@ def formats_of(family: str) -> FamilyFormats:
     return FORMATS.find(family) or FamilyFormats(family)
 
 
+def assembling(word: str) -> FamilyFormats:
+    """The family that `convert --to` this word makes. Raises LookupError when there is none."""
+    found = next((formats for formats in FORMATS.all() if formats.assembled_as == word), None)
+    if found is None:
+        raise LookupError(f"no family is made by convert --to {word}")
+    return found
+
+
 def find_naming(keys: Iterable[str], stated_family: str = "", *, wanted: str = "") -> Naming | None:
     """The naming scheme of a folder's tensors, which may state its family; None for one that no family knows.
 

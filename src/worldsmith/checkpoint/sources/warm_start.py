@@ -192,24 +192,39 @@ def compare(
     report.unexpected = [name for name in held if name not in wanted] + source.unknown
     names = [*wanted, *held]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
-    difference = NetworkDifference()
-    if spec is not None and source.family:
-        if source.family != spec.name:
-            raise UserError(
-                f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted"
-            )
-        difference = formats_of(spec.name).difference(source.settings, spec.config)
-    refuse(report, difference, keys_to_skip)
-    report.notes = list(difference.choices)
+    if spec is not None:
+        report.notes = list(require_fit(report, source, spec, keys_to_skip).choices)
+    else:
+        refuse(report, NetworkDifference(), keys_to_skip)
     if average_as_live:
         report.notes.append("the live weights are the averaged ones of the source (load_ema_to_reg)")
     return report
 
 
-def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str]) -> None:
-    """Raises UserError when the weights must not be loaded."""
+def require_fit(
+    report: LoadReport, source: WeightSource, spec: ModelSpec, keys_to_skip: Sequence[str]
+) -> NetworkDifference:
+    """How the model of a source differs from `spec`. Raises UserError when its weights must not be loaded."""
+    if source.family not in ("", spec.name):
+        raise UserError(f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted")
+    formats = formats_of(spec.name)
+    difference = formats.difference(source.settings, spec.config)
+    refuse(report, difference, keys_to_skip, advice=formats.advice)
+    surplus = [name.removeprefix(LIVE) for name in report.unexpected if not name.startswith(AVERAGE)]
+    surplus = [n for n in surplus if n in source.shapes and not any(key in LIVE + n for key in keys_to_skip)]
+    refused = formats.refused(surplus, spec.config) if surplus else []
+    if refused:
+        raise UserError(
+            f"{report.source} holds weights that this network has no place for: {shorten(refused)}. Correct the "
+            "model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
+        )
+    return difference
+
+
+def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = "") -> None:
+    """Raises UserError when the weights must not be loaded; `advice` is against settings that differ."""
     if report.missing or report.mismatched or difference.meanings:
-        raise UserError(_complaint(report, difference))
+        raise UserError(_complaint(report, difference, advice))
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
     if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
@@ -229,7 +244,7 @@ def shorten(names: Sequence[str], limit: int = 3) -> str:
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 
 
-def _complaint(report: LoadReport, difference: NetworkDifference) -> str:
+def _complaint(report: LoadReport, difference: NetworkDifference, advice: str) -> str:
     differing = (*difference.meanings, *difference.sizes)
     parts = [f"the weights in {report.source} do not fit this network."]
     if differing:
@@ -242,7 +257,7 @@ def _complaint(report: LoadReport, difference: NetworkDifference) -> str:
     if report.mismatched:
         parts.append(f"Other shapes: {shorten(report.mismatched)}.")
     if differing:
-        parts.append("Set model.config.network to the values of these weights.")
+        parts.append(advice)
     else:
         parts.append(
             "Correct the model's config, or name what may stay as initialised in checkpoint.keys_to_skip_loading."

@@ -12,6 +12,7 @@ from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
     network_config_from_diffusers,
     transformer_config,
 )
+from worldsmith.checkpoint.formats.cosmos3.language_weights import language_weights
 from worldsmith.checkpoint.formats.cosmos3.model_card import adapter_card, native_card, pipeline_card
 from worldsmith.checkpoint.formats.cosmos3.network_settings import head_names, network_difference, network_of, stated
 from worldsmith.checkpoint.formats.cosmos3.tensor_names import NATIVE_TYPE, TRANSFORMER_CLASS, find_naming
@@ -146,6 +147,9 @@ class Cosmos3Formats(FamilyFormats):
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         cards = {"diffusers": pipeline_card, "native": native_card, "adapter": adapter_card}
         return cards[about["format"]](name, about)
+
+    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+        return language_weights(source, config)
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
         return "diffusion_pytorch_model", native_to_diffusers

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from worldsmith.checkpoint.formats.card_text import origin, parameters
+
 
 def pipeline_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the folder is, how to load it, and how to ask for videos as they were in training."""
@@ -94,20 +96,6 @@ video VAE: {origin(about, "ones")}.
 - As a diffusers pipeline: `worldsmith export {name} -o DIR`.
 
 {metadata_advice(about["generation"])}"""
-
-
-def parameters(about: Mapping[str, Any]) -> str:
-    count = about.get("card", {}).get("parameters")
-    return f" of {count / 1e6:.1f} million parameters" if count else ""
-
-
-def origin(about: Mapping[str, Any], what: str) -> str:
-    source = about["source"]
-    run = f" of the run `{source['run']}`" if source["run"] else ""
-    return (
-        f"the {source['weights']} {what}{run} after {source['iteration']} steps, in {about['dtype']}, exported by "
-        f"Worldsmith {about['worldsmith']}"
-    )
 
 
 def facts(about: Mapping[str, Any]) -> str:

@@ -31,8 +31,9 @@ HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.",
 
 def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
     """The naming scheme of a folder's tensors; None for one that is not of this family."""
-    if any(key.startswith(NATIVE_PREFIX) for key in keys):
-        own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
+    prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
+    if prefix is not None:
+        own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
         own = {name: key for name, key in own.items() if ".visual." not in name}
         return naming(formats.family, "native export", own, formats.native_settings)
     blocks = named(keys, nemotron_name)

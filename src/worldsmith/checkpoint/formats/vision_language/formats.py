@@ -1,0 +1,126 @@
+"""`VisionLanguageFormats`: all that `checkpoint/` asks of this family, whose files are those of transformers.
+
+Weights have the same names in the network and in the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from worldsmith.checkpoint.formats.family_formats import Export, FamilyFormats, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.vision_language.model_card import folder_card
+from worldsmith.checkpoint.formats.vision_language.model_folder import (
+    CONFIG,
+    copy_companions,
+    find_folder,
+    folder_settings,
+    model_kind,
+    settings_of,
+    unexpected_patterns,
+)
+from worldsmith.config import Configurable
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.model_files import lasting_name
+from worldsmith.models.spec import ModelSpec
+from worldsmith.models.vision_language.model import VisionLanguageModel
+
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+FIELD = "model.config.policy.backbone.model_name"
+TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|wte|embed_in)\.weight|(transformer\.)?word_embeddings\.weight")
+"""What a language model of transformers has."""
+
+
+class VisionLanguageFormats(FamilyFormats):
+    reads = "a folder of Hugging Face transformers: a vision-language model or a text decoder (safetensors)"
+    assembled_as = "vlm"
+    advice = f"Set {FIELD} to a folder with the settings of these weights."
+
+    # Reading
+
+    def find_naming(self, keys: Sequence[str]) -> Naming | None:
+        if not any(TABLES.fullmatch(key) for key in keys):
+            return None
+        own = {key: key for key in keys if not key.endswith("rotary_emb.inv_freq")}
+        return Naming(self.family, "Hugging Face folder", own, settings_of)
+
+    def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the model folder; none where it is not on this machine any more."""
+        name = section(section(model_config, "policy"), "backbone").get("model_name")
+        try:
+            return folder_settings(find_folder(str(name), field=FIELD))
+        except FileNotFoundError:
+            return {}
+
+    def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
+        own = folder_settings(model_folder(config))
+        return NetworkDifference(
+            meanings=[
+                f"{name} is {value!r} there and {own[name]!r} here"
+                for name, value in settings.items()
+                if name in own and own[name] != value
+            ]
+        )
+
+    def refused(self, surplus: Sequence[str], config: Configurable.Config) -> list[str]:
+        """All but a tied language head, and what the model's class in transformers leaves out."""
+        patterns = unexpected_patterns(model_folder(config))
+        return [name for name in surplus if not any(re.search(pattern, name) for pattern in patterns)]
+
+    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
+        return self.spec_of(source.path)
+
+    def read_pipeline(self, folder: Path) -> ModelSpec | None:
+        file = folder / CONFIG
+        if not file.is_file() or model_kind(read_json_object(file)) is None:
+            return None
+        return self.spec_of(folder)
+
+    def spec_of(self, folder: Path) -> ModelSpec:
+        config = VisionLanguageModel.Config()
+        self.place_components(config, folder)
+        return ModelSpec(name=self.family, config=config)
+
+    def place_components(self, config: Configurable.Config, folder: Path) -> None:
+        backbone = model_config(config).policy.backbone
+        backbone.model_name, backbone.safetensors_path = str(folder), ""
+
+    # Exporting
+
+    def exports(self) -> dict[str, Export]:
+        from worldsmith.checkpoint.formats.vision_language.export_folder import FOLDER
+
+        return {"hf": FOLDER}
+
+    def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
+        """The folder is named from which all but the weights is; the export itself takes its place."""
+        model = to_dict(spec)
+        model["config"]["policy"]["backbone"] |= {
+            "model_name": lasting_name(model_config(spec.config).policy.backbone.model_name),
+            "safetensors_path": "",
+        }
+        return model
+
+    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
+        copy_companions(model_folder(config), folder)
+
+    def card(self, name: str, about: Mapping[str, Any]) -> str:
+        return folder_card(name, about)
+
+    def assemble(self, path: str, out: str | Path, **options: Any) -> list[str]:
+        from worldsmith.checkpoint.formats.vision_language.assemble import assemble
+
+        return assemble(path, out, **options)
+
+
+def model_folder(config: Configurable.Config) -> Path:
+    return find_folder(model_config(config).policy.backbone.model_name, field=FIELD)
+
+
+def model_config(config: Configurable.Config) -> VisionLanguageModel.Config:
+    return cast(VisionLanguageModel.Config, config)

@@ -1,0 +1,44 @@
+"""The README.md of each kind of exported folder, out of what the folder says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worldsmith.checkpoint.formats.card_text import origin, parameters
+
+USE = {
+    "image-text-to-text": """from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("{name}", dtype="{dtype}")
+processor = AutoProcessor.from_pretrained("{name}")""",
+    "text-generation": """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype="{dtype}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")""",
+}
+"""How a model of each kind is loaded."""
+
+
+def folder_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the folder is, where its weights come from, and how it is loaded."""
+    kind = about["card"]["kind"]
+    return f"""---
+library_name: transformers
+pipeline_tag: {kind}
+---
+
+# {name}
+
+{WHAT[kind]}{parameters(about)}: {origin(about, "weights")}.
+Config, tokenizer, chat template and preprocessor settings are those of `{about["card"]["base"]}`.
+
+```python
+{USE[kind].format(name=name, dtype=about["dtype"])}
+```
+
+To train from it: `model.config.policy.backbone.model_name` = this folder.
+"""
+
+
+WHAT = {"image-text-to-text": "A vision-language model", "text-generation": "A language model"}

@@ -1,0 +1,132 @@
+"""A model folder of Hugging Face transformers: what its config.json says, and the files beside its weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.manifest import MANIFEST
+from worldsmith.models.model_files import local_folder
+
+CONFIG = "config.json"
+FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
+"""Config, tokenizer, chat template, and the preprocessors' settings."""
+WEIGHT_INDEX = "*.index.json"
+OTHERS = (CONFIG, WEIGHT_INDEX, "worldsmith.json", MANIFEST, "load_report.json", "adapter_config.json")
+"""Files that belong to the weights, not to what surrounds them."""
+INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
+"""Settings that change nothing in what stored weights compute."""
+ROOM = "text_config", "vision_config"
+
+
+def find_folder(name: str, *, field: str) -> Path:
+    """The local model folder of a name. Raises FileNotFoundError when it is nowhere."""
+    return local_folder(name, file_patterns=FILES, field=field)
+
+
+def copy_companions(source: Path, target: Path) -> list[str]:
+    """Copies tokenizer, chat template and preprocessor files as they are; returns their names.
+
+    Raises UserError for a folder without a tokenizer.
+    """
+    names = sorted(
+        file.name
+        for file in source.iterdir()
+        if file.is_file() and matches(file.name, FILES) and not matches(file.name, OTHERS)
+    )
+    if not any(matches(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
+        raise UserError(f"{source} has no tokenizer (tokenizer.json); expected a model folder of transformers")
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config.json of the same model with weights in `dtype`; everything else is as its makers wrote it."""
+    changed = dict(config)
+    for name in ROOM:
+        if isinstance(changed.get(name), dict):
+            changed[name] = {key: dtype if key in DTYPES else value for key, value in changed[name].items()}
+    stated = [key for key in DTYPES if key in changed] or ["dtype"]
+    return {**changed, **dict.fromkeys(stated, dtype)}
+
+
+DTYPES = ("dtype", "torch_dtype")
+"""The word of transformers 5, and that of 4."""
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what weights compute, flat: `text_config.rope_parameters.rope_theta` → its value.
+
+    Older spellings are read as transformers reads them. Raises ValueError for a config that is not of transformers.
+    """
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    kind = config.get("model_type")
+    if kind is None or kind not in CONFIG_MAPPING:
+        found = (
+            f"model_type is {kind!r}" if kind else f"no model_type ({config.get('_class_name', 'nothing else said')})"
+        )
+        raise ValueError(
+            f"{found}; expected a model of transformers. The language model of a generator becomes a reasoner by "
+            "`worldsmith convert SOURCE --to vlm -o DIR`"
+        )
+    common = set(PretrainedConfig().to_dict()) - {"tie_word_embeddings"}
+    parsed = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+    return {
+        path: value
+        for path, value in flat(parsed)
+        if (leaf := path.rpartition(".")[2]) not in common
+        and not any(part in common for part in path.split("."))
+        and not leaf.startswith("_")
+        and leaf not in INCIDENTAL
+        and not leaf.endswith(("token_id", "dropout"))
+    }
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def folder_settings(folder: Path) -> dict[str, Any]:
+    """`settings_of` the config.json in a folder. Raises UserError, naming the file."""
+    try:
+        return settings_of(read_json_object(folder / CONFIG))
+    except ValueError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from error
+
+
+def model_kind(config: Mapping[str, Any]) -> str | None:
+    """What transformers calls the task of the model that a config.json describes; None for one unknown here."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from worldsmith.models.vision_language.backbone import VISUAL
+
+    kind = config.get("model_type")
+    if kind in VISUAL:
+        return "image-text-to-text"
+    return "text-generation" if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
+
+
+def unexpected_patterns(folder: Path) -> list[str]:
+    """Regular expressions for stored weights that the model of a folder does without: its class's, a tied head."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(folder)
+    visual = model_kind(read_json_object(folder / CONFIG)) == "image-text-to-text"
+    mapping: Any = (AutoModelForImageTextToText if visual else AutoModelForCausalLM)._model_mapping  # type: ignore
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+    return [*(mapping[type(config)]._keys_to_ignore_on_load_unexpected or ()), *[r"^lm_head\.weight$"] * tied]
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,83 @@
+"""The vision tower that comes with the weights of a generator or a reasoner, under its own names (`blocks.0.…`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.checkpoint.formats.family_formats import Naming
+from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.sources.safetensors_weights import (
+    SafetensorsWeights,
+    tensor_files,
+    unwrapped,
+    weight_folder,
+)
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
+
+ENCODER = "vision_encoder"
+"""The folder, and the prefix of names, of the tower in a diffusers repository."""
+INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
+"""How a tower's weights are called among those of a whole model."""
+
+
+def find_tower(source: WeightSource) -> WeightSource | None:
+    """The tower that belongs to these weights: among them, or in the folder `vision_encoder/` beside them.
+
+    Raises UserError when something says that there is one, and it is not there.
+    """
+    if not isinstance(source, SafetensorsWeights):
+        inside = tower_names(source.shapes)
+        places = {name: (source, there) for name, there in inside.items()}
+        return JoinedWeights(f"vision tower in {source.describe}", places) if places else None
+    plain = unwrapped(source.files)
+    keys = {name: plain[key] for name, key in tower_names(plain, beside=True).items()}
+    if keys:
+        return tower_in(source.path, source.files, keys)
+    for folder in (source.path / ENCODER, source.path.parent / ENCODER):
+        if weight_folder(folder) is not None:
+            files = tensor_files(folder)
+            return tower_in(folder, files, tower_names(files, beside=True, bare=True))
+    if claims_tower(source.path):
+        raise UserError(
+            f"{source.path / 'config.json'} says include_visual, and there is no vision tower: neither among the "
+            f"tensors nor in {ENCODER}/. Download it too; the tower of another model is not the one that was trained"
+        )
+    return None
+
+
+def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
+    """Raises FileNotFoundError when a file that an index lists is not there."""
+    for key in keys.values():
+        if not files[key].is_file():
+            raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")
+    return SafetensorsWeights(folder, files, Naming("", "vision tower in", keys, lambda config: {}), {})
+
+
+def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
+    """The tower's own names → these keys. `beside`: also under the prefix of its folder; `bare`: without any prefix."""
+    found = {}
+    for key in keys:
+        rest = key.removeprefix(f"{ENCODER}.") if beside else key
+        inside = INSIDE.fullmatch(rest)
+        if inside is not None:
+            found[inside["name"]] = key
+        elif bare or rest != key:
+            found[rest] = key
+    return found
+
+
+def claims_tower(folder: Path) -> bool:
+    """Whether the config beside the weights says that the model has a tower."""
+    file = folder / "config.json"
+    return file.is_file() and says_visual(read_json_object(file))
+
+
+def says_visual(config: Any) -> bool:
+    if isinstance(config, dict):
+        return config.get("include_visual") is True or any(says_visual(value) for value in config.values())
+    return isinstance(config, list) and any(says_visual(value) for value in config)

@@ -1,0 +1,122 @@
+"""Vision-language models and text decoders as transformers writes them, runs that train them, and their logits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from stored_models import randomize
+from torch import Tensor
+
+from worldsmith.assets import asset_path
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.yaml.text import dump_yaml
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
+from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+GRID = (1, 4, 6)
+SMALL = {
+    "vocab_size": 512, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 505, "bos_token_id": 505, "eos_token_id": 507,
+}  # fmt: skip
+
+
+def write_reasoner(folder: Path, *, tied: bool = False, dtype: str = "float32", shard: str = "5GB") -> Any:
+    """The shipped tiny Qwen3-VL with random weights, as a whole model folder; returns the model."""
+    from transformers import AutoConfig, Qwen3VLForConditionalGeneration
+
+    source = asset_path("tiny_reasoner")
+    config = AutoConfig.from_pretrained(source)
+    config.tie_word_embeddings = tied
+    model: Any = Qwen3VLForConditionalGeneration(config)
+    return save(model, folder, source, dtype, shard)
+
+
+def write_decoder(folder: Path, kind: str = "llama", *, dtype: str = "float32", **settings: Any) -> Any:
+    """A text decoder of this model type with random weights, as a whole model folder; returns the model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **settings}))
+    return save(model, folder, asset_path("tiny_reasoner"), dtype, "5GB", TOKENIZER)
+
+
+def save(
+    model: Any, folder: Path, source: Path, dtype: str, shard: str, companions: tuple[str, ...] | None = None
+) -> Any:
+    randomize(model)
+    model.tie_weights()
+    model = model.to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder, max_shard_size=shard)
+    for file in source.iterdir():
+        if file.name in (companions or [file.name]) and file.name != "config.json":
+            shutil.copy(file, folder)
+    return model
+
+
+def model_config(folder: Path, **settings: Any) -> VisionLanguageModel.Config:
+    """The family's config for a model folder."""
+    policy = PolicyConfig(backbone=BackboneConfig(model_name=str(folder)), attn_implementation="sdpa")
+    return VisionLanguageModel.Config(precision="float32", policy=policy, **settings)
+
+
+def write_run(
+    folder: Path,
+    config: VisionLanguageModel.Config,
+    network: Any,
+    average: dict[str, Tensor] | None = None,
+    **start: Any,
+) -> Path:
+    """A run folder with one checkpoint of a network's weights, and perhaps an average of them."""
+    checkpoint = Checkpointer.Config(**start)
+    tree = {
+        "job": {"project": "demo", "group": "questions", "name": "tiny"},
+        "model": to_dict(ModelSpec(name="vision_language", config=config)),
+        "objective": {},
+        "trainer": {"seed": 3},
+        "checkpoint": to_dict(checkpoint),
+        "dataloader_train": {},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_yaml(tree), encoding="utf-8")
+    weights = {f"net.{name}": p.detach() for name, p in native_parameters(network).items()}
+    weights |= {f"net_ema.{name}": value for name, value in (average or {}).items()}
+    checkpoint.build(folder=folder / "checkpoints").save(7, {"model": weights})
+    return folder
+
+
+def question(model: Any) -> dict[str, Tensor]:
+    """A sequence of text, and for a model that sees, of a picture too."""
+    ids = torch.arange(20, 44)
+    if model.config.model_type != "qwen3_vl":
+        return {"input_ids": ids[None]}
+    count = GRID[0] * GRID[1] * GRID[2]
+    picture = torch.full((count // 4,), model.config.image_token_id)
+    start, end = model.config.vision_start_token_id, model.config.vision_end_token_id
+    ids = torch.cat((ids[:5], torch.tensor([start]), picture, torch.tensor([end]), ids[5:]))
+    stream = torch.Generator().manual_seed(8)
+    return {
+        "input_ids": ids[None],
+        "mm_token_type_ids": (ids == model.config.image_token_id).int()[None],
+        "pixel_values": torch.randn(count, 3 * 2 * 16 * 16, generator=stream),
+        "image_grid_thw": torch.tensor([GRID]),
+    }
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    """float32 [tokens, vocabulary] of `question`, computed in float32."""
+    found: Tensor = model.float().eval()(**question(model)).logits[0]
+    return found
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Changes settings in the config.json of a folder."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
