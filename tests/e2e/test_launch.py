@@ -21,7 +21,7 @@ from logged_command import call
 
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.training.stop_signals import SAME_PRESS
+from worldsmith.distributed.stop_signals import SAME_PRESS
 
 Start = Callable[..., BaseProcess]
 LAUNCH = ["launch", "--nproc-per-node", "2", "train"]

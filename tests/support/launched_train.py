@@ -15,8 +15,8 @@ import types
 from pathlib import Path
 
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.distributed.world import start_world
-from worldsmith.training.stop_signals import PREEMPTED, StopSignals
 
 RANK = int(os.environ.get("RANK", "0"))
 

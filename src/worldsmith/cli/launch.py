@@ -22,8 +22,8 @@ import psutil
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
+from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
-from worldsmith.training.stop_signals import PREEMPTED, leave, leave_terminal
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

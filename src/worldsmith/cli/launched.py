@@ -7,7 +7,7 @@ import sys
 from worldsmith.cli.main import main
 from worldsmith.distributed.launch_desk import tell_end
 from worldsmith.distributed.process_signals import follow_launcher
-from worldsmith.training.stop_signals import PREEMPTED
+from worldsmith.distributed.stop_signals import PREEMPTED
 
 
 def launched() -> int:

@@ -104,7 +104,7 @@ def stoppable(name: str) -> Iterator[None]:
     up, but not in the middle of an import, which a compiled library would not survive.
     """
     if name in ("train", "launch"):
-        from worldsmith.training.stop_signals import exit_when_asked
+        from worldsmith.distributed.stop_signals import exit_when_asked
 
         with exit_when_asked():
             yield

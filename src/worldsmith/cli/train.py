@@ -20,8 +20,8 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.process_signals import follow_launcher
+from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.training.run_folder import Launch, completion, run_path
-from worldsmith.training.stop_signals import PREEMPTED
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer

@@ -17,6 +17,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.distributed.stop_signals import StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.models.spec import ModelSpec
@@ -32,7 +33,6 @@ from worldsmith.training.run_folder import Launch, require_same_run, run_path, w
 from worldsmith.training.run_lock import RunLock
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
 from worldsmith.training.start_checks import require_same_config, require_same_dataset
-from worldsmith.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ ASKED = """
 import sys, time
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.training.stop_signals import StopSignals
+from worldsmith.distributed.stop_signals import StopSignals
 config = VideoLoader.Config(max_samples_per_batch=1, num_workers=2, prefetch_factor=int(sys.argv[2]))
 config.dataset.path, config.dataset.resolution, config.dataset.min_frames = sys.argv[1], "64", 5
 with StopSignals() as stop:

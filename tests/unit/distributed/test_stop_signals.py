@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.training import stop_signals
-from worldsmith.training.stop_signals import PREEMPTED, StopSignals
+from worldsmith.distributed import stop_signals
+from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 
 
 def send(number: int) -> None:
@@ -57,7 +57,7 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_
     ready, tell = os.pipe()  # not the terminal: its reader gets the first bytes of a write that is still going on
     program = f"""
 import os, sys, time
-from worldsmith.training.stop_signals import StopSignals
+from worldsmith.distributed.stop_signals import StopSignals
 with StopSignals() as stop:
     os.write({tell}, b"ready")
     while stop.asked is None:
@@ -98,7 +98,7 @@ def test_what_nohup_has_started_goes_on() -> None:
 def test_before_there_is_something_to_save_a_signal_ends_the_process(number: int) -> None:
     program = f"""
 import os, signal
-from worldsmith.training.stop_signals import StopSignals, exit_when_asked
+from worldsmith.distributed.stop_signals import StopSignals, exit_when_asked
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with exit_when_asked():
     with StopSignals() as stop:
