@@ -3,7 +3,8 @@
     python fork_server.py toy|tiny   < one JSON object per line: {"world", "run", "workers", "steps", "checkpoint", …}
 
 Runs are those of toy_runs.py or of tiny_runs.py. `checkpoint` are settings of that section; `ranks`, `accumulate`,
-`samples` (per pack), `cycle` (of the schedule), `layers` and `resume_changed` may be given. `kill` is null or [step,
+`samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed` and `validate` (every so many steps) may be
+given. `kill` is null or [step,
 phase]: SIGKILL of the last rank in that 1-based step at `start` (its data is read), `backward` (gradients are there),
 `end` (updated and logged), or `save:n` (the n-th file operation of the save after it, in whatever process). Prints the
 exit code of each job, negative for a signal.
@@ -105,6 +106,8 @@ def run_job(job: dict[str, Any]) -> None:
         config.dataloader_train.max_sequence_length = None  # type: ignore[attr-defined]
         config.dataloader_train.max_samples_per_batch = job["samples"]
     config.scheduler.cycle_lengths = [job.get("cycle", job["steps"])]
+    if job.get("validate"):
+        toy_runs.validated(config, every=job["validate"])
     mortal = Mortal()
     trainer = Trainer(config, run_folder=Path(job["run"]), resume_changed=job.get("resume_changed", False))
     # Beside the tree and not in it, so that the tree of the run that goes on is the same.

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from toy_family import ToyModel, toy
+from toy_family import RowLoader, Rows, ToyModel, toy
 
 from worldsmith.checkpoint.dcp.parts import load_part, stored_shapes
 from worldsmith.config.sections import JobConfig
+from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
 ROWS = "rows.txt"
+VAL_ROWS = "val_rows.txt"
 
 
 def make_world(folder: Path, *, rows: int = 6) -> Path:
-    """Random numbers and twice as much of each, in `folder`."""
+    """Random numbers and twice as much of each, in `folder`: `rows` of them to train on, five to validate on."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-    lines = (" ".join(f"{number:.4f}" for number in [*row, *(2 * n for n in row)]) for row in numbers.tolist())
-    (folder / ROWS).write_text("".join(f"{line}\n" for line in lines))
+    for seed, (name, count) in enumerate(((ROWS, rows), (VAL_ROWS, 5))):
+        numbers = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+        lines = (" ".join(f"{number:.4f}" for number in [*row, *(2 * n for n in row)]) for row in numbers.tolist())
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 
@@ -34,6 +36,17 @@ def toy_config(world: Path, *, steps: int = 8, save_iter: int = 4, workers: int 
     config.trainer.max_iter, config.scheduler.cycle_lengths = steps, [steps]
     config.checkpoint.save_iter, config.dataloader_train.num_workers = save_iter, workers
     config.dataloader_train.dataset.path = str(world / ROWS)  # type: ignore[attr-defined]
+    return config
+
+
+def validated(config: Trainer.Config, *, every: int = 3, workers: int = 0) -> Trainer.Config:
+    """The run of `toy_config` with a validation after every so many steps, before the first and after the last."""
+    path = Path(config.dataloader_train.dataset.path).with_name(VAL_ROWS)  # type: ignore[attr-defined]
+    config.trainer.run_validation = config.trainer.run_validation_on_start = True
+    config.trainer.validation_iter = every
+    config.dataloader_val = RowLoader.Config(
+        dataset=Rows.Config(path=str(path)), max_samples_per_batch=2, num_workers=workers, seed=7
+    )
     return config
 
 
@@ -53,8 +66,14 @@ def read_checkpoint(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def read_losses(run_folder: Path) -> list[tuple[int, float, float, int]]:
     """(step, loss, gradient norm, samples) of every logged step."""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in read_metrics(run_folder / "metrics.jsonl") if "loss" in line]
     return [(line["step"], line["loss"], line["grad_norm"], line["samples"]) for line in lines]
+
+
+def read_validations(run_folder: Path) -> list[tuple[int, float, float, int]]:
+    """(step, loss, loss of the averaged weights, samples) of every validation."""
+    lines = [line for line in read_metrics(run_folder / "metrics.jsonl") if "val/loss" in line]
+    return [(line["step"], line["val/loss"], line["val_ema/loss"], line["val/samples"]) for line in lines]
 
 
 def require_same_end(found: Path, expected: Path, step: int = 8) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.run.checkpointer import load_positions
-from worldsmith.checkpoint.run.folders import find_latest, folder_iteration
+from worldsmith.checkpoint.run.folders import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
@@ -40,16 +40,19 @@ from worldsmith.training.start_checks import (
     require_same_data,
     require_training_state,
     state_shapes,
+    steps_done,
     wanted_moments,
 )
-from worldsmith.training.start_lines import describe_start, model_lines, step_lines
+from worldsmith.training.start_lines import describe_start, model_lines, step_lines, validation_lines
+from worldsmith.training.validation import Validator
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
+    from worldsmith.tasks.task import Preview, Task
     from worldsmith.training.trainer import Trainer
 
 
@@ -113,13 +116,23 @@ def plan_run(
         yield from (f"note         {remark}" for remark in check_space(config, model.network, place))
     except UserError as error:
         too_small = error
+    state, may_change = checkpoint, resume_changed
     if checkpoint is None or is_partial(checkpoint):
-        yield from weight_lines(config, model.network, optimizer, is_new=checkpoint is None)
+        lines, taken_over = weight_lines(config, model.network, optimizer, is_new=checkpoint is None)
+        yield from lines
+        if taken_over is not None:
+            state, may_change = taken_over, True
     if checkpoint is not None:
         require_fit(checkpoint, model.network, model.config.ema, changes=changes)
         empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
     processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
-    yield from data_lines(config, task, checkpoint, processes, resume_changed=resume_changed)
+    loader = task.loader(dry=True)
+    yield from data_lines(config, task, loader, state, processes, may_change=may_change)
+    validator = Validator(config, model=model) if config.trainer.run_validation else None
+    yield from validation_lines(config, validator)
+    if validator is not None:
+        yield f"             first pack: {describe_pack(validator.task.preview(validator.loader))}"
+        yield from (f"note         {remark}" for remark in validator.remarks(loader.dataset, run_folder))
     yield from (f"note         {remark}" for remark in schedule_remarks(config))
     if too_small is not None:
         raise too_small
@@ -134,11 +147,16 @@ def checkpoint_line(config: Trainer.Config, network: nn.Module, place: Path) -> 
     )
 
 
-def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> list[str]:
-    """What would be loaded: names and shapes are compared, no tensor is read."""
+def weight_lines(
+    config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool
+) -> tuple[list[str], Path | None]:
+    """What would be loaded: names and shapes are compared, no tensor is read.
+
+    Also the checkpoint whose training state would be taken over, if it would.
+    """
     settings, model, start = config.checkpoint, config.model.config, start_of(config)
     if start is None:
-        return []
+        return [], None
     report = plan_loading(
         start.path,
         state_shapes(network, model.ema),
@@ -148,24 +166,30 @@ def weight_lines(config: Trainer.Config, network: nn.Module, optimizer: Optimize
         field=start.field,
     )
     lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
-    if is_new and settings.load_training_state:
-        source = require_training_state(report, config)
-        empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
-        lines.append(f"state        optimizer, schedule, step count and data position of {source}")
-    return lines
+    if not is_new or not settings.load_training_state:
+        return lines, None
+    source = require_training_state(report, config)
+    empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
+    return [*lines, f"state        optimizer, schedule, step count and data position of {source}"], source
 
 
 def data_lines(
-    config: Trainer.Config, task: Task, checkpoint: Path | None, processes: int, *, resume_changed: bool
+    config: Trainer.Config,
+    task: Task,
+    loader: PackingDataLoader,
+    checkpoint: Path | None,
+    processes: int,
+    *,
+    may_change: bool,
 ) -> list[str]:
-    """What the data set holds, and the next batch, which was really read."""
-    loader, lines, done = task.loader(dry=True), [], 0
+    """What the data set holds, and the next batch of a run that goes on from `checkpoint`, which was really read."""
+    lines, done = [], 0
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE
         positions = load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=resume_changed)
+        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
         lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
-        done = folder_iteration(checkpoint)
+        done = steps_done(checkpoint)
         if changes:
             loader.start_next_pass(positions)
         else:
@@ -174,6 +198,10 @@ def data_lines(
     return [
         f"data         {task.describe_data(loader)}",
         *lines,
-        f"first pack   {seen.samples} samples, {seen.tokens} tokens; {seen.first}",
+        f"first pack   {describe_pack(seen)}",
         *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),
     ]
+
+
+def describe_pack(seen: Preview) -> str:
+    return f"{seen.samples} samples, {seen.tokens} tokens; {seen.first}"

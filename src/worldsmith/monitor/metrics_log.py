@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -20,23 +20,26 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends metrics to a file that never holds a step twice.
+    """Appends metrics to a file that never says the same of a step twice.
 
     Opening it for a run that goes on from `resumed_step` (0 for a new run) removes what an interrupted run wrote beyond
-    that step, and a last line that was cut off. Numbers that are NaN or infinite are written as null, since JSON has no
-    word for them. A line that cannot be written, as on a full disk, is left out, said once and counted.
+    that step, of the lines of that step those that `is_redone` names, and a last line that was cut off. Numbers that
+    are NaN or infinite are written as null, since JSON has no word for them. A line that cannot be written, as on a
+    full disk, is left out, said once and counted.
 
     Raises UserError when the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, resumed_step: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, resumed_step: int = 0, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False
+    ) -> None:
         self.path = path
         self.unwritten = 0
         """Lines that are missing since this object is there."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                truncate_after(path, resumed_step)
+                truncate_after(path, resumed_step, is_redone)
             self.file = path.open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -81,20 +84,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in records(path) if record is not None]
 
 
-def truncate_after(path: Path, step: int) -> None:
-    """Rewrites the file, atomically, without the lines whose step is greater and without lines that are no JSON."""
+def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
+    """Rewrites the file, atomically, without the lines of later steps, those redone of `step`, and what is no JSON."""
     kept, dropped, broken = [], 0, 0
     for line, record in records(path):
         if record is None:
             broken += 1
-        elif record["step"] > step:
+        elif record["step"] > step or (record["step"] == step and is_redone(record)):
             dropped += 1
         else:
             kept.append(line)
     if not dropped and not broken:
         return
     if dropped:
-        logger.info("%s: removed %d lines of steps after %d, which are run again", path, dropped, step)
+        logger.info("%s: removed %d lines of what comes after step %d, which is run again", path, dropped, step)
     if broken:
         logger.warning("%s: removed %d lines that are not complete", path, broken)
     with replacing(path) as aside:

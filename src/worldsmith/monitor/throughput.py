@@ -26,6 +26,11 @@ class Throughput:
             self.recent.append((now - self.last, tokens, unusual))
         self.last = now
 
+    def leave_out(self, seconds: float) -> None:
+        """These seconds, since the last step, were not the training's."""
+        if self.last is not None:
+            self.last += seconds
+
     @property
     def seconds_per_step(self) -> float | None:
         """Of the usual steps; None until there are any, or nothing but unusual ones in a whole window."""

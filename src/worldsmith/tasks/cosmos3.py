@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_dataset import VideoDataset
 
 
 class Cosmos3Task(Task):
@@ -49,7 +50,9 @@ class Cosmos3Task(Task):
     @classmethod
     def check(cls, run: Any) -> None:
         super().check(run)
-        run.objective.check_tier(run.dataloader_train.dataset.resolution)
+        for data in (run.dataloader_train, run.dataloader_val):
+            if data is not None:
+                run.objective.check_tier(data.dataset.resolution)
 
     def loader(self, *, dry: bool = False) -> VideoLoader:
         settings = copy.deepcopy(self.data)
@@ -106,7 +109,8 @@ class Cosmos3Task(Task):
             self.said_at = now
         elif now - self.said_at >= SAY_EVERY:
             self.said_at = now
-            logger.info("first step: %d of %d clips of the pack are encoded", done, count)
+            what = "first step" if self.split == "train" else "first validation"
+            logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
@@ -155,6 +159,9 @@ class Cosmos3Task(Task):
         from worldsmith.data.clips.summary import summarize
 
         return str(summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length))
+
+    def traces(self, dataset: VideoDataset) -> Iterator[str]:
+        return (str(Path(window.path).resolve()) for window in dataset.windows)
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
         return self.latent_cache is not None and any(sample.latents is None for sample in batch)

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar
 
 from worldsmith.config.declare.configurable import owner_of
+from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.quarantine import Quarantine
+from worldsmith.data.stream.quarantine import Quarantine, Split
 from worldsmith.distributed.world import World
 from worldsmith.models.model import Model
 from worldsmith.objectives.objective import LossSum, Objective
@@ -32,15 +34,16 @@ class Preview:
 class Task(ABC):
     """Joins the data, the model and the objective of one family into a loss.
 
-    It is made before the weights of `model` have values (in a dry run they never get memory) and before the data are
-    read. A batch is what its loader gives, a list of samples unless a family says otherwise; the trainer does not look
-    into it. A family must give `loss`, and override what it does differently.
+    A run has one for its training data and, if it validates, another for its validation data. It is made before the
+    weights of `model` have values (in a dry run they never get memory) and before the data are read. A batch is what
+    its loader gives, a list of samples unless a family says otherwise; the trainer does not look into it. A family
+    must give `loss`, and override what it does differently.
     """
 
     objective_class: ClassVar[type[Objective]]
     """What `objective` must be in a run tree."""
     loader_class: ClassVar[type[PackingDataLoader]]
-    """What `dataloader_train` must be."""
+    """What `dataloader_train` must be, and `dataloader_val`."""
     has_encoder: ClassVar[bool] = False
     """Whether `compile_encoder` has something to compile."""
 
@@ -52,21 +55,23 @@ class Task(ABC):
         data: PackingDataLoader.Config,
         world: World | None = None,
         run_folder: Path | None = None,
+        split: Split = "train",
     ) -> None:
-        """Without a `run_folder` nothing is written."""
+        """`data` is the section of the split. Without a `run_folder` nothing is written."""
         self.model: Any = model
         self.objective: Any = objective.build()
         self.data: Any = data
-        self.world, self.run_folder = world or World(), run_folder
+        self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.in_first_step = True
         """Until this process has done a step: what takes long in it alone may be said."""
 
     @classmethod
     def check(cls, run: Any) -> None:
         """Raises ValueError for sections of the run tree `run` that do not go together."""
-        for section, wanted in (("objective", cls.objective_class), ("dataloader_train", cls.loader_class)):
+        loaders = {name: cls.loader_class for name in ("dataloader_train", "dataloader_val")}
+        for section, wanted in {"objective": cls.objective_class, **loaders}.items():
             found = type(getattr(run, section))
-            if not issubclass(found, wanted.Config):
+            if found is not NoneType and not issubclass(found, wanted.Config):
                 name = getattr(owner_of(found), "__name__", found.__qualname__)
                 raise ValueError(
                     f"{section} is a {name}, and a model of the family '{run.model.name}' takes a {wanted.__name__}"
@@ -84,7 +89,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> LossSum:
-        """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone."""
+        """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone.
+
+        For validation it is called without gradients, with the network in eval mode.
+        """
 
     def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
         """After the last backward pass of a step, on all ranks, before anything is updated.
@@ -132,6 +140,10 @@ class Task(ABC):
         """What is to be counted on this rank beside the loader's own counts."""
         return {}
 
+    def traces(self, dataset: Any) -> Iterable[str]:
+        """What a sample of another data set would have in common with one of this: it tells when two overlap."""
+        return (digest(facts) for _, facts in dataset.listing())
+
     def compile_encoder(self, tiers: Sequence[str]) -> None:
         """Compiles what turns raw samples into the network's input, for all sizes of these tiers ahead of use."""
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
@@ -139,7 +151,7 @@ class Task(ABC):
     def place_in_run(self) -> dict[str, Any]:
         """What every loader is told of the run that it reads for."""
         return {
-            "quarantine": None if self.run_folder is None else Quarantine(self.run_folder, rank=self.world.rank),
+            "quarantine": Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
             "rank": self.world.data_rank,
             "world_size": self.world.data_size,
         }

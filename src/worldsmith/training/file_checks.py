@@ -44,7 +44,7 @@ def check_files(config: Trainer.Config, run_folder: Path | None = None) -> list[
         look = getattr(node, "check_files", None)
         if node is config.checkpoint and needs_base:
             look = partial(require_start, config)
-        if look is None:
+        if look is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
             continue
         try:
             look()

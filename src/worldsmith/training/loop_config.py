@@ -33,6 +33,14 @@ class LoopConfig(Config):
     """Packs per optimizer step on each rank. A step's loss is the mean over all its samples."""
     logging_iter: Count = 10
     """Write the figures of every this many steps."""
+    run_validation: bool = False
+    """Whether the loss on `dataloader_val` is measured, with the live weights and with their average."""
+    validation_iter: Count = 100
+    """Validate after every this many steps, and after the last."""
+    max_val_iter: Count | None = None
+    """Packs of one validation on each rank, at most. None: all samples, once each."""
+    run_validation_on_start: bool = False
+    """Whether a new run also validates before its first step."""
     seed: Seed = 42
     """Seed of weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"
@@ -43,3 +51,9 @@ class LoopConfig(Config):
     """Threads of this process for CPU work. None: PyTorch's choice. Another number can change the last bits."""
     callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)
     """What happens around the step, by name; each has a folder of that name in the run folder. """
+
+    def validates_after(self, steps: int) -> bool:
+        """Whether the weights after so many steps are validated."""
+        if not self.run_validation or not steps:
+            return self.run_validation and self.run_validation_on_start
+        return steps % self.validation_iter == 0 or steps == self.max_iter

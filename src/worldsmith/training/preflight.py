@@ -49,6 +49,11 @@ def check_tree(config: Trainer.Config) -> None:
     for part in ("project", "group"):
         if not getattr(config.job, part):
             raise ValueError(f"job.{part} is empty; the run folder is <output root>/<project>/<group>/<name>")
+    if config.trainer.run_validation and config.dataloader_val is None:
+        raise ValueError(
+            "trainer.run_validation = true, and dataloader_val names no data to validate on; give it a loader, or use "
+            "run_validation = false"
+        )
     model.check_trained(config.optimizer.keys_to_select)
     task_of(model.family).check(config)
     for callback in config.trainer.callbacks.values():

@@ -111,22 +111,27 @@ def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
     `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left
     to do after it.
     """
-    import torch
-
     checkpoint = Path(report.folder).parent
     if not (checkpoint / "optim" / METADATA).exists():
         raise UserError(
             f"checkpoint.load_training_state: {report.source} holds weights only; give a checkpoint of a training run"
         )
-    state = {"iteration": torch.tensor(0)}
-    load_part(checkpoint / "trainer", state, no_dist=True)
-    done, max_iter = int(state["iteration"]), config.trainer.max_iter
+    done, max_iter = steps_done(checkpoint), config.trainer.max_iter
     if done >= max_iter:
         raise UserError(
             f"checkpoint.load_training_state: {checkpoint} has done {done} steps, and trainer.max_iter is {max_iter}, "
             "which counts them; raise it, or take the weights only"
         )
     return checkpoint
+
+
+def steps_done(checkpoint: Path) -> int:
+    """After how many steps a checkpoint was saved, whatever its folder is called."""
+    import torch
+
+    state = {"iteration": torch.tensor(0)}
+    load_part(checkpoint / "trainer", state, no_dist=True)
+    return int(state["iteration"])
 
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
+    from worldsmith.training.validation import Validator
 
 
 def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
@@ -26,6 +27,7 @@ def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
     yield from model_lines(config, trainer.model.network, task, trainer.state.optimizer)
     yield f"data         {task.describe_data(loader)}"
     yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
+    yield from validation_lines(config, trainer.validator)
 
 
 def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
@@ -52,6 +54,18 @@ def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
     """The learning rate of each trained parameter, by native name, before the schedule."""
     rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
+
+
+def validation_lines(config: Trainer.Config, validator: Validator | None) -> Iterator[str]:
+    """When and on what is validated; nothing for a run without validation data."""
+    loop = config.trainer
+    if validator is not None:
+        start = "before the first step, " if loop.run_validation_on_start else ""
+        most = "all samples" if loop.max_val_iter is None else f"at most {loop.max_val_iter} packs on each process"
+        yield f"validation   {start}after every {loop.validation_iter} steps and the last: {most}"
+        yield f"             {validator.task.describe_data(validator.loader)}"
+    elif config.dataloader_val is not None:
+        yield "validation   none, since trainer.run_validation is false: dataloader_val is not read"
 
 
 def step_lines(

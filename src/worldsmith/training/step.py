@@ -81,9 +81,29 @@ def backward(task: Task, batch: Any, factor: float, *, seed: int) -> LossSum:
 
 
 def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> None:
-    """Loss, figures and counts of a step, summed over its batches and all ranks."""
+    """Loss, figures and counts of a step."""
+    found = means(task, sums, weights)
+    step.samples, step.tokens = found.samples, found.tokens
+    step.figures = dict(found.figures)
+    step.loss = step.figures.pop("loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the losses of several batches come to, over all ranks."""
+
+    figures: dict[str, float]
+    """"loss" and the further means that the task gives; NaN where there was nothing to count."""
+    samples: int
+    tokens: int
+
+
+def means(task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> Means:
+    """The means over batches with these weights on all ranks, each of which has as many."""
     import torch
 
+    if not sums:
+        return Means({"loss": math.nan}, 0, 0)
     figures = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(sums, weights, strict=True)]
     names = list(figures[0])
     values = torch.stack([figure[name][0].double() for figure in figures for name in names]).tolist()
@@ -91,6 +111,6 @@ def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[f
     own += [sum(figure[name][1] for figure in figures) for name in names]
     counts = sum(loss.samples for loss in sums), sum(loss.tokens for loss in sums)
     samples, tokens, *totals = task.world.data_sum(*counts, *own)
-    means = zip(names, totals[: len(names)], totals[len(names) :])
-    step.figures = {name: total / count if count else math.nan for name, total, count in means}
-    step.samples, step.tokens, step.loss = int(samples), int(tokens), step.figures.pop("loss")
+    shares = zip(names, totals[: len(names)], totals[len(names) :])
+    found = {name: total / count if count else math.nan for name, total, count in shares}
+    return Means(found, int(samples), int(tokens))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from worldsmith.tasks.task import Task
     from worldsmith.training.run_state import RunState
     from worldsmith.training.step import Step
+    from worldsmith.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Trainer(Configurable):
         """What the run starts from and what it saves."""
         dataloader_train: PackingDataLoader.Config
         """The training data."""
+        dataloader_val: PackingDataLoader.Config | None = None
+        """The validation data, read from their start each time. None: there are none."""
         data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
         """Caps of a reasoner's data path; a generator does not read them."""
         custom: dict[str, Any] = field(default_factory=dict)
@@ -109,8 +112,7 @@ class Trainer(Configurable):
         if not config.job.name and run_folder is None:
             self.run_folder = self.world.broadcast(self.run_folder)
             config.job.name = self.run_folder.name
-            level = logging.WARNING if self.world.is_main else logging.DEBUG
-            logger.log(level, "job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
+            self._warn("job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
         require_same_config(self.world, config)
         require_files(config, self.run_folder, self.world)
         require_memory(config, self.world)
@@ -140,8 +142,10 @@ class Trainer(Configurable):
             try:
                 batches = self._begin()
                 self._call("on_train_start")
+                self.validate(stop)
                 while self.iteration < loop.max_iter:
                     self.training_step(batches)
+                    self.validate(stop)
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
                     if saved == self.world.size:
                         self._settle_save()
@@ -152,14 +156,12 @@ class Trainer(Configurable):
                         self.save(required=False)
                         save_is_due = False
                     elif save_is_due:  # the weights of skipped steps may be spoiled
-                        level = logging.WARNING if self.world.is_main else logging.DEBUG
-                        logger.log(level, "step %d: the save waits for a step that is not skipped", self.iteration)
+                        self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
                     if asked:
                         reason = stop.asked or "another process was asked"
                         stop.honour()
                         if self.iteration < loop.max_iter:
-                            level = logging.WARNING if self.world.is_main else logging.DEBUG
-                            logger.log(level, "stopped and saved after step %d (%s)", self.iteration, reason)
+                            self._warn("stopped and saved after step %d (%s)", self.iteration, reason)
                             return Outcome.STOPPED
             finally:
                 self._drain_save()
@@ -185,6 +187,20 @@ class Trainer(Configurable):
         self.task.in_first_step = False
         self._call("on_training_step_end", step)
         return step
+
+    def validate(self, stop: StopSignals) -> None:
+        """Measures the present weights on the validation data if that is due. A stop goes before.
+
+        A run that goes on from here does it (again): what a stop kept from being measured is made up for.
+        """
+        if self.validator is None or not self.config.trainer.validates_after(self.iteration):
+            return
+        found = self.validator.run(self.state.ema, asked=lambda: stop.asked is not None)
+        if found is None:
+            self._warn("step %d: the validation gives way to the stop", self.iteration)
+            return
+        self._say("validation after step %d: %s", self.iteration, found)
+        self._call("on_validation_end", found)
 
     def save(self, *, required: bool = True) -> None:
         """Writes a checkpoint of the present state, in the background if it may be (`async_save`) and not `required`.
@@ -234,7 +250,9 @@ class Trainer(Configurable):
         prepare_process(config.trainer, self.world)
         self._build()
         for remark in check_space(config, self.model.network, self.checkpointer.folder):
-            logger.log(logging.WARNING if self.world.is_main else logging.DEBUG, "%s", remark)
+            self._warn("%s", remark)
+        for remark in self._validation_remarks():
+            self._warn("%s", remark)
         if checkpoint is not None:
             self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
         else:
@@ -244,6 +262,7 @@ class Trainer(Configurable):
     def _build(self) -> None:
         """Makes every component. The network has no values yet: `RunState` gives it some."""
         from worldsmith.training.run_state import RunState
+        from worldsmith.training.validation import Validator
 
         config, world = self.config, self.world
         self.model: Model = build_model(config.model.config, world)
@@ -264,6 +283,10 @@ class Trainer(Configurable):
         for remark in schedule_remarks(config) if world.is_main else ():
             logger.warning("%s", remark)
         require_same_dataset(world, self.state.loader.dataset)
+        self.validator: Validator | None = None
+        if config.trainer.run_validation:
+            self.validator = Validator(config, model=self.model, world=world, run_folder=self.run_folder)
+            require_same_dataset(world, self.validator.loader.dataset)
         self.callbacks = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
         }
@@ -278,12 +301,19 @@ class Trainer(Configurable):
             logger.info("%s", line)
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
+    def _validation_remarks(self) -> Iterator[str]:
+        if self.validator is not None and self.world.is_main:
+            yield from self.validator.remarks(self.state.loader.dataset, self.run_folder)
+
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
         from worldsmith.data.stream import dataset_record
 
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
         write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.state.loader.dataset))
+        if self.validator is not None:
+            record = dataset_record.record_text(self.validator.loader.dataset)
+            write_text(self.run_folder / dataset_record.VALIDATION, record)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
 
@@ -312,6 +342,13 @@ class Trainer(Configurable):
             error,
             min(self.iteration + self.config.checkpoint.save_iter, self.config.trainer.max_iter),
         )
+
+    def _say(self, message: str, *values: Any, level: int = logging.INFO) -> None:
+        """A message of the run as a whole: process 0 says it for all."""
+        logger.log(level if self.world.is_main else logging.DEBUG, message, *values)
+
+    def _warn(self, message: str, *values: Any) -> None:
+        self._say(message, *values, level=logging.WARNING)
 
     def _call(self, point: str, *arguments: Any) -> None:
         for callback in self.callbacks.values():

@@ -74,7 +74,7 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     assert len(said) == 4
     assert re.fullmatch(
         r"loader worker \d+ was killed by SIGKILL when c\d_w0 was waited for; another one goes on there \(death 1\); "
-        r"if memory is short, lower dataloader_train.num_workers or prefetch_factor",
+        r"if memory is short, lower num_workers or prefetch_factor of the data loader",
         said[0],
     )
     assert "(death 10)" in said[3]
@@ -166,7 +166,7 @@ def test_a_worker_that_cannot_be_started_says_why(clips: Callable, monkeypatch: 
     monkeypatch.setattr(os, "fork", fork)
     for child in own_workers():
         child.kill()
-    with pytest.raises(DataError, match=r"cannot be started \(Cannot allocate memory\).*lower dataloader_train.num_w"):
+    with pytest.raises(DataError, match=r"cannot be started \(Cannot allocate memory\).*lower num_workers or"):
         list(islice(packs, 10))
 
 

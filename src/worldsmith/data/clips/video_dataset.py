@@ -214,14 +214,12 @@ def uuid_of(window: Window) -> str:
 def find_file(path: str) -> Path:
     """The data set file at `path`, or in the folder `path`."""
     if not path:
-        raise DataError(
-            "dataloader_train.dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)"
-        )
+        raise DataError("dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)
     if given.is_file():
         return given
     if not given.is_dir():
-        raise DataError(f"{given} does not exist; dataloader_train.dataset.path must be a .jsonl file or its folder")
+        raise DataError(f"{given} does not exist; dataset.path must be a .jsonl file or its folder")
     for name in FILE_NAMES:
         if (given / name).is_file():
             return given / name

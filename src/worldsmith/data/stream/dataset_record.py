@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.maker import StreamDataset
 
 FILE = "dataset_windows.txt"
+VALIDATION = "dataset_windows_val.txt"
+"""The same of the validation data, whose changes are only said."""
 
 
 def record_text(dataset: StreamDataset) -> str:

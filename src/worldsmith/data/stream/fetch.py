@@ -72,6 +72,6 @@ def report(death: DeadWorkerError, key: str, number: int, *, left_out: bool) -> 
     if number > 3 and str(number).strip("0") != "1":
         return
     then = "that sample is left out" if left_out else "another one goes on there"
-    memory = "; if memory is short, lower dataloader_train.num_workers or prefetch_factor"
+    memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
     advice = memory if death.signal is signal.SIGKILL else ""
     log.warning("%s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)

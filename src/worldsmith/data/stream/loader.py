@@ -104,19 +104,22 @@ class PackingDataLoader(Configurable):
         self._iteration += 1
         iteration = self._iteration
         cursor = Cursor(deque(self._state["set_aside"]), self._state["next_position"])
-        packer = PACKERS[self.config.packer](
-            lambda sample: sample.num_tokens,
-            max_sequence_length=self.config.max_sequence_length,
-            max_samples_per_batch=self.config.max_samples_per_batch,
-            lookahead=self.config.lookahead,
-        )
-        samples = self._samples(cursor)
+        packer, samples = self._packer(), self._samples(cursor)
         while True:
             pack = packer.pack(samples)
             if iteration != self._iteration:
                 raise RuntimeError("this iterator is outdated: the loader was iterated anew or its state was loaded")
             waiting = [sample.position for sample in packer.buffer] + list(cursor.set_aside)
             self._state = self._snapshot(cursor.next_position, waiting)
+            yield pack
+
+    def first_pass(self) -> Iterator[list[Any]]:
+        """This rank's share of the first pass, from its start and each sample once; what is left makes a smaller pack.
+
+        The place in the endless stream stays where it is.
+        """
+        packer, samples = self._packer(), self._samples(Cursor(deque(), self.rank), stop=len(self.dataset))
+        while pack := packer.pack(samples):
             yield pack
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,7 +176,15 @@ class PackingDataLoader(Configurable):
         place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // len(self.dataset)}
         return {**self._identity(), **place, "next_position": next_position, "set_aside": set_aside}
 
-    def _samples(self, cursor: Cursor) -> Iterator[Any]:
+    def _packer(self) -> SequentialPacker[Any] | PoolPacker[Any]:
+        return PACKERS[self.config.packer](
+            lambda sample: sample.num_tokens,
+            max_sequence_length=self.config.max_sequence_length,
+            max_samples_per_batch=self.config.max_samples_per_batch,
+            lookahead=self.config.lookahead,
+        )
+
+    def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
         """The samples of this rank in order; those that cannot be used are quarantined here."""
         from worldsmith.data.stream.fetch import fetch
 
@@ -181,7 +192,7 @@ class PackingDataLoader(Configurable):
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.
         limit = min(10 * self.dataset.num_samples, 10_000)
-        positions, config = cursor.positions(self.world_size), self.config
+        positions, config = cursor.positions(self.world_size, stop), self.config
         found = fetch(
             self.maker, positions, workers=config.num_workers, prefetch=config.prefetch_factor, counts=self.counts
         )

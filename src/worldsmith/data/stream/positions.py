@@ -16,8 +16,8 @@ class Cursor:
         self.set_aside = set_aside
         self.next_position = next_position
 
-    def positions(self, step: int) -> Positions:
-        return Positions(list(self.set_aside), self.next_position, step)
+    def positions(self, step: int, stop: int | None = None) -> Positions:
+        return Positions(list(self.set_aside), self.next_position, step, stop)
 
     def advance(self, position: int, step: int) -> None:
         if self.set_aside:
@@ -27,13 +27,15 @@ class Cursor:
 
 
 class Positions:
-    """The endless list of positions that the worker processes fetch ahead of the cursor."""
+    """The positions that the worker processes fetch ahead of the cursor: up to `stop`, endless without it."""
 
-    def __init__(self, first: list[int], start: int, step: int) -> None:
-        self.first, self.start, self.step = first, start, step
+    def __init__(self, first: list[int], start: int, step: int, stop: int | None = None) -> None:
+        self.first, self.start, self.step, self.stop = first, start, step, stop
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.chain(self.first, itertools.count(self.start, self.step))
+        endless = itertools.count(self.start, self.step)
+        rest = endless if self.stop is None else range(self.start, self.stop, self.step)
+        return itertools.chain(self.first, rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from worldsmith.data.stream.errors import DataError
 
 log = logging.getLogger(__name__)
 
+Split = Literal["train", "val"]
 LOGGED_PER_REASON = 3
 FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "over_token_cap"})
 
@@ -41,10 +43,14 @@ class Quarantine:
     `counts` and the stop rule look at this process only: files that were repaired before a resume no longer count.
     """
 
-    def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
-        """With `folder` None nothing is written, only counted. Ranks above 0 write a file of their own."""
-        name = "quarantine.jsonl" if rank == 0 else f"quarantine_rank{rank}.jsonl"
-        self.file = Path(folder) / name if folder is not None else None
+    def __init__(self, folder: Path | None, *, rank: int = 0, split: Split = "train") -> None:
+        """With `folder` None nothing is written, only counted. Ranks above 0, and validation, write files of their own.
+
+        `split` is the data whose samples are left out: those of `dataloader_train` or of `dataloader_val`.
+        """
+        name = "quarantine" + ("" if split == "train" else f"_{split}") + (f"_rank{rank}" if rank else "")
+        self.file = Path(folder) / f"{name}.jsonl" if folder is not None else None
+        self.section = f"dataloader_{split}"
         self.counts: Counter[str] = Counter()
         self.unwritten = 0
         """Samples that could not be listed."""
@@ -97,10 +103,10 @@ class Quarantine:
         """
         allowed = max(int(max_bad_fraction * total), min(bad_samples_allowed, total // 2))
         if len(self.bad_keys) > allowed:
-            other = f" or dataloader_train.bad_samples_allowed (now {bad_samples_allowed})"
+            other = f" or {self.section}.bad_samples_allowed (now {bad_samples_allowed})"
             raise DataError(
                 f"{len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
-                "Repair or remove them, or raise dataloader_train.max_bad_fraction "
+                f"Repair or remove them, or raise {self.section}.max_bad_fraction "
                 f"(now {max_bad_fraction}){other if len(self.bad_keys) <= total // 2 else ''}."
             )
 

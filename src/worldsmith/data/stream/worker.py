@@ -54,7 +54,7 @@ class Worker(Generic[S]):
         except OSError as error:
             raise DataError(
                 f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
-                "for a further process; lower dataloader_train.num_workers or prefetch_factor"
+                "for a further process; lower num_workers or prefetch_factor of the data loader"
             ) from error
         finally:
             sender.close()
@@ -117,6 +117,8 @@ def work(
             unsent.put(maker[position])
         except Exception as error:
             unsent.put(portable(error))
+    for _ in range(ahead):  # until all is sent
+        free.acquire()
 
 
 def send_all(unsent: SimpleQueue[Any], pipe: Connection, free: threading.Semaphore) -> None:

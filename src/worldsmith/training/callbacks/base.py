@@ -10,14 +10,16 @@ from worldsmith.config import Configurable
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
+    from worldsmith.training.validation import Validation
 
 
 class Callback(Configurable):
     """Does nothing at every point; subclasses override the points that they need.
 
     Points in the order of a step: on_training_step_start → (forward and backward of all packs) →
-    on_before_optimizer_step → (optimizer, scheduler, average) → on_training_step_end → (save, when it is due) →
-    on_save_checkpoint_end. All ranks call all points. `folder` belongs to the callback; it exists on rank 0.
+    on_before_optimizer_step → (optimizer, scheduler, average) → on_training_step_end → (validation, when it is due) →
+    on_validation_end → (save, when it is due) → on_save_checkpoint_end. All ranks call all points. `folder` belongs to
+    the callback; it exists on rank 0.
     """
 
     class Config(Configurable.Config):
@@ -41,6 +43,9 @@ class Callback(Configurable):
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
         """The step is done or skipped and counted."""
+
+    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
+        """The weights after `trainer.iteration` steps are validated; after a resume perhaps for the second time."""
 
     def on_save_checkpoint_end(self, trainer: Trainer, checkpoint: Path) -> None:
         """A complete checkpoint has become visible."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
+    from worldsmith.training.validation import Validation
 
 
 class IterSpeed(Callback):
@@ -40,6 +41,10 @@ class IterSpeed(Callback):
             tokens_per_second=self.throughput.tokens_per_second,
             remaining_seconds=self.throughput.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
         )
+
+    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
+        if self.view is not None:
+            self.throughput.leave_out(validation.seconds)
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.view is not None:

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from worldsmith.monitor.tensorboard_log import TensorBoardLog
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
+    from worldsmith.training.validation import Validation
 
 
 class Metrics(Callback):
     """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
 
-    A run that goes on from a checkpoint first removes the lines of the steps that it will do again.
+    A validation has a line of its own, with the number of steps before it. A run that goes on from a checkpoint first
+    removes the lines of what it will do again.
     """
 
     class Config(Callback.Config):
@@ -31,7 +33,12 @@ class Metrics(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
             return
-        self.log = MetricsLog(trainer.run_folder / "metrics.jsonl", resumed_step=trainer.iteration)
+        again = trainer.config.trainer.validates_after(trainer.iteration)
+        self.log = MetricsLog(
+            trainer.run_folder / "metrics.jsonl",
+            resumed_step=trainer.iteration,
+            is_redone=lambda record: again and "val/loss" in record,
+        )
         if self.config.tensorboard:
             from worldsmith.monitor.tensorboard_log import TensorBoardLog
 
@@ -42,12 +49,18 @@ class Metrics(Callback):
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
         rejected, loaded = trainer.data_counts()  # on every rank: they are sums over them
-        metrics = {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded}
+        self._write(number, {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded})
+
+    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
+        counts = {"samples": validation.samples, "tokens": validation.tokens, "seconds": validation.seconds}
+        self._write(trainer.iteration, {**validation.figures, **{f"val/{name}": n for name, n in counts.items()}})
+
+    def _write(self, step: int, metrics: dict[str, Any]) -> None:
         if self.log is not None:
             metrics["unwritten"] = self.log.unwritten
-            self.log.write(number, metrics)
+            self.log.write(step, metrics)
         if self.board is not None:
-            self.board.write(number, metrics)
+            self.board.write(step, metrics)
 
     def on_train_end(self, trainer: Trainer) -> None:
         for log in (self.log, self.board):
