@@ -31,6 +31,8 @@ PATCHES = {
 # A picture is 1 to 64 visual tokens of 32x32 pixels, and a video at most 256: sizes count over all of its frames.
 IMAGE = {"size": {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}, **PATCHES}
 VIDEO = {"size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 512 * 32 * 32}, **PATCHES}
+# Wider than the 0.02 of large models: so narrow a model would begin almost as the identity.
+WEIGHT_SPREAD = 0.05
 SAMPLING = {"fps": 4, "min_frames": 4, "max_frames": 16}
 
 
@@ -74,12 +76,13 @@ def architecture(tokenizer: PreTrainedTokenizerBase) -> Qwen3VLConfig:
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_hidden_layers": 4,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 32,
             "max_position_embeddings": 4096,
+            "initializer_range": WEIGHT_SPREAD,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,
@@ -97,6 +100,7 @@ def architecture(tokenizer: PreTrainedTokenizerBase) -> Qwen3VLConfig:
             "num_heads": 3,
             "out_hidden_size": 128,
             "num_position_embeddings": 64,
+            "initializer_range": WEIGHT_SPREAD,
             "deepstack_visual_indexes": [0, 1],
         },
     )

@@ -6,20 +6,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worldsmith.data.falling_objects import COLOURS, SHAPES, Scene
+from worldsmith.data.falling_objects import COLOURS, SHAPES, VIOLATIONS, Scene
 
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# For each topic the question that is true of a clip, by what the clip shows.
-TOPICS: dict[str, dict[object, str]] = {
-    "rises": {True: "Does the object fall upwards?", False: "Does the object fall downwards?"},
-    "passes": {True: "Does the object pass through the bar?", False: "Does the object bounce off the bar?"},
-    "vanishes": {True: "Does the object vanish?", False: "Is the object still there at the end?"},
-    "changes": {True: "Does the object change its colour?", False: "Does the object keep its colour?"},
-    "colour": {colour: f"Is the object {colour} at the start?" for colour in COLOURS},
-    "shape": {shape: f"Is the object a {shape}?" for shape in SHAPES},
+# What a question asks is true of a clip that breaks the law, or shows the shape or colour, and of no other.
+QUESTIONS = {
+    "rises": "Does the object fall upwards?",
+    "passes": "Does the object pass through the bar?",
+    "vanishes": "Does the object vanish?",
+    "changes": "Does the object change its colour?",
+    "shape": f"Is the object a {SHAPES[0]}?",
 }
+COLOUR_QUESTION = "Is the object {colour} at the start?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +34,25 @@ class Question:
 def ask(scenes: Sequence[Scene]) -> list[list[Question]]:
     """For each scene one question of every topic.
 
-    Of the scenes that show the same, every second one is asked what is true of it and the others what is not, so each
-    wording is answered with yes as often as with no, as far as the scenes show each thing equally often.
+    Half of the scenes break each law and have each shape. Of those of one colour every second one is asked about
+    another colour. So each wording is answered with yes as often as with no.
     """
-    asked: list[list[Question]] = [[] for _ in scenes]
-    for topic, texts in TOPICS.items():
-        seen: dict[object, int] = defaultdict(int)
-        for scene, questions in zip(scenes, asked):
-            shown = shown_by(scene, topic)
-            half, second = divmod(seen[shown], 2)
-            seen[shown] += 1
-            others = [text for value, text in texts.items() if value != shown]
-            text = others[half % len(others)] if second else texts[shown]
-            questions.append(Question(topic, text, "no" if second else "yes"))
+    seen: dict[str, int] = defaultdict(int)
+    asked = []
+    for scene in scenes:
+        facts = {law: law in scene.broken for law in VIOLATIONS} | {"shape": scene.shape == SHAPES[0]}
+        questions = [Question(topic, text, yes_or_no(facts[topic])) for topic, text in QUESTIONS.items()]
+        half, second = divmod(seen[scene.colour], 2)
+        seen[scene.colour] += 1
+        others = [colour for colour in COLOURS if colour != scene.colour]
+        colour = others[half % len(others)] if second else scene.colour
+        questions.append(Question("colour", COLOUR_QUESTION.format(colour=colour), yes_or_no(colour == scene.colour)))
+        asked.append(questions)
     return asked
 
 
-def shown_by(scene: Scene, topic: str) -> object:
-    """What a scene shows of a topic: one of the keys of its questions."""
-    return getattr(scene, topic) if topic in ("colour", "shape") else topic in scene.broken
+def yes_or_no(fact: bool) -> str:
+    return "yes" if fact else "no"
 
 
 def describe(scene: Scene) -> str:
@@ -69,4 +69,5 @@ def describe(scene: Scene) -> str:
 
 def all_sentences() -> list[str]:
     """Every request that the dataset can hold, in a fixed order."""
-    return [SCORE_PROMPT, DESCRIBE, *(f"{text} {ANSWER_HINT}" for texts in TOPICS.values() for text in texts.values())]
+    questions = [*QUESTIONS.values(), *(COLOUR_QUESTION.format(colour=colour) for colour in COLOURS)]
+    return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in questions)]
