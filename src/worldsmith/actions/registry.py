@@ -30,8 +30,12 @@ class Command:
 
 ACTIONS = {
     "dataset": Command(
-        "make a dataset",
-        {"moving-shapes": "made_clips:MakeMovingShapes", "falling-objects": "made_clips:MakeFallingObjects"},
+        "make a dataset, or look at one",
+        {
+            "moving-shapes": "made_clips:MakeMovingShapes",
+            "falling-objects": "made_clips:MakeFallingObjects",
+            "videophy2": "videophy2:PrepareVideoPhy2",
+        },
         by="word",
     ),
     "generate": Command("make videos with a trained model", {"videos": "generate:GenerateVideos"}, by="model"),
