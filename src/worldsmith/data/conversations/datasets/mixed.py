@@ -1,0 +1,66 @@
+"""Several chat data sets as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import field, replace
+from itertools import accumulate
+from typing import Any
+
+from worldsmith.data.conversations.conversation import Turn
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
+from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
+
+
+class MixedDataset(ChatDataset):
+    """The conversations of all `datasets`, in the order of their names, each once in an epoch and shuffled as one."""
+
+    class Config(ChatDataset.Config):
+        datasets: dict[str, ChatDataset.Config] = field(default_factory=dict)
+        """Data sets of any kind by a name, which stands before the keys of their conversations."""
+
+        def check(self) -> None:
+            if not self.datasets:
+                raise ValueError("a mixed data set needs at least one data set in `datasets`")
+            for name, config in self.datasets.items():
+                if isinstance(config, LlavaOneVision.Config) and config.streaming:
+                    raise ValueError(f"datasets.{name}: a streamed data set is not mixed; set its streaming = false")
+            super().check()
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        """Raises DataError when one of the data sets cannot be read."""
+        config.check()
+        self.config = config
+        self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
+        self.name = " + ".join(member.name for member in self.members.values())
+        self.num_records = sum(member.num_records for member in self.members.values())
+        self.rejections = [
+            replace(rejection, key=f"{name}/{rejection.key}")
+            for name, member in self.members.items()
+            for rejection in member.rejections
+        ]
+        self.starts = [0, *accumulate(len(member) for member in self.members.values())]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def member(self, index: int) -> tuple[str, ChatDataset, int]:
+        """(name, data set, index in it) of a conversation."""
+        number = bisect_right(self.starts, index) - 1
+        name = list(self.members)[number]
+        return name, self.members[name], index - self.starts[number]
+
+    def place(self, index: int) -> tuple[str, str, int | None]:
+        name, member, own = self.member(index)
+        key, path, line = member.place(own)
+        return f"{name}/{key}", path, line
+
+    def turns(self, index: int) -> tuple[Turn, ...]:
+        _, member, own = self.member(index)
+        return tuple(with_system(member.turns(own), self.config.system_prompt))
+
+    def listing(self) -> Iterable[tuple[str, Any]]:
+        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.listing())
