@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from reasoners import edit_config, logits, write_reasoner
+from reasoners import edit_config, from_pretrained, logits, write_reasoner
 from safetensors.torch import load_file, save_file
 from stored_models import random_transformer, randomize
 from transformers import Qwen3VLForConditionalGeneration
@@ -77,13 +77,6 @@ def write_generator(folder: Path, layout: str, reasoner: Any, tower: str | None)
     return native
 
 
-def loaded(folder: Path) -> Any:
-    """The reasoner, if transformers finds every weight and no other."""
-    model, info = Qwen3VLForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
-    assert all(not found for found in info.values()), info
-    return model
-
-
 @pytest.mark.parametrize(
     ("layout", "tower"),
     [("diffusers", ""), ("diffusers", "vision_encoder."), ("diffusers", "model.visual."), ("native", ""), ("net", "")],
@@ -95,7 +88,7 @@ def test_language_model_and_tower_of_a_generator(
     source = write_generator(tmp_path / "generator", layout, trained, tower)
     lines = assemble(str(source), tmp_path / "out", base=str(stock), max_shard_size=1_000_000)
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
-    model = loaded(tmp_path / "out")
+    model = from_pretrained(tmp_path / "out")
     expected = dict(trained.named_parameters())
     assert {name for name, p in model.named_parameters() if torch.equal(p, expected[name])} == expected.keys()
     assert torch.equal(logits(model), logits(trained))
@@ -113,7 +106,7 @@ def test_a_generator_without_a_tower_gets_that_of_the_model_folder(
     source = write_generator(tmp_path / "generator", layout, trained, None)
     lines = assemble(str(source), tmp_path / "out", base=str(stock))
     assert "since the source has none: right for a language model that was never trained to see" in lines[1]
-    model, other = loaded(tmp_path / "out"), loaded(stock)
+    model, other = from_pretrained(tmp_path / "out"), from_pretrained(stock)
     expected = {**dict(trained.named_parameters()), **dict(other.model.visual.named_parameters(prefix="model.visual"))}
     assert all(torch.equal(p, expected[name]) for name, p in model.named_parameters())
     origins = json.loads((tmp_path / "out" / "tensor_origins.json").read_text())
@@ -127,7 +120,8 @@ def test_a_tower_that_is_named_comes_before_the_source_s_own(trained: Any, stock
     lines = assemble(str(source), tmp_path / "out", base=str(stock), tower=str(stock))
     assert "; 0 of them differ" in lines[1]
     assert torch.equal(
-        loaded(tmp_path / "out").model.visual.pos_embed.weight, loaded(stock).model.visual.pos_embed.weight
+        from_pretrained(tmp_path / "out").model.visual.pos_embed.weight,
+        from_pretrained(stock).model.visual.pos_embed.weight,
     )
 
 
@@ -143,7 +137,7 @@ def test_tied_embeddings_have_no_head(tmp_path: Path) -> None:
     save_file({**stored, "model.net.language_model.lm_head.weight": table.clone()}, file)
     assemble(str(source), tmp_path / "out", base=str(tmp_path / "stock"))
     assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(loaded(tmp_path / "out").lm_head.weight, table)
+    assert torch.equal(from_pretrained(tmp_path / "out").lm_head.weight, table)
 
 
 class TestMistakes:
@@ -190,5 +184,5 @@ class TestMistakes:
         with pytest.raises(FileExistsError, match="--force"):
             assemble(str(source), tmp_path / "out", base=str(stock))
         assemble(str(source), tmp_path / "out", base=str(stock), dtype="bfloat16", force=True)
-        assert loaded(tmp_path / "out").dtype == torch.bfloat16
+        assert from_pretrained(tmp_path / "out").dtype == torch.bfloat16
         shutil.rmtree(tmp_path / "out")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from reasoners import logits, model_config, write_decoder, write_reasoner, write_run
+from reasoners import from_pretrained, logits, model_config, write_decoder, write_reasoner, write_run
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
@@ -39,15 +39,6 @@ def load(path: Path, model: VisionLanguageModel, skip: tuple[str, ...] = ()) -> 
 
 def export(model: Any, out: Path, **options: Any) -> None:
     assert model.formats.exports()["hf"].write(model, out, ExportOptions(**options))
-
-
-def from_pretrained(folder: Path, **settings: Any) -> Any:
-    """The model, if transformers has nothing to say against its weights."""
-    visual = json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
-    kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
-    model, info = kind.from_pretrained(folder, output_loading_info=True, **settings)
-    assert all(not found for found in info.values()), info
-    return model
 
 
 @pytest.mark.parametrize("form", FORMS)

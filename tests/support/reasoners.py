@@ -116,6 +116,17 @@ def logits(model: Any) -> Tensor:
     return found
 
 
+def from_pretrained(folder: Path) -> Any:
+    """The model of a folder, if transformers misses no weight and finds none too many."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    visual = json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
+    kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    assert all(not found for found in info.values()), info
+    return model
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     """Changes settings in the config.json of a folder."""
     file = folder / "config.json"

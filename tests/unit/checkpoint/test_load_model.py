@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_stored
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import ADAPTER
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.native_export import export_native
@@ -261,7 +261,7 @@ class TestMovedBase:
 
     def test_its_adapters_need_no_base(self, lora: Path, tmp_path: Path) -> None:
         """They are exported from the checkpoint alone."""
-        assert export_stored(find_model(lora), tmp_path / "adapter", ExportOptions())
+        assert ADAPTER.write(find_model(lora), tmp_path / "adapter", ExportOptions())
         assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
     def test_a_base_for_what_has_all_its_weights_is_refused(

@@ -10,12 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import (
-    export_adapter,
-    load_adapter,
-    native_adapter_name,
-    peft_name,
-)
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import LAYOUT, export_adapter, load_adapter
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.lora import adapter_state, inject_adapters
@@ -55,13 +50,13 @@ def test_what_was_exported_is_read_back_to_the_bit(folder):
 
 def test_names_go_both_ways():
     names = [f"vae2llm.lora_{side}.weight" for side in "AB"] + list(adapters())
-    assert [native_adapter_name(peft_name(name)) for name in names] == names
+    assert [LAYOUT.native_adapter_name(LAYOUT.peft_name(name)) for name in names] == names
     for wrong in ("vae2llm.weight", "nothing.lora_A.weight"):
         with pytest.raises(ValueError, match="is not"):
-            peft_name(wrong)
+            LAYOUT.peft_name(wrong)
     for wrong in ("proj_in.lora_A.weight", "base_model.model.proj_in.weight", "base_model.model.fc.lora_A.weight"):
         with pytest.raises(ValueError, match="is not"):
-            native_adapter_name(wrong)
+            LAYOUT.native_adapter_name(wrong)
 
 
 def test_a_second_export_does_nothing_and_another_one_needs_force(folder):

@@ -7,237 +7,27 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from worldsmith import __version__
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_native, native_to_diffusers
-from worldsmith.checkpoint.formats.cosmos3.model_card import adapter_card
-from worldsmith.checkpoint.formats.export_folder import (
-    ExportSource,
-    facts_of,
-    may_write,
-    publish_export,
-    weights_digest,
-)
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.checkpoint.formats.registry import full_name
-from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.safetensors_weights import open_file
-from worldsmith.checkpoint.sources.verify import require_whole
-from worldsmith.config.errors import UserError
-from worldsmith.distributed.world import World
-from worldsmith.files.atomic import folder_aside
-from worldsmith.files.json_file import read_json_object
-from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
-from worldsmith.models.model_files import hub_name, is_local, lasting_name
+from worldsmith.checkpoint.formats.peft_adapter import PREFIX, AdapterLayout
 from worldsmith.models.video_model import GenerationDefaults
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
-    from worldsmith.checkpoint.formats.stored_model import StoredModel
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model"
-"""Where PEFT keeps the adapted model inside its own."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
 """Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
 
 
-def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """`export_adapter` for a LoRA run on disk; only the adapters are read.
-
-    Raises ValueError for a model that was not trained with LoRA.
-    """
-    if not model.has_adapters or model.tree is None:
-        raise ValueError(
-            f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
-        )
-    weights = model.open_adapters()
-    return export_adapter(
-        {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)},
-        out,
-        alpha=model.config.lora_alpha,
-        base_model="" if model.start is None else model.start.path,
-        source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
-        defaults=model.defaults,
-        card=facts_of(model),
-        dtype=options.dtype,
-        force=options.force,
-    )
+def diffusers_header(config: Mapping[str, Any]) -> dict[str, str]:
+    """One entry of metadata: safetensors writes several in any order."""
+    known = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
+    return {DIFFUSERS_HEADER: json.dumps(known)}
 
 
-ADAPTER = Export("export_adapter", CONFIG, "adapter", export_stored, has_weights=False)
-
-
-def export_adapter(
-    adapters: Mapping[str, Tensor],
-    out: str | Path,
-    *,
-    alpha: int,
-    base_model: str = "",
-    source: ExportSource | None = None,
-    defaults: GenerationDefaults | None = None,
-    card: Mapping[str, Any] | None = None,
-    dtype: DType = "float32",
-    force: bool = False,
-) -> bool:
-    """Writes adapters, by native name, as the folder `out`; False when the same export is there already.
-
-    `base_model` names the weights that they belong to; `adapter_config.json` repeats it when it is a name of the hub.
-    The folder appears when it is complete. Raises ValueError when there are no adapters or when they change nothing,
-    FileExistsError when `out` is something else (`force` replaces an older export, never other files).
-    """
-    from safetensors.torch import save_file
-
-    out, base_model = Path(out), full_name(base_model)
-    config = adapter_config(adapters, alpha, base_model)
-    weights = exported_adapters(adapters, dtype)
-    about = {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", "diffusers", "peft")},
-        "format": "adapter",
-        "source": asdict(source or ExportSource()),
-        "base_model": lasting_name(base_model) if base_model else "",
-        "dtype": dtype,
-        "rank": config["r"],
-        "alpha": alpha,
-        "layers": len(config["target_modules"]),
-        "weights_sha256": weights_digest(weights),
-        "generation": asdict(defaults or GenerationDefaults()),
-        "card": dict(card or {}),
-    }
-    if not may_write(out, about, force, index=CONFIG):
-        return False
-    header = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
-    with folder_aside(out) as aside:  # one entry of metadata: safetensors writes several in any order
-        save_file(weights, aside / WEIGHTS, metadata={DIFFUSERS_HEADER: json.dumps(header)})
-        (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(adapter_card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about)
-    return True
-
-
-def exported_adapters(adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-    """The matrices under PEFT's names; raises ValueError when all B are zero."""
-    import torch
-
-    if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
-        raise ValueError("all adapters are zero, as before training: they would change nothing")
-    return {peft_name(name): tensor.cpu().to(getattr(torch, dtype)).contiguous() for name, tensor in adapters.items()}
-
-
-def adapter_config(adapters: Mapping[str, Tensor], alpha: int, base_model: str) -> dict[str, Any]:
-    """The content of `adapter_config.json`; the layers are listed by their whole diffusers path."""
-    low = {name.removesuffix(MATRICES[0]): tensor for name, tensor in adapters.items() if name.endswith(MATRICES[0])}
-    if not low:
-        raise ValueError("there are no adapters to export")
-    ranks = sorted({len(tensor) for tensor in low.values()})
-    if len(ranks) > 1:
-        raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
-    return {
-        "peft_type": "LORA",
-        **base_on_the_hub(base_model),
-        "r": ranks[0],
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": [native_to_diffusers(f"{path}.weight").removesuffix(".weight") for path in low],
-        "inference_mode": True,
-    }
-
-
-def base_on_the_hub(base_model: str) -> dict[str, Any]:
-    """The base in PEFT's words: repository and revision. A local folder means nothing to PEFT elsewhere: None."""
-    hub = None if is_local(base_model) else hub_name(base_model)
-    if hub is None:
-        return {"base_model_name_or_path": None}
-    return {"base_model_name_or_path": hub.repo, **({"revision": hub.revision} if hub.revision else {})}
-
-
-def peft_name(name: str) -> str:
-    """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
-    for matrix in MATRICES:
-        if name.endswith(matrix):
-            base = native_to_diffusers(name.removesuffix(matrix) + ".weight")
-            return f"{PREFIX}.{base.removesuffix('.weight')}{matrix}"
-    raise ValueError(f"'{name}' is not the name of an adapter's matrix")
-
-
-def native_adapter_name(name: str) -> str:
-    """Inverse of `peft_name`; raises ValueError for names of other things."""
-    for matrix in MATRICES:
-        if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
-            base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
-            return diffusers_to_native(f"{base}.weight").removesuffix(".weight") + matrix
-    raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAdapter:
-    """An adapter folder that was read and checked."""
-
-    folder: Path
-    rank: int
-    alpha: int
-    weights: Mapping[str, Tensor]
-    """Matrices by native name."""
-
-
-def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Reads a LoRA folder in PEFT's format, whoever wrote it.
-
-    Raises FileNotFoundError when a file is missing, UserError when one is damaged or not understood, ValueError for an
-    adapter that is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to another network.
-    """
-    folder = Path(folder)
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT's format")
-    if (folder / ABOUT).is_file():
-        require_whole(folder, World())
-    config = read_json_object(folder / CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA can be read")
-    for key in ("r", "lora_alpha"):
-        if key not in config:
-            raise ValueError(f"{folder / CONFIG} has no {key}")
-        if type(config[key]) is not int or config[key] < 1:
-            raise UserError(f"{folder / CONFIG}: {key}: expected a whole number above 0, found {config[key]!r}")
-    for key in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
-        if config.get(key):
-            raise ValueError(
-                f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
-            )
-    try:
-        with open_file(folder / WEIGHTS) as file:
-            weights = {native_adapter_name(name): file.get_tensor(name) for name in sorted(file.keys())}
-    except ValueError as error:
-        raise ValueError(f"{folder / WEIGHTS}: {error}") from error
-    return StoredAdapter(folder, config["r"], config["lora_alpha"], weights)
-
-
-def load_adapter(network: nn.Module, folder: str | Path) -> list[str]:
-    """Gives a network without adapters those of an adapter folder, in place; returns the adapted layers' paths.
-
-    Everything else is frozen. Raises like `read_adapter`, and ValueError when names or shapes do not fit the network.
-    """
-    stored = read_adapter(folder)
-    layers = sorted(
-        {name.removesuffix(matrix) for name in stored.weights for matrix in MATRICES if name.endswith(matrix)}
-    )
-    injected = inject_adapters(network, rank=stored.rank, alpha=stored.alpha, target_modules=",".join(layers))
-    target = adapter_state(network)
-    for name, tensor in target.items():
-        if name not in stored.weights:
-            raise ValueError(f"{stored.folder / WEIGHTS} lacks {peft_name(name)}")
-        if stored.weights[name].shape != tensor.shape:
-            found, needed = list(stored.weights[name].shape), list(tensor.shape)
-            raise ValueError(f"{stored.folder / WEIGHTS}: {peft_name(name)} has the shape {found}, needed is {needed}")
-        tensor.copy_(stored.weights[name])
-    return injected
+LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
+ADAPTER = peft_adapter.export_of(LAYOUT)
+export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=GenerationDefaults())
+read_adapter = partial(peft_adapter.read_adapter, LAYOUT)
+load_adapter = partial(peft_adapter.load_adapter, LAYOUT)

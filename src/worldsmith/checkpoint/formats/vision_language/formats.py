@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats.family_formats import Export, FamilyFormats, Naming, NetworkDifference
-from worldsmith.checkpoint.formats.vision_language.model_card import folder_card
+from worldsmith.checkpoint.formats.vision_language.model_card import adapter_card, folder_card
 from worldsmith.checkpoint.formats.vision_language.model_folder import (
     CONFIG,
     copy_companions,
@@ -29,6 +29,8 @@ from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 FIELD = "model.config.policy.backbone.model_name"
@@ -94,8 +96,9 @@ class VisionLanguageFormats(FamilyFormats):
 
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.vision_language.export_folder import FOLDER
+        from worldsmith.checkpoint.formats.vision_language.peft_adapter import ADAPTER
 
-        return {"hf": FOLDER}
+        return {"hf": FOLDER, "adapter": ADAPTER}
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """The folder is named from which all but the weights is; the export itself takes its place."""
@@ -110,7 +113,12 @@ class VisionLanguageFormats(FamilyFormats):
         copy_companions(model_folder(config), folder)
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
-        return folder_card(name, about)
+        return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        from worldsmith.checkpoint.formats.vision_language.peft_adapter import load_adapter
+
+        return load_adapter(network, folder)
 
     def assemble(self, path: str, out: str | Path, **options: Any) -> list[str]:
         from worldsmith.checkpoint.formats.vision_language.assemble import assemble

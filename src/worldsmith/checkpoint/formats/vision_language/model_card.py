@@ -42,3 +42,24 @@ To train from it: `model.config.policy.backbone.model_name` = this folder.
 
 
 WHAT = {"image-text-to-text": "A vision-language model", "text-generation": "A language model"}
+
+
+def adapter_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the adapter is, which weights it belongs to, and how PEFT loads it."""
+    base = f"`{about['base_model']}`" if about["base_model"] else "the weights that the run started from"
+    return f"""---
+library_name: peft
+tags: [lora]
+---
+
+# {name}
+
+Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers): {origin(about, "ones")}.
+They belong to {base}, and to no other weights: `model` below is the model of transformers with them.
+
+```python
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(model, "{name}")
+```
+"""

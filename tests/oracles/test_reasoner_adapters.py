@@ -1,0 +1,90 @@
+"""Adapters of a reasoner against PEFT on the model of transformers: the same logits, beside the weights and merged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from reasoners import from_pretrained, logits, model_config, write_decoder, write_reasoner, write_run
+from safetensors.torch import load_file
+
+from worldsmith.checkpoint.formats.family_formats import ExportOptions
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.models.lora import adapter_state
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.vision_language.model import VisionLanguageModel
+
+TARGETS = {
+    "qwen3_vl": "q_proj,v_proj,language_model.layers.1.mlp.down_proj,attn.qkv,merger.linear_fc1",
+    "text": "q_proj,up_proj",
+}
+
+
+@pytest.fixture(params=["qwen3_vl", "text"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    (write_reasoner if request.param == "qwen3_vl" else write_decoder)(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def adapted(base: Path, *, trained: bool = True) -> VisionLanguageModel:
+    """The base with adapters in both towers, which move every logit visibly when `trained`."""
+    kind = json.loads((base / "config.json").read_text())["model_type"]
+    config = model_config(
+        base, lora_enabled=True, lora_rank=4, lora_alpha=6, lora_target_modules=TARGETS.get(kind, TARGETS["text"])
+    )
+    model = VisionLanguageModel(config, seed=5)
+    weights, stream = load_file(base / "model.safetensors"), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in native_parameters(model.network).items():
+            if name in weights:
+                parameter.copy_(weights[name])
+            elif "lora_B" in name and trained:
+                parameter.normal_(0, 0.3, generator=stream)
+    return model
+
+
+def stored_run(model: VisionLanguageModel, folder: Path) -> Any:
+    return find_model(write_run(folder, model.config, model.network))
+
+
+def test_peft_on_transformers_and_the_merged_folder_give_our_logits(base: Path, tmp_path: Path) -> None:
+    model = adapted(base)
+    ours, plain = logits(model.network), logits(from_pretrained(base))
+    assert (ours - plain).abs().mean() > 0.05 * plain.abs().mean()
+    run = stored_run(model, tmp_path / "run")
+    formats = run.formats.exports()
+    assert formats["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
+    assert formats["hf"].write(run, tmp_path / "merged", ExportOptions(dtype="float32"))
+    theirs = PeftModel.from_pretrained(from_pretrained(base), tmp_path / "adapter")
+    found = {"peft": logits(theirs.get_base_model()), "merged": logits(from_pretrained(tmp_path / "merged")),
+             "ours again": logits(load_model(tmp_path / "merged").network)}  # fmt: skip
+    for how, values in found.items():
+        assert (values - ours).abs().max() < 1e-5 * ours.abs().max(), how
+    about = json.loads((tmp_path / "merged" / "worldsmith.json").read_text())
+    assert about["source"]["merged"]
+
+
+def test_an_adapter_comes_back_to_the_bit(base: Path, tmp_path: Path) -> None:
+    model = adapted(base)
+    run = stored_run(model, tmp_path / "run")
+    assert run.formats.exports()["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
+    other = VisionLanguageModel(model_config(base), seed=5)
+    layers = formats_of("vision_language").load_adapter(other.network, tmp_path / "adapter")
+    expected = adapter_state(model.network)
+    assert len(expected) == 2 * len(layers)
+    assert all(torch.equal(value, expected[name]) for name, value in adapter_state(other.network).items())
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert f"(rank 4, alpha 6, {len(layers)} layers)" in card
+    assert str(base) in card
+
+
+@pytest.mark.parametrize("form", ["hf", "adapter"])
+def test_adapters_that_change_nothing_are_not_exported(base: Path, tmp_path: Path, form: str) -> None:
+    run = stored_run(adapted(base, trained=False), tmp_path / "run")
+    with pytest.raises(ValueError, match="zero, as before training"):
+        run.formats.exports()[form].write(run, tmp_path / "out", ExportOptions())
