@@ -6,12 +6,16 @@ import os
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.write import values
 from worldsmith.files.errors import UserError as UserError
 
 SHOWN = 100
 """How many mistakes are shown, and looked into for what was meant; a count stands for the rest."""
+LONGEST = 120
+"""Letters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,34 @@ class Problem:
         return "\n".join(lines)
 
 
+class WrongValueError(ValueError):
+    """What a section's `check()` raises: the values that cannot be, what is allowed or why not, and what to do.
+
+    `found` maps their names, as paths from the section (``lr``, ``caps.size``, ``betas[1]``), to what they are.
+    """
+
+    def __init__(self, found: Mapping[str, Any], *, allowed: str = "", why: str = "", remedy: str = "") -> None:
+        self.names, self.remedy = tuple(found), remedy
+        shown = {name: _shown(value) for name, value in found.items()}
+        self.message = _listed([f"{name} = {text}" for name, text in shown.items()])
+        if allowed:
+            self.message = f"{_listed(shown)} must be {allowed}, found {_listed(shown.values())}"
+        if why:
+            self.message += f"{'; ' if allowed else ': ' if shown else ''}{why}"
+        super().__init__(f"{self.message}; {remedy}" if remedy else self.message)
+
+
+def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: str = "") -> WrongValueError:
+    """The error that says what is wrong with values of a section; what they are is read from it."""
+    found = {}
+    for name in names:
+        node: Any = section
+        for part in parse_path(name):
+            node = getattr(node, str(part)) if hasattr(node, str(part)) else node[part]
+        found[name] = node
+    return WrongValueError(found, allowed=allowed, why=why, remedy=remedy)
+
+
 class ConfigError(ValueError):
     """A config that cannot be used. `problems` lists every mistake that was found."""
 
@@ -138,6 +170,19 @@ def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
     """In the order of the file; equal ones once; those without a place last."""
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda p: (p.place is None, p.file or "", p.line or 0, p.column or 0))
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = values.write(value, values.SHOWN)
+    except ValueError:  # it holds sections
+        text = f"{'a list' if isinstance(value, list) else 'a table'} of {len(value)}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _caret(place: Place) -> list[str]:

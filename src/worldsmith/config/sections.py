@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.errors import wrong
 
 
 class JobConfig(Config):
@@ -30,7 +31,7 @@ class JobConfig(Config):
         for key in ("project", "group", "name"):
             value = getattr(self, key)
             if value.startswith(("/", "~")) or ".." in value.split("/") or "\0" in value:
-                raise ValueError(f"{key} = {value!r} would leave the output root; write a plain folder name")
+                raise wrong(self, key, why="it would leave the output root", remedy="write a plain folder name")
 
 
 class ParallelismConfig(Config):
@@ -72,13 +73,13 @@ class ActivationCheckpointingConfig(Config):
     """`default` compares shapes, types and devices of recomputed tensors; `match` (slow) also the results."""
 
     def check(self) -> None:
-        for pattern in self.save_ops_regex:
+        for index, pattern in enumerate(self.save_ops_regex):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"save_ops_regex: {pattern!r} is no regular expression: {error}") from None
+                raise wrong(self, f"save_ops_regex[{index}]", why=f"no regular expression: {error}") from None
         if self.mode == "selective" and not self.save_ops_regex:
-            raise ValueError('mode = "selective" with an empty save_ops_regex saves nothing; write mode = "full"')
+            raise wrong(self, "mode", "save_ops_regex", why="this saves nothing", remedy='write mode = "full"')
 
 
 class DataSettingConfig(Config):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config import WrongValueError
 from worldsmith.config.tree.suggest import nearest
 from worldsmith.models.parameter_names import ADAPTER, native_name, native_parameters
 
@@ -28,29 +29,31 @@ def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[
     for target in read_targets(target_modules):
         found[target] = [layer for layer in layers if f".{layer}".endswith(f".{target}")]
         if not found[target]:
-            raise ValueError(unknown_target(target, layers))
+            raise unknown_target(target_modules, target, layers)
     return found
 
 
 def read_targets(target_modules: str) -> list[str]:
-    """The comma-separated targets. Raises ValueError for an empty list and for a target that is there twice."""
-    targets = [target.strip() for target in target_modules.split(",")]
+    """The comma-separated targets. Raises WrongValueError for none at all and for a target that is there twice."""
+    targets, given = [target.strip() for target in target_modules.split(",")], {"lora_target_modules": target_modules}
     if not any(targets):
-        raise ValueError("lora_target_modules is empty; name the layers that get an adapter, such as q_proj")
+        remedy = "name the layers that get an adapter, such as q_proj"
+        raise WrongValueError(given, why="it is empty", remedy=remedy)
     for index, target in enumerate(targets):
         if target in targets[:index] or not target:
-            what = f"has '{target}' twice" if target else "has an empty name between its commas"
-            raise ValueError(f"lora_target_modules = '{target_modules}' {what}")
+            why = f"it has '{target}' twice" if target else "it has an empty name between its commas"
+            raise WrongValueError(given, why=why)
     return targets
 
 
-def unknown_target(target: str, layers: list[str]) -> str:
+def unknown_target(target_modules: str, target: str, layers: list[str]) -> WrongValueError:
     """Why a target names nothing, with the nearest names that do."""
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     close = nearest(target.rpartition(".")[2], leaves)
     advice = f"the nearest are: {', '.join(close)}" if close else f"these can: {', '.join(leaves)}"
     kind = "no linear layer whose path ends so" if "." in target else "no linear layer of that name"
-    return f"lora_target_modules: '{target}' can get no adapter, there is {kind} (the whole name counts); {advice}"
+    why = f"'{target}' can get no adapter, there is {kind} (the whole name counts)"
+    return WrongValueError({"lora_target_modules": target_modules}, why=why, remedy=advice)
 
 
 def inject_adapters(network: nn.Module, *, rank: int, alpha: int, target_modules: str) -> list[str]:

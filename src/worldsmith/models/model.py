@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
@@ -81,28 +81,32 @@ class Model(Configurable, ABC):
             if self.lora_enabled:
                 self.match_adapters()
             elif idle := changed_lora_settings(self):
-                raise ValueError(
-                    f"{' and '.join(f'{name} = {getattr(self, name)!r}' for name in idle)} without adapters: every "
-                    "weight would be trained; set lora_enabled = true for adapters, or leave these settings out"
+                raise wrong(
+                    self,
+                    *idle,
+                    why="without adapters every weight would be trained",
+                    remedy="set lora_enabled = true for adapters, or leave these settings out",
                 )
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
         def check_context(self, ranks: int) -> None:
-            """Raises ValueError when `ranks` processes cannot share the tokens of one pack."""
+            """Raises WrongValueError when `ranks` processes cannot share the tokens of one pack."""
             if ranks != 1:
-                raise ValueError(
-                    f"parallelism.context_parallel_shard_degree is {ranks}: models of the family '{self.family}' do "
-                    "not share the tokens of a pack; write 1"
+                raise WrongValueError(
+                    {"parallelism.context_parallel_shard_degree": ranks},
+                    why=f"models of the family '{self.family}' do not share the tokens of a pack",
+                    remedy="write 1",
                 )
 
         def check_trained(self, patterns: Sequence[str]) -> None:
-            """Raises ValueError when `patterns` (optimizer.keys_to_select) train nothing, or one selects nothing."""
-            where = f"optimizer.keys_to_select = {list(patterns)}"
+            """Raises WrongValueError when `patterns` (optimizer.keys_to_select), or one of them, train nothing."""
+            chosen = {"optimizer.keys_to_select": list(patterns), "model.config.lora_enabled": self.lora_enabled}
             if not self.lora_enabled:
                 if patterns and all("lora_" in pattern for pattern in patterns):
-                    raise ValueError(
-                        f"{where} selects adapters only, and model.config.lora_enabled is false: nothing would be "
-                        "trained; set lora_enabled = true, or select other parameters"
+                    raise WrongValueError(
+                        chosen,
+                        why="only adapters are selected, and there are none: nothing would be trained",
+                        remedy="set lora_enabled = true, or select other parameters",
                     )
                 return
             found = self.match_adapters()
@@ -110,9 +114,10 @@ class Model(Configurable, ABC):
                 return
             names = [f"{layer}.lora_{side}.weight" for layers in found.values() for layer in layers for side in "AB"]
             if useless := [pattern for pattern in patterns if not any(pattern in name for name in names)]:
-                raise ValueError(
-                    f"{where}: {useless} selects none of the adapters, and model.config.lora_enabled trains nothing "
-                    'else; leave it empty or write ["lora_"]'
+                raise WrongValueError(
+                    chosen,
+                    why=f"{useless} selects none of the adapters, and nothing else is trained",
+                    remedy='leave it empty or write ["lora_"]',
                 )
 
         def check_device(self, device: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worldsmith.config import Config
+from worldsmith.config import Config, wrong
 from worldsmith.models.model import Model
 
 
@@ -15,9 +15,7 @@ class ModelSpec(Config):
     """Config of the family's model."""
 
     def check(self) -> None:
-        """Raises ValueError for the name of another family than the config's."""
+        """Raises WrongValueError for the name of another family than the config's."""
         found = type(self.config)
         if self.name != found.family:
-            raise ValueError(
-                f"name is '{self.name}', and config is a {found.__qualname__}, which is of the family '{found.family}'"
-            )
+            raise wrong(self, "name", why=f"config is a {found.__qualname__}, which is of the family '{found.family}'")

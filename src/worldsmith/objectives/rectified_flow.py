@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config.declare.ranges import Range
+from worldsmith.config.errors import WrongValueError
 from worldsmith.objectives.objective import LossSum, Objective
 
 if TYPE_CHECKING:
@@ -170,9 +171,10 @@ def is_image(sample: Sample) -> bool:
 def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
     """The shift of a resolution tier in the table `name`. Raises ValueError when it has none."""
     if tier not in table:
-        raise ValueError(
-            f"objective.{name} has no entry for the resolution tier '{tier}' of the data; the table is {table}; "
-            f"add '{tier}' to it, give one number for all tiers, or train at one of its tiers"
+        raise WrongValueError(
+            {f"objective.{name}": table},
+            why=f"it has no entry for the resolution tier '{tier}' of the data",
+            remedy=f"add '{tier}' to it, give one number for all tiers, or train at one of its tiers",
         )
     return float(table[tier])
 
@@ -182,10 +184,10 @@ def check_shift(name: str, shift: Shift) -> None:
     if not isinstance(shift, dict):
         return
     if not shift:
-        raise ValueError(f"{name} is an empty table; give a number, or one number per resolution tier")
+        remedy = "give a number, or one number per resolution tier"
+        raise WrongValueError({name: shift}, why="an empty table", remedy=remedy)
     for key in shift:
         if not key.isdigit() and key not in DYNAMIC_KEYS.values():
-            raise ValueError(
-                f"{name}['{key}']: a key is a resolution tier such as \"256\" or one of "
-                f"{', '.join(DYNAMIC_KEYS.values())}"
-            )
+            dynamic = ", ".join(DYNAMIC_KEYS.values())
+            why = f"the key '{key}' is neither a resolution tier such as \"256\" nor one of {dynamic}"
+            raise WrongValueError({name: shift}, why=why)

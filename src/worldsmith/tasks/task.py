@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar
 
+from worldsmith.config import WrongValueError
 from worldsmith.config.declare.configurable import owner_of
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
@@ -67,15 +68,14 @@ class Task(ABC):
 
     @classmethod
     def check(cls, run: Any) -> None:
-        """Raises ValueError for sections of the run tree `run` that do not go together."""
+        """Raises WrongValueError for sections of the run tree `run` that do not go together."""
         loaders = {name: cls.loader_class for name in ("dataloader_train", "dataloader_val")}
         for section, wanted in {"objective": cls.objective_class, **loaders}.items():
             found = type(getattr(run, section))
             if found is not NoneType and not issubclass(found, wanted.Config):
                 name = getattr(owner_of(found), "__name__", found.__qualname__)
-                raise ValueError(
-                    f"{section} is a {name}, and a model of the family '{run.model.name}' takes a {wanted.__name__}"
-                )
+                why = f"a model of the family '{run.model.name}' takes a {wanted.__name__}"
+                raise WrongValueError({f"{section}.type": name}, why=why)
 
     def loader(self, *, dry: bool = False) -> Any:
         """The stream of batches of this rank. `dry`: without processes and without writing anything."""

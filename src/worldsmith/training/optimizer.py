@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import DecayRate, Factor, Length
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -54,8 +54,9 @@ class AdamW(Configurable):
         """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
 
         def check(self) -> None:
-            if "" in self.keys_to_select or "" in self.lr_multipliers:
-                raise ValueError("an empty pattern fits every parameter; remove it")
+            for name in ("keys_to_select", "lr_multipliers"):
+                if "" in getattr(self, name):
+                    raise wrong(self, name, why="an empty pattern fits every parameter", remedy="remove it")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         config.check()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import UserError, wrong
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.tasks.registry import task_of
@@ -29,30 +29,35 @@ BYTES = 4
 
 
 def check_tree(config: Trainer.Config) -> None:
-    """Raises ValueError for settings that exist but do not work, with the value that does."""
+    """Raises WrongValueError for settings that exist but do not work, with the value that does."""
     model = config.model.config
     if config.job.task != model.task:
-        raise ValueError(
-            f"job.task = {config.job.task!r}: models of the family '{model.family}' are trained for another; "
-            f'use "{model.task}"'
-        )
+        why = f"models of the family '{model.family}' are trained for another"
+        raise wrong(config, "job.task", why=why, remedy=f'use "{model.task}"')
     if config.job.wandb_mode != "disabled":
-        raise ValueError(
-            f"job.wandb_mode = {config.job.wandb_mode!r}: nothing is sent to Weights & Biases; the figures are in "
-            'metrics.jsonl and in TensorBoard files; use "disabled"'
+        raise wrong(
+            config,
+            "job.wandb_mode",
+            why="nothing is sent to Weights & Biases; the figures are in metrics.jsonl and in TensorBoard files",
+            remedy='use "disabled"',
         )
     if config.checkpoint.init != "scratch" and start_of(config) is None:
-        raise ValueError(
-            "checkpoint.load_path is not set: give the weights to start from, "
-            'or write checkpoint.init = "scratch" to train from random weights'
+        raise wrong(
+            config,
+            *("checkpoint.load_path", "checkpoint.init"),
+            why="there are no weights to start from",
+            remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
         )
-    for part in ("project", "group"):
-        if not getattr(config.job, part):
-            raise ValueError(f"job.{part} is empty; the run folder is <output root>/<project>/<group>/<name>")
+    for level in ("project", "group"):
+        if not getattr(config.job, level):
+            why = "it is a level of the run folder, <output root>/<project>/<group>/<name>"
+            raise wrong(config, f"job.{level}", why=why, remedy="write a name")
     if config.trainer.run_validation and config.dataloader_val is None:
-        raise ValueError(
-            "trainer.run_validation = true, and dataloader_val names no data to validate on; give it a loader, or use "
-            "run_validation = false"
+        raise wrong(
+            config,
+            *("trainer.run_validation", "dataloader_val"),
+            why="there is no data to validate on",
+            remedy="give dataloader_val a loader, or use run_validation = false",
         )
     model.check_trained(config.optimizer.keys_to_select)
     task_of(model.family).check(config)

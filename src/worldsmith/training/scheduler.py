@@ -7,7 +7,7 @@ import math
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative
 
 if TYPE_CHECKING:
@@ -40,18 +40,15 @@ class LambdaSchedule(Configurable):
 
         def check(self) -> None:
             if self._owner is LambdaSchedule:
-                raise ValueError("LambdaSchedule is what the schedules share; set type to LambdaLinear or LambdaCosine")
+                why = "LambdaSchedule is what the schedules share"
+                raise wrong(self, why=why, remedy="set type to LambdaLinear or LambdaCosine")
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
-            lengths = {name: len(getattr(self, name)) for name in per_cycle}
-            if len(set(lengths.values())) > 1:
-                found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise ValueError(f"every list needs one entry per cycle; entries found: {found}")
+            if len({len(getattr(self, name)) for name in per_cycle}) > 1:
+                raise wrong(self, *per_cycle, why="each needs one entry per cycle, and they differ in length")
             for cycle, (length, warm_up) in enumerate(zip(self.cycle_lengths, self.warm_up_steps)):
                 if not warm_up < length:
-                    raise ValueError(
-                        f"cycle {cycle} has {warm_up} warm-up steps and a length of {length} that includes "
-                        f"them; warm_up_steps[{cycle}] must be below cycle_lengths[{cycle}]"
-                    )
+                    names = f"warm_up_steps[{cycle}]", f"cycle_lengths[{cycle}]"
+                    raise wrong(self, *names, why="a cycle's length includes its warm-up steps and must be above them")
 
     def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
         from torch.optim.lr_scheduler import LambdaLR

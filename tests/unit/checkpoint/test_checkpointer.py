@@ -292,9 +292,9 @@ class TestWarmStart:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"load_training_state": True}, "load_training_state needs load_path"),
-        ({"load_ema_to_reg": True}, "load_ema_to_reg needs load_path"),
-        ({"keep_every": 5}, "keep_every has no effect without keep_latest_k"),
+        ({"load_training_state": True}, "load_training_state = true and load_path = null"),
+        ({"load_ema_to_reg": True}, "load_ema_to_reg = true and load_path = null"),
+        ({"keep_every": 5}, "keep_every = 5 and keep_latest_k = null: all checkpoints are kept"),
         ({"stop_file": "../STOP"}, "plain file name"),
     ],
 )

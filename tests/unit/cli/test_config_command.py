@@ -75,7 +75,7 @@ def test_a_cap_of_the_other_task_is_remarked(capsys: pytest.CaptureFixture[str])
 def test_a_rule_about_a_derived_value_names_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "check", "moving_shapes", "--", "trainer.max_iter=5")
     assert code == 2
-    assert "override: scheduler: cycle 0 has 50 warm-up steps" in err
+    assert "override: scheduler: warm_up_steps[0] = 50 and cycle_lengths[0] = 5" in err
     assert "| trainer.max_iter=5\n" in err
     assert "-> scheduler.cycle_lengths[0] is ${trainer.max_iter}" in err
 
@@ -141,10 +141,10 @@ def test_help_and_unknown_actions(capsys: pytest.CaptureFixture[str]) -> None:
     ("word", "words"),
     [
         (f"trainer.seed={10**26}", "seed must be at least 0 and below 9.22337e+18"),
-        ("checkpoint.load_path=''", "load_path is empty"),
+        ("checkpoint.load_path=''", 'load_path = "": an empty name'),
         ("model.config.parallelism.context_parallel_shard_degree=2", "cannot share 3 attention heads"),
-        ("job.project=''", "job.project is empty"),
-        ("job.group=''", "job.group is empty"),
+        ("job.project=''", 'job.project = "": it is a level'),
+        ("job.group=''", 'job.group = "": it is a level'),
     ],
 )
 def test_check_refuses_what_a_dry_run_would_refuse(

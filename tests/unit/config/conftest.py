@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from worldsmith.config import Config, Configurable, recipe, toml_keys
+from worldsmith.config import Config, Configurable, recipe, toml_keys, wrong
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.recipes.registry import registered
 from worldsmith.config.sections import (
@@ -112,7 +112,7 @@ class AdamW(Configurable):
 
         def check(self) -> None:
             if self.lr <= 0:
-                raise ValueError(f"lr is {self.lr}; write a positive number")
+                raise wrong(self, "lr", allowed="above 0")
 
     def __init__(self, config: Config, *, network: object) -> None:
         self.config, self.network = config, network
@@ -129,7 +129,7 @@ class Linear(Configurable):
 
         def check(self) -> None:
             if len(self.cycle_lengths) != len(self.f_max):
-                raise ValueError("cycle_lengths and f_max differ in length")
+                raise wrong(self, "cycle_lengths", "f_max", why="they differ in length")
 
     def __init__(self, config: Config) -> None:
         self.config = config

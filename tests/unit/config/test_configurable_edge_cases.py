@@ -213,7 +213,7 @@ def flags(*words: str) -> Any:
     [
         (["--trainer.max_itre", "2"], "did you mean --trainer.max_iter?"),
         (["--trainer.max_iter", "abc"], "trainer.max_iter: expected a whole number, found 'abc'"),
-        (["--optimizer.lr", "-1"], "optimizer: lr is -1.0; write a positive number"),
+        (["--optimizer.lr", "-1"], "optimizer: lr must be above 0, found -1.0"),
     ],
 )
 def test_a_flag_that_is_wrong_is_a_config_error_whatever_reads_it(words: list[str], message: str) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.config.tree.degrees import Degrees, DegreesError, check_heads, fit_degrees
+from worldsmith.config import WrongValueError
+from worldsmith.config.tree.degrees import Degrees, check_heads, fit_degrees
 
 
 @pytest.mark.parametrize(
@@ -37,16 +38,16 @@ def test_minus_one_fits(shard: int, replicate: int, world: int, expected: Degree
 )
 def test_products_that_do_not_fit_name_what_would(shard: int, replicate: int, world: int, needs: str) -> None:
     with pytest.raises(
-        DegreesError, match=rf"needs {needs}, but the run has {world} processes; .* can be 1 × {world}, "
+        WrongValueError, match=rf"needs {needs}, but the run has {world} processes; .* can be 1 × {world}, "
     ):
         fit_degrees(shard, replicate, world)
 
 
 def test_zero_is_refused() -> None:
     for degrees in ((0, 1, 8), (1, 0, 8), (-2, 1, 8)):
-        with pytest.raises(DegreesError, match="positive number, or -1"):
+        with pytest.raises(WrongValueError, match="must be at least 1, or -1"):
             fit_degrees(*degrees)
-    with pytest.raises(DegreesError, match="context_parallel_shard_degree is 0; write a positive number"):
+    with pytest.raises(WrongValueError, match="context_parallel_shard_degree must be at least 1, found 0"):
         fit_degrees(-1, 1, 8, context=0)
 
 
@@ -55,18 +56,21 @@ def test_context_is_a_factor_and_cuts_the_weights_but_not_the_data() -> None:
     assert (found, found.data, found.weights) == (Degrees(1, 4, 2), 4, 8)
     assert fit_degrees(-1, 2, 8, context=4) == Degrees(2, 1, 4)
     assert str(fit_degrees(-1, 2, 8, context=2)) == "replicate 2 × shard 2 × context 2"
-    with pytest.raises(DegreesError, match=r"is 3, but the run has 8 processes.*these work: 1, 2, 4, 8$"):
+    with pytest.raises(WrongValueError, match=r"= 3: the run has 8 processes.*these work: 1, 2, 4, 8$"):
         fit_degrees(-1, 1, 8, context=3)
-    with pytest.raises(DegreesError, match=r"× context 2 needs 16 processes, but .*can be 1 × 4, 2 × 2, 4 × 1"):
+    with pytest.raises(
+        WrongValueError,
+        match=r"= 2: their product needs 16 processes, but .*can be 1 × 4, 2 × 2, 4 × 1",
+    ):
         fit_degrees(8, 1, 8, context=2)
 
 
 def test_heads_are_shared_evenly_or_the_message_says_what_would_work() -> None:
     for context in (1, 2, 4, 8, 16, 32):  # Nano: 32 heads, 8 key heads
         check_heads(context, 32, 8)
-    with pytest.raises(ValueError, match=r"is 64, which .* 32 attention heads.*these work: 1, 2, 4, 8, 16, 32$"):
+    with pytest.raises(ValueError, match=r"= 64: so many .* 32 attention heads.*these work: 1, 2, 4, 8, 16, 32$"):
         check_heads(64, 32, 8)
-    with pytest.raises(ValueError, match=r"is 4, which .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"):
+    with pytest.raises(ValueError, match=r"= 4: so many .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"):
         check_heads(4, 12, 6)
 
 

@@ -40,9 +40,9 @@ class Checked(Limited):
         ({"cap": 0}, "cap must be at least 1, found 0"),
         ({"pair": [0.1]}, "pair must be of length 2, found [0.1]"),
         ({"pair": [0.1, 1.0]}, "pair[1] must be at least 0 and below 1, found 1.0"),
-        ({"factors": {"a": -1.0}}, "factors['a'] must be finite and at least 0, found -1.0"),
-        ({"factors": {"a": math.inf}}, "factors['a'] must be finite and at least 0, found inf"),
-        ({"name": ""}, "name must be of length 1 or more, found "),
+        ({"factors": {"a": -1.0}}, "factors.a must be finite and at least 0, found -1.0"),
+        ({"factors": {"a": math.inf}}, "factors.a must be finite and at least 0, found inf"),
+        ({"name": ""}, 'name must be of length 1 or more, found ""'),
     ],
 )
 def test_a_value_outside_its_range_is_refused(cls: type[Limited], values: dict[str, object], told: str) -> None:

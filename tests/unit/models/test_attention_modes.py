@@ -38,12 +38,13 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
     [
         (
             {"natten_parameter_list": [{"3d": WINDOW}] * 6},
-            "natten_parameter_list restricts what latents see, which joint_attn_implementation = 'two_way' cannot; set "
+            'joint_attn_implementation = "two_way": the former restricts what latents see, which this implementation '
+            "cannot; set "
             "joint_attn_implementation = 'three_way'",
         ),
         (
             {"joint_attn_implementation": "flex", "video_temporal_causal": True},
-            "video_temporal_causal restricts what latents see, which joint_attn_implementation = 'flex' cannot",
+            'video_temporal_causal = true and joint_attn_implementation = "flex": the former restricts',
         ),
         (
             {
@@ -55,15 +56,15 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"3d": WINDOW}]},
-            "natten_parameter_list has 1 items and the network 6 layers; write one per layer, {} for a dense one",
+            "natten_parameter_list = a list of 1 and network.num_hidden_layers = 6: there must be an item",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
-            "natten_parameter_list[1]: '4d' is no profile; a layer has '1d', '2d' and '3d'",
+            "natten_parameter_list[1] = a table of 1: '4d' is no profile; a layer has '1d', '2d' and '3d'",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"2d": WINDOW}, *[{}] * 5]},
-            "natten_parameter_list[0].2d: the window has 3 items; a 2d grid has 2 axes",
+            "natten_parameter_list[0].2d.window_size = [-1, 8, 8]: 3 items; a 2d grid has 2 axes",
         ),
     ],
 )
@@ -77,11 +78,20 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(changes:
     [
         ({"window_size": [4], "window_size_float": [0.5]}, "window_size count tokens and window_size_float are shares"),
         ({"window_size_float": [0.5], "dilation": [2]}, "dilation count tokens and window_size_float are shares"),
-        ({"stride": [2]}, "stride without a window; add window_size or window_size_float"),
-        ({"is_causal": [True]}, "is_causal without a window"),
-        ({"window_size": [4, 4], "stride": [2]}, "stride has 1 items, but window_size has 2; write one per axis"),
-        ({"window_size": [-1], "dilation": [2]}, "dilation[0] is 2, but window_size[0] = -1 takes every token"),
-        ({"window_size": [4, 4], "stride": [2, 5]}, "stride[1] (5) is larger than window_size[1] (4)"),
+        ({"stride": [2]}, "stride = [2]: there is no window; add window_size or window_size_float"),
+        ({"is_causal": [True]}, "is_causal = [true]: there is no window"),
+        (
+            {"window_size": [4, 4], "stride": [2]},
+            "= [2] and window_size = [4, 4]: they differ in length; write",
+        ),
+        (
+            {"window_size": [-1], "dilation": [2]},
+            "dilation[0] = 2 and window_size[0] = -1: the latter takes",
+        ),
+        (
+            {"window_size": [4, 4], "stride": [2, 5]},
+            "stride[1] = 5 and window_size[1] = 4: the stride is larger",
+        ),
         ({"window_size": [1]}, "window_size[0] must be at least 2, or -1, found 1"),
         ({"window_size": [4], "stride": [0]}, "stride[0] must be at least 1, found 0"),
         ({"window_size_float": [0.0]}, "window_size_float[0] must be above 0 and at most 1, found 0.0"),

@@ -87,11 +87,15 @@ def test_it_is_planned_trained_and_exported_by_the_commands(
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("objective", RectifiedFlow.Config(), "objective is a RectifiedFlow, and a model of the family 'toy' takes a"),
-        ("model.name", "cosmos3", "name is 'cosmos3', and config is a ToyModel.Config, which is of the family 'toy'"),
-        ("job.task", "vlm", r"job.task = 'vlm': models of the family 'toy' .* use \"vfm\""),
+        (
+            "objective",
+            RectifiedFlow.Config(),
+            "objective.type = \"RectifiedFlow\": a model of the family 'toy' takes a",
+        ),
+        ("model.name", "cosmos3", "name = \"cosmos3\": config is a ToyModel.Config, which is of the family 'toy'"),
+        ("job.task", "vlm", "models of the family 'toy' are trained for another\n    -> use \"vfm\""),
         ("model.config.parallelism.context_parallel_shard_degree", 2, "'toy' do not share the tokens of a pack"),
-        ("model.config.lora_enabled", True, "lora_target_modules is empty"),
+        ("model.config.lora_enabled", True, 'lora_target_modules = "": it is empty'),
         ("trainer.callbacks.compile_tokenizer.enabled", True, "family 'toy' have no encoder to compile"),
     ],
 )

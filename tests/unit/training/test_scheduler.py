@@ -112,9 +112,9 @@ def test_the_learning_rate_is_logged_at_the_interval(caplog):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cycle_lengths": [10, 10]}, "one entry per cycle.*cycle_lengths 2, warm_up_steps 1"),
+        ({"cycle_lengths": [10, 10]}, "cycle_lengths = \[10, 10\], warm_up_steps = \[100\].*one entry per cycle"),
         ({name: [] for name in ONE_CYCLE}, "cycle_lengths must be of length 1 or more"),
-        ({"cycle_lengths": [100], "warm_up_steps": [100]}, r"cycle 0 has 100 warm-up steps and a length of 100"),
+        ({"cycle_lengths": [100], "warm_up_steps": [100]}, r"warm_up_steps\[0\] = 100 and cycle_lengths\[0\] = 100"),
         ({"warm_up_steps": [-1]}, r"warm_up_steps\[0\] must be at least 0, found -1"),
         ({"f_max": [float("inf")]}, r"f_max\[0\] must be finite and at least 0"),
         ({"f_min": [-0.1]}, r"f_min\[0\] must be finite and at least 0"),

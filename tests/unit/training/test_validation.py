@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_listed_apart(tmp_path: Path) 
 def test_it_needs_data_and_data_of_the_family(world: Path) -> None:
     config = validated(toy_config(world))
     config.dataloader_val = None
-    with pytest.raises(ConfigError, match=r"trainer.run_validation = true, and dataloader_val names no data"):
+    with pytest.raises(ConfigError, match=r"trainer.run_validation = true and dataloader_val = null: there is no data"):
         Trainer(config, run_folder=Path("never"))
     config.dataloader_val = PackingDataLoader.Config(max_samples_per_batch=2)
     with pytest.raises(ConfigError, match="dataloader_val is a PackingDataLoader, and a model of the family 'toy'"):

@@ -24,7 +24,7 @@ from worldsmith.checkpoint.run.folders import find_latest, folder_name, tidy_up
 from worldsmith.checkpoint.run.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging import Layout, Stager, private_memory
 from worldsmith.checkpoint.run.write_checkpoint import Save, write_checkpoint
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.peers import PeerError, SideGroup
 from worldsmith.distributed.world import World
@@ -77,17 +77,20 @@ class Checkpointer(Configurable):
 
         def check(self) -> None:
             if self.load_path == "":
-                raise ValueError("load_path is empty; name the weights to start from, or null for none")
-            if self.load_training_state and self.load_path is None:
-                raise ValueError("load_training_state needs load_path: the checkpoint whose training state is taken")
-            if self.load_ema_to_reg and self.load_path is None:
-                raise ValueError("load_ema_to_reg needs load_path: the checkpoint whose averaged weights are taken")
+                raise wrong(
+                    self, "load_path", why="an empty name", remedy="name the weights to start from, or null for none"
+                )
+            for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "averaged weights")):
+                if getattr(self, name) and self.load_path is None:
+                    remedy = f"set load_path: the checkpoint whose {what} is taken"
+                    raise wrong(self, name, "load_path", why="there is nothing to take it from", remedy=remedy)
             if self.load_ema_to_reg and self.load_training_state:
-                raise ValueError("load_ema_to_reg and load_training_state: the moments belong to the live weights")
+                both = "load_ema_to_reg", "load_training_state"
+                raise wrong(self, *both, why="the moments belong to the live weights")
             if self.keep_every is not None and self.keep_latest_k is None:
-                raise ValueError("keep_every has no effect without keep_latest_k, since all checkpoints are kept")
+                raise wrong(self, "keep_every", "keep_latest_k", why="all checkpoints are kept anyway")
             if self.stop_file != Path(self.stop_file).name:
-                raise ValueError(f"stop_file = {self.stop_file!r} must be a plain file name, or empty")
+                raise wrong(self, "stop_file", allowed="a plain file name, or empty")
 
     def __init__(
         self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None

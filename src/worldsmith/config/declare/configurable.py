@@ -69,7 +69,7 @@ class Config(metaclass=ConfigMeta):
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Raises ValueError for values that contradict each other. Called on the resolved tree, children first.
+        """Raises `wrong(…)` for values that contradict each other. Called on the resolved tree, children first.
 
         Before the code of a subclass runs, the ranges are checked that the fields' types declare.
         """

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from worldsmith.config.declare.value_types import is_reference, union_members
+from worldsmith.config.errors import WrongValueError
+from worldsmith.config.tree.paths import Path, format_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,10 @@ def annotated_hints(cls: type) -> dict[str, Any]:
 
 
 def check_ranges(section: Any) -> None:
-    """Raises ValueError for the first value outside its declared range. References are left alone."""
+    """Raises WrongValueError for the first value outside its declared range. References are left alone."""
     for name, hint in _declared(section.__class__).items():
-        for where, limits, value in _outside(getattr(section, name), hint, name):
-            why = getattr(limits, "why", "")
-            raise ValueError(f"{where} must be {limits}, found {value}{f'; {why}' if why else ''}")
+        for where, limits, value in _outside(getattr(section, name), hint, (name,)):
+            raise WrongValueError({format_path(where): value}, allowed=str(limits), why=getattr(limits, "why", ""))
 
 
 def ranges_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -130,7 +131,7 @@ def _has_limits(hint: Any) -> bool:
     return get_origin(hint) is Annotated or any(_has_limits(argument) for argument in get_args(hint))
 
 
-def _outside(value: Any, hint: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+def _outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
     """What is outside its limits: its path, the limits and the value."""
     if is_reference(value):
         return
@@ -143,10 +144,10 @@ def _outside(value: Any, hint: Any, where: str) -> Iterator[tuple[str, Any, Any]
         origin, arguments = get_origin(member), get_args(member)
         if origin is list and isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _outside(item, arguments[0], f"{where}[{index}]")
+                yield from _outside(item, arguments[0], (*where, index))
         elif origin is dict and isinstance(value, dict):
             for key, item in value.items():
-                yield from _outside(item, arguments[1], f"{where}[{key!r}]")
+                yield from _outside(item, arguments[1], (*where, key))
         elif origin is Annotated:
             yield from _outside(value, member, where)
 

@@ -8,21 +8,16 @@ known to be wrong, says nothing new and is left out.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
-from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import Problem, code_problem
+from worldsmith.config.errors import Problem, WrongValueError, code_problem
 from worldsmith.config.tree.access import ABSENT, find, walk
-from worldsmith.config.tree.paths import Path, format_path, starts_with
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
 MOST = 20
 """Complaints per section, as a guard against a check that never falls silent."""
-
-_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_SAYS_SOMETHING = re.compile(r"['\"]?\s*(?:=|\[|:|is\b|are\b|must\b|has\b|have\b|holds?\b|would\b|differs?\b|×|\d)")
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
@@ -52,40 +47,32 @@ class _Checks:
                 section.check()
                 return
             except ValueError as error:
-                message = str(error)
+                complaint = error if isinstance(error, WrongValueError) else WrongValueError({}, why=str(error))
             except Exception as error:
                 if safe:  # else it was not made for values that are wrong
                     what = f"{type(section).__qualname__}.check() cannot be run"
                     self.problems.append(code_problem(what, error, format_path(path)))
                 return
-            fields = self.mentioned(message, path)
+            named = [(*path, *parse_path(name)) for name in complaint.names]
+            fields = [field for field in named if find(self.original, field, ABSENT) is not ABSENT]
             if not any(_related(field, bad) for field in fields for bad in self.suspect) and (fields or safe):
-                concerns = tuple(format_path(field) for field in fields)
-                self.problems.append(Problem(format_path(path), message, concerns=concerns))
+                concerns = tuple(format_path(field) for field in named)
+                hint = complaint.remedy or None
+                self.problems.append(Problem(format_path(path), complaint.message, hint=hint, concerns=concerns))
             fresh = [field for field in fields if field not in self.suspect]
             self.suspect += fresh or [path]
             if not any([self.repair(field) for field in fresh]):
                 return
 
-    def mentioned(self, message: str, path: Path) -> list[Path]:
-        """The values that a message names, by their name in the section or by their path from the root."""
-        found: list[Path] = []
-        for match in _NAME.finditer(message):
-            name = match[0]
-            clear = match.start() == 0 or "_" in name or "." in name or _SAYS_SOMETHING.match(message, match.end())
-            parts = tuple(name.split("."))
-            for candidate in ((*path, *parts), parts):
-                if clear and _is_value(find(self.original, candidate, ABSENT)) and candidate not in found:
-                    found.append(candidate)
-                    break
-        return found
-
     def repair(self, path: Path) -> bool:
-        """Puts a value back to its class's default, in a copy. Returns whether that changed anything."""
+        """Puts a value, or the list or table that holds it, back to its class's default, in a copy.
+
+        Returns whether that changed anything.
+        """
+        while path and not isinstance(find(self.tree, path[:-1]), Config):
+            path = path[:-1]
         parent_path, name = path[:-1], path[-1]
         parent = find(self.tree, parent_path)
-        if not isinstance(parent, Config):
-            return False
         default = class_defaults(type(parent)).get(str(name), ABSENT)
         if default is ABSENT or default == getattr(parent, str(name), ABSENT):
             return False
@@ -94,10 +81,6 @@ class _Checks:
             parent = find(self.tree, parent_path)
         setattr(parent, str(name), default)
         return True
-
-
-def _is_value(node: Any) -> bool:
-    return node is not ABSENT and not isinstance(node, Config)
 
 
 def _related(a: Path, b: Path) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import Problem
+from worldsmith.config.errors import Problem, WrongValueError
 from worldsmith.config.tree.access import find, walk
-from worldsmith.config.tree.degrees import NAMES, DegreesError, fit_degrees, needed_processes
+from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path
 
 PARALLELISM: Path = ("model", "config", "parallelism")
@@ -22,20 +22,17 @@ def alternatives_of(section: Config) -> list[tuple[str, ...]]:
 
 def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
     """Degrees whose product is not the number of processes (WORLD_SIZE)."""
-    shard, replicate, context = (find(tree, (*PARALLELISM, name)) for name in NAMES)
-    if not all(type(degree) is int for degree in (shard, replicate, context)) or context < 1:
-        return []
-    if any(degree < 1 and degree != -1 for degree in (shard, replicate)):
-        return []  # the section's own check says so
+    shard, replicate, context = degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
     world = _world_size(environment)
-    if world is None:
-        return []
+    if world is None or not all(type(degree) is int and (degree > 0 or degree == -1) for degree in degrees):
+        return []  # or the section's own check says so
     try:
         fit_degrees(shard, replicate, world, context=context)
-    except DegreesError as error:
-        concerns = tuple(format_path((*PARALLELISM, name)) for name in NAMES)
-        message = f"{error.message} (WORLD_SIZE)"
-        return [Problem(format_path(PARALLELISM), message, hint=error.advice, concerns=concerns)]
+    except WrongValueError as error:
+        concerns = tuple(format_path((*PARALLELISM, name)) for name in error.names)
+        return [
+            Problem(format_path(PARALLELISM), f"{error.message} (WORLD_SIZE)", hint=error.remedy, concerns=concerns)
+        ]
     return []
 
 

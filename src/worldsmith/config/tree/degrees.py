@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worldsmith.config.errors import WrongValueError
+
 NAMES = ("data_parallel_shard_degree", "data_parallel_replicate_degree", "context_parallel_shard_degree")
-
-
-class DegreesError(ValueError):
-    """Degrees that cannot be; `advice` says which could."""
-
-    def __init__(self, message: str, advice: str) -> None:
-        super().__init__(f"{message}; {advice}")
-        self.message, self.advice = message, advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +39,20 @@ class Degrees:
 def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
     """Solves -1 ("as many as fit"); replicate × shard × context must be the number of processes.
 
-    Raises DegreesError with the product and with the degrees that would work.
+    Raises WrongValueError with the product and with the degrees that would work.
     """
-    for name, degree in zip(NAMES[:2], (shard, replicate)):
-        if degree < 1 and degree != -1:
-            raise DegreesError(f"{name} is {degree}", "write a positive number, or -1 for as many as fit")
-    if context < 1:
-        raise DegreesError(f"{NAMES[2]} is {context}", "write a positive number")
+    found = dict(zip(NAMES, (shard, replicate, context)))
+    for name, degree in found.items():
+        if degree < 1 and (degree != -1 or name == NAMES[2]):
+            allowed = "at least 1" if name == NAMES[2] else "at least 1, or -1 for as many as fit"
+            raise WrongValueError({name: degree}, allowed=allowed)
     processes = f"the run has {world_size} process{'es' * (world_size > 1)}"
     if world_size % context:
         works = ", ".join(map(str, divisors(world_size)))
-        raise DegreesError(
-            f"{NAMES[2]} is {context}, but {processes}, which cannot be cut into groups of {context}",
-            f"for {world_size} these work: {works}",
+        raise WrongValueError(
+            {NAMES[2]: context},
+            why=f"{processes}, which cannot be cut into groups of {context}",
+            remedy=f"for {world_size} these work: {works}",
         )
     groups = world_size // context
     solved = Degrees(replicate, shard, context)
@@ -68,12 +63,11 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
     elif replicate == -1:
         solved = Degrees(max(1, groups // shard), shard, context)
     if solved.data != groups:
-        each = f" × context {context}" if context > 1 else ""
         options = ", ".join(f"{n} × {groups // n}" for n in divisors(groups))
-        raise DegreesError(
-            f"shard {shard} × replicate {replicate}{each} needs {needed_processes(shard, replicate, context)}, "
-            f"but {processes}",
-            f"for {world_size} shard × replicate can be {options}, or -1 for one of the two",
+        raise WrongValueError(
+            found,
+            why=f"their product needs {needed_processes(shard, replicate, context)}, but {processes}",
+            remedy=f"for {world_size} shard × replicate can be {options}, or -1 for one of the two",
         )
     return solved
 
@@ -86,16 +80,16 @@ def needed_processes(shard: int, replicate: int, context: int) -> str:
 
 
 def check_heads(context: int, heads: int, key_heads: int) -> None:
-    """Raises DegreesError unless `context` ranks can share the attention heads of one sequence evenly.
+    """Raises WrongValueError unless `context` ranks can share the attention heads of one sequence evenly.
 
     With fewer key heads than ranks, several ranks get a copy of the same key head.
     """
     works = [n for n in divisors(heads) if key_heads % n == 0 or n % key_heads == 0]
     if context not in works:
-        raise DegreesError(
-            f"{NAMES[2]} is {context}, which cannot share {heads} attention heads and {key_heads} key and value heads "
-            "evenly",
-            f"for this network these work: {', '.join(map(str, works))}",
+        raise WrongValueError(
+            {f"parallelism.{NAMES[2]}": context},
+            why=f"so many cannot share {heads} attention heads and {key_heads} key and value heads evenly",
+            remedy=f"for this network these work: {', '.join(map(str, works))}",
         )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import random
 
+from worldsmith.config import WrongValueError
+
 
 def check_conditioning(weights: dict[str, float]) -> None:
-    """Raises ValueError unless `weights` maps whole numbers of frames (as text) to weights that can be drawn from."""
+    """Raises WrongValueError unless `weights` maps numbers of frames (as text) to weights that can be drawn from."""
     for frames, weight in weights.items():
         if not (frames.isascii() and frames.isdigit()):
-            raise ValueError(
-                f"conditioning_config key '{frames}' is not a number of frames; write e.g. {{'0': 0.7, '1': 0.3}}"
+            raise WrongValueError(
+                {"conditioning_config": weights},
+                why=f"the key '{frames}' is not a number of frames",
+                remedy="write e.g. {'0': 0.7, '1': 0.3}",
             )
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"conditioning_config['{frames}'] = {weight}: a weight must be zero or more")
+            raise WrongValueError({f"conditioning_config.{frames}": weight}, why="a weight must be zero or more")
     if weights and sum(weights.values()) <= 0:
-        raise ValueError(
-            "conditioning_config: all weights are zero; give at least one a positive weight, or leave it empty"
-        )
+        remedy = "give at least one a positive weight, or leave it empty"
+        raise WrongValueError({"conditioning_config": weights}, why="all weights are zero", remedy=remedy)
 
 
 def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:

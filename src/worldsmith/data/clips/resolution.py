@@ -5,6 +5,8 @@ Tiers from 256 are a published table; 64, 96 and 128 are ours, for runs on a lap
 
 from __future__ import annotations
 
+from worldsmith.config import WrongValueError
+
 SIDE = 16
 """Pixels of which every side must be a multiple, for the coarsest video VAE here."""
 
@@ -47,16 +49,15 @@ TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
 """Tiers that can be trained. 1080, 2048 and gt_2048 contain sizes that the VAE cannot encode without a remainder."""
 
 
-def check_tier(tier: str) -> None:
-    """Raises ValueError for a tier that does not exist or cannot be encoded."""
+def check_tier(tier: str, name: str = "resolution") -> None:
+    """Raises WrongValueError for a tier that does not exist or cannot be encoded, in the field `name`."""
+    remedy = f"choose one of {', '.join(TIERS)}"
     if tier not in RESOLUTIONS:
-        raise ValueError(f"resolution '{tier}' is not a tier; choose one of {', '.join(TIERS)}")
+        raise WrongValueError({name: tier}, why="it is not a tier", remedy=remedy)
     if tier not in TIERS:
         sizes = ", ".join(f"{w}x{h}" for w, h in RESOLUTIONS[tier].values())
-        raise ValueError(
-            f"resolution '{tier}' has sizes ({sizes}) that are not all multiples of {SIDE} pixels, "
-            f"which the video VAE needs; choose one of {', '.join(TIERS)}"
-        )
+        why = f"its sizes ({sizes}) are not all multiples of {SIDE} pixels, which the video VAE needs"
+        raise WrongValueError({name: tier}, why=why, remedy=remedy)
 
 
 def aspect_bucket(width: int, height: int) -> str:

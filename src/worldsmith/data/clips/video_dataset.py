@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.conditioning import check_conditioning
@@ -96,10 +96,11 @@ class VideoDataset(Configurable):
                 "max_30fps",
                 "first",
             ):
-                raise ValueError(
-                    f"temporal_interval_mode='{self.temporal_interval_mode}' and frame_selection_mode="
-                    f"'{self.frame_selection_mode}' have no effect with num_video_frames=-1 (whole windows); "
-                    "set num_video_frames, or leave them at 'max_30fps' and 'first'"
+                raise wrong(
+                    self,
+                    *("temporal_interval_mode", "frame_selection_mode", "num_video_frames"),
+                    why="the modes have no effect on whole windows (-1)",
+                    remedy="set num_video_frames, or leave them at 'max_30fps' and 'first'",
                 )
 
         def check_files(self) -> None:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from worldsmith.config import WrongValueError
+
 T = TypeVar("T")
 
 
@@ -62,17 +64,14 @@ class SequentialPacker(Generic[T]):
 
 
 def check_caps(max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int) -> None:
-    """Raises ValueError unless exactly one cap is set and all values are positive."""
+    """Raises WrongValueError unless exactly one cap is set and all values are positive."""
+    caps = {"max_sequence_length": max_sequence_length, "max_samples_per_batch": max_samples_per_batch}
     if (max_sequence_length is None) == (max_samples_per_batch is None):
-        raise ValueError(
-            f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is {max_samples_per_batch}: "
-            "set exactly one (max_sequence_length = tokens per pack, e.g. 45056; max_samples_per_batch = samples per "
-            "pack) and leave the other unset"
+        raise WrongValueError(
+            caps,
+            why="one cap is needed, and one alone",
+            remedy="set exactly one (tokens per pack, e.g. 45056, or samples per pack) and leave the other unset",
         )
-    for name, value in (
-        ("max_sequence_length", max_sequence_length),
-        ("max_samples_per_batch", max_samples_per_batch),
-        ("lookahead", lookahead),
-    ):
+    for name, value in {**caps, "lookahead": lookahead}.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+            raise WrongValueError({name: value}, allowed="at least 1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal
 
-from worldsmith.config import Config
+from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative, Range
 
 Positive = Annotated[float, Range(gt=0, finite=True)]
@@ -84,25 +84,26 @@ class NetworkConfig(Config):
     def check(self) -> None:
         """Raises ValueError for sizes that do not fit together, naming both fields."""
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads})"
-            )
+            names = "num_attention_heads", "num_key_value_heads"
+            raise wrong(self, *names, why="the first must be a multiple of the second")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for rotary positions, found {self.head_dim}")
+            raise wrong(self, "head_dim", allowed="even for rotary positions")
         slots = self.head_dim // 2
         if sum(self.mrope_section) != slots:
-            raise ValueError(f"mrope_section must sum to head_dim / 2 = {slots}, found {self.mrope_section}")
+            raise wrong(self, "mrope_section", "head_dim", why=f"the sections must sum to head_dim / 2 = {slots}")
         for axis in (1, 2):  # slots axis, axis + 3, … belong to height (1) and width (2)
             if self.mrope_section[axis] and axis + 3 * (self.mrope_section[axis] - 1) >= slots:
-                raise ValueError(
-                    f"mrope_section {self.mrope_section} cannot be interleaved in {slots} slots: "
-                    "the height and width sections may not be longer than the time section"
+                raise wrong(
+                    self,
+                    "mrope_section",
+                    why=f"they cannot be interleaved in {slots} slots: the height and width sections may not be longer "
+                    "than the time section",
                 )
         if self.use_und_k_norm_for_gen and self.qk_norm_for_text:
-            raise ValueError("use_und_k_norm_for_gen normalises raw text keys and needs qk_norm_for_text = false")
+            names = "use_und_k_norm_for_gen", "qk_norm_for_text"
+            raise wrong(self, *names, why="the former normalises raw text keys", remedy="set qk_norm_for_text = false")
         if self.attention_bias:
-            raise ValueError("attention_bias = true does not exist in this family; leave it false")
+            raise wrong(self, "attention_bias", why="it does not exist in this family", remedy="leave it false")
 
 
 def edge() -> NetworkConfig:

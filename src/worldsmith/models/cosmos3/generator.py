@@ -9,6 +9,7 @@ from dataclasses import field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.degrees import check_heads
 from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
@@ -74,16 +75,20 @@ class Cosmos3Generator(Model):
         def check(self) -> None:
             read_attention(self)
             if self.joint_attn_implementation == "flex" and self.activation_checkpointing.mode == "selective":
-                raise ValueError(
-                    "joint_attn_implementation = 'flex' runs as one compiled kernel, whose result "
-                    "activation_checkpointing.mode = 'selective' cannot keep; use mode = 'full' or 'none', or 'two_way'"
+                raise wrong(
+                    self,
+                    "joint_attn_implementation",
+                    "activation_checkpointing.mode",
+                    why="attention runs as one compiled kernel, whose result this mode cannot keep",
+                    remedy="use mode = 'full' or 'none', or 'two_way'",
                 )
             super().check()
-            halves = self.parallelism.cfg_parallel_shard_degree
-            if halves != 1:
-                raise ValueError(
-                    f"parallelism.cfg_parallel_shard_degree = {halves}: guidance has two halves in sampling only, "
-                    "training runs one; write 1, and use context_parallel_shard_degree to share a pack"
+            if self.parallelism.cfg_parallel_shard_degree != 1:
+                raise wrong(
+                    self,
+                    "parallelism.cfg_parallel_shard_degree",
+                    why="guidance has two halves in sampling only, training runs one",
+                    remedy="write 1, and use context_parallel_shard_degree to share a pack",
                 )
 
         def check_context(self, ranks: int) -> None:

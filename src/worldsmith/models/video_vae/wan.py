@@ -7,7 +7,7 @@ import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Range
 from worldsmith.models.video_vae.wan_files import (
     SPATIAL_FACTOR,
@@ -51,10 +51,10 @@ class WanVAE(Configurable):
 
         def check(self) -> None:
             if isinstance(self.encode_window, int) and self.encode_window % 4:
-                raise ValueError(
-                    f"encode_window is {self.encode_window}; it must be a multiple of the 4 frames that make a latent "
-                    f"frame, such as {self.encode_window // 4 * 4 + 4}"
+                allowed = (
+                    f"a multiple of the 4 frames that make a latent frame, such as {self.encode_window // 4 * 4 + 4}"
                 )
+                raise wrong(self, "encode_window", allowed=allowed)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""

@@ -26,7 +26,7 @@ class Callback(Configurable):
         """A callback without settings."""
 
         def check_run(self, run: Trainer.Config) -> None:
-            """Raises ValueError for a run that this cannot be part of."""
+            """Raises WrongValueError for a run that this cannot be part of."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         self.config = config

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from worldsmith.config import WrongValueError
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
 
 
 class CompileTokenizer(Callback):
@@ -35,23 +37,22 @@ class CompileTokenizer(Callback):
         """Tiers whose sizes are all compiled at that step, ahead of use. None: compile what comes, when it comes."""
 
         def check(self) -> None:
-            for tier in self.warmup_resolutions or ():
-                check_tier(tier)
+            for index, tier in enumerate(self.warmup_resolutions or ()):
+                check_tier(tier, f"warmup_resolutions[{index}]")
 
         def check_run(self, run: Trainer.Config) -> None:
             if not self.enabled:
                 return
             family = run.model.config.family
             if not task_of(family).has_encoder:
-                raise ValueError(
-                    f"trainer.callbacks.compile_tokenizer.enabled = true: models of the family '{family}' have no "
-                    "encoder to compile; use enabled = false"
-                )
-            if getattr(run.dataloader_train, "latent_cache", ""):
-                raise ValueError(
-                    "trainer.callbacks.compile_tokenizer.enabled = true with dataloader_train.latent_cache: a cached "
-                    "clip is encoded once, and its latents would differ in their last bits before and after compiling; "
-                    'use enabled = false, or latent_cache = "" to encode every clip in every step'
+                why = f"models of the family '{family}' have no encoder to compile"
+                raise WrongValueError({ENABLED: True}, why=why, remedy="use enabled = false")
+            if cache := getattr(run.dataloader_train, "latent_cache", ""):
+                raise WrongValueError(
+                    {ENABLED: True, "dataloader_train.latent_cache": cache},
+                    why="a cached clip is encoded once, and its latents would differ in their last bits before and "
+                    "after compiling",
+                    remedy='use enabled = false, or latent_cache = "" to encode every clip in every step',
                 )
 
     config: Config

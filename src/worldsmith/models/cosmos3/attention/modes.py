@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
-from worldsmith.config import Config
+from worldsmith.config import Config, WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count, Range, Share
 from worldsmith.config.errors import UserError
 
@@ -54,24 +54,20 @@ class NeighborhoodConfig(Config):
             return
         used = [name for name in given if name in counts], [name for name in given if name in shares]
         if all(used):
-            raise ValueError(
-                f"{', '.join(used[0])} count tokens and {', '.join(used[1])} are shares of the grid; use one kind"
-            )
+            why = f"{', '.join(used[0])} count tokens and {', '.join(used[1])} are shares of the grid"
+            raise wrong(self, *used[0], *used[1], why=why, remedy="use one kind")
         if not self.window_size and not self.window_size_float:
-            raise ValueError(f"{', '.join(given)} without a window; add window_size or window_size_float")
+            raise wrong(self, *given, why="there is no window", remedy="add window_size or window_size_float")
         window = "window_size" if self.window_size else "window_size_float"
         for name in given:
             if len(getattr(self, name)) != len(getattr(self, window)):
-                raise ValueError(
-                    f"{name} has {len(getattr(self, name))} items, but {window} has {len(getattr(self, window))}; "
-                    "write one per axis"
-                )
+                raise wrong(self, name, window, why="they differ in length", remedy="write one item per axis")
         for axis, size in enumerate(self.window_size):
             stride, dilation = _item(self.stride, axis, 1), _item(self.dilation, axis, 1)
             if size == -1 and dilation != 1:
-                raise ValueError(f"dilation[{axis}] is {dilation}, but window_size[{axis}] = -1 takes every token")
+                raise wrong(self, f"dilation[{axis}]", f"window_size[{axis}]", why="the latter takes every token")
             if size != -1 and stride > size:
-                raise ValueError(f"stride[{axis}] ({stride}) is larger than window_size[{axis}] ({size})")
+                raise wrong(self, f"stride[{axis}]", f"window_size[{axis}]", why="the stride is larger than the window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +155,29 @@ def attention_modes(
         natten_parameter_list: per layer, profile ("1d", "2d", "3d") -> neighbourhood; empty: all layers dense.
         video_temporal_causal: latents see no later frame, in any layer.
     """
-    given = [
-        name
-        for name, value in (
-            ("natten_parameter_list", len(natten_parameter_list) > 0),
-            ("video_temporal_causal", video_temporal_causal),
-        )
-        if value
-    ]
+    settings = {"natten_parameter_list": natten_parameter_list, "video_temporal_causal": video_temporal_causal}
+    given = [name for name, value in settings.items() if value]
     if given and implementation != "three_way":
-        raise ValueError(
-            f"{given[0]} restricts what latents see, which joint_attn_implementation = '{implementation}' cannot; "
-            "set joint_attn_implementation = 'three_way', or leave it out"
+        raise WrongValueError(
+            {given[0]: settings[given[0]], "joint_attn_implementation": implementation},
+            why="the former restricts what latents see, which this implementation cannot",
+            remedy="set joint_attn_implementation = 'three_way', or leave it out",
         )
     if len(given) == 2:
-        raise ValueError(
-            "natten_parameter_list and video_temporal_causal both say what latents see; leave one out "
-            "(is_causal = [true, false, false] makes the windows of a layer causal in time)"
+        raise WrongValueError(
+            settings,
+            why="both say what latents see",
+            remedy="leave one out (is_causal = [true, false, false] makes the windows of a layer causal in time)",
         )
     if video_temporal_causal:
         return AttentionModes(implementation, (Pattern({}, True, "video_temporal_causal"),), (0,) * num_layers)
     if not natten_parameter_list:
         return AttentionModes(implementation, (Pattern({}),), (0,) * num_layers)
     if len(natten_parameter_list) != num_layers:
-        raise ValueError(
-            f"natten_parameter_list has {len(natten_parameter_list)} items and the network {num_layers} layers; "
-            "write one per layer, {} for a dense one"
+        raise WrongValueError(
+            {"natten_parameter_list": natten_parameter_list, "network.num_hidden_layers": num_layers},
+            why="there must be an item for each layer",
+            remedy="write one per layer, {} for a dense one",
         )
     patterns: list[Pattern] = []
     layers = []
@@ -202,10 +195,12 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
-            raise ValueError(f"{where}: '{name}' is no profile; a layer has '1d', '2d' and '3d', by axes longer than 1")
+            why = f"'{name}' is no profile; a layer has '1d', '2d' and '3d', by axes longer than 1"
+            raise WrongValueError({where: entry}, why=why)
         rank = len(profile.window_size or profile.window_size_float)
         if rank not in (0, PROFILES[name]):
-            raise ValueError(f"{where}.{name}: the window has {rank} items; a {name} grid has {PROFILES[name]} axes")
+            window = {f"{where}.{name}.window_size": profile.window_size or profile.window_size_float}
+            raise WrongValueError(window, why=f"{rank} items; a {name} grid has {PROFILES[name]} axes")
         if rank:
             profiles[rank] = profile
     return profiles
