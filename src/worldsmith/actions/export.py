@@ -9,7 +9,7 @@ from typing import Literal
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import ModelAction, PositiveFactor
-from worldsmith.checkpoint.formats.export_folder import require_place
+from worldsmith.checkpoint.formats.export_folder import read_about, require_place
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
@@ -25,7 +25,7 @@ class Export(ModelAction):
     class Config(ModelAction.Config):
         out: str | None = None
         """The new folder; null: in the run folder."""
-        format: Literal["diffusers", "hf", "native", "adapter"] | None = None
+        format: str | None = None
         """diffusers: a generator's whole pipeline; hf: a reasoner's whole folder for transformers; native: sharded
         safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; null: the
         whole."""
@@ -45,6 +45,8 @@ class Export(ModelAction):
     def plan(self) -> Iterator[str]:
         _, form, out, model = self.prepare()
         yield f"{form.what} would be written to {out} ({self.describe(model)})"
+        if read_about(out, form.index) is not None:
+            yield "an export is there already: the same one is left as it is, another one needs --force"
 
     def run(self) -> Result:
         config = self.config
@@ -66,7 +68,7 @@ class Export(ModelAction):
         """The format and its name, the folder and the model, after all checks that cost little."""
         config, path = self.config, Path(self.config.model)
         formats = formats_of(find_family(path)).exports()
-        name = next(iter(formats)) if config.format is None else str(config.format)
+        name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:
             raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")
         form = formats[name]

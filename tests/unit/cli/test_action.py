@@ -215,7 +215,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
     ("words", "complaint"),
     [
         (["w", "--checkpoint-path", "w"], "model: given twice, as 'w' and as --model"),
-        (["w", "v", "u"], "what is 'u'?"),
+        (["w", "v", "u"], "what is 'u'?\n    -> MODEL and SECOND alone may stand without a flag"),
         (["w", "--num-steps", "0"], "num_steps must be at least 1, found 0"),
         (["w", "--num-steps"], "no value is given"),
         (["w", "-x", "1"], "there is no flag --x"),

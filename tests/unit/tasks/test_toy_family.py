@@ -76,7 +76,7 @@ def test_it_is_planned_trained_and_exported_by_the_commands(
     assert "40 parameters, 40 trained" in capsys.readouterr().out
     assert main(["train", str(file), "--model.config.width", "4"]) == 0
     run = tmp_path / "out/tests/tiny/run"
-    assert main(["export", str(run), "--format", "native", "--dtype", "float32", "-o", str(tmp_path / "model")]) == 0
+    assert main(["export", str(run), "--dtype", "float32", "-o", str(tmp_path / "model")]) == 0
     model = load_model(tmp_path / "model")
     assert isinstance(model, ToyModel)
     saved = read_checkpoint(run / "checkpoints/iter_000000008")

@@ -86,7 +86,8 @@ def draft_settings(
         if any(flag.name.replace("-", "_") == name for flag in words.flags):
             draft.problems.append(Problem(name, f"given twice, as '{word}' and as --{name.replace('_', '-')}"))
     for word in words.loose[len(places) :]:
-        advice = "a list takes a flag for each item; words that change single values go last, after --"
+        loose = " and ".join(name.upper().replace("_", "-") for name in places) or "nothing"
+        advice = f"{loose} alone may stand without a flag, which --help lists; a list takes its flag for each item"
         draft.problems.append(Problem("", f"what is '{word}'?", hint=advice))
     overrides = [*read_flags(draft.tree, flags, draft.problems, own=words.own, verbatim=True), *tailed]
     given = {override.path[:1] for override in overrides} | {(flag.name.replace("-", "_"),) for flag in flags}
