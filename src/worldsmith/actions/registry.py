@@ -35,6 +35,7 @@ ACTIONS = {
             "moving-shapes": "made_clips:MakeMovingShapes",
             "falling-objects": "made_clips:MakeFallingObjects",
             "videophy2": "videophy2:PrepareVideoPhy2",
+            "preview": "preview_chats:PreviewChats",
         },
         by="word",
     ),

@@ -35,3 +35,10 @@ def normalize(patches: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     values = patches.to(torch.float32).div_(255).view(len(patches), len(mean), -1)
     centre, spread = (torch.tensor(v, dtype=torch.float32, device=patches.device)[:, None] for v in (mean, std))
     return values.sub_(centre).div_(spread).view(len(patches), -1)
+
+
+def unpatchify(rows: np.ndarray, grid: Sequence[int], *, patch: int, merge: int, temporal: int) -> np.ndarray:
+    """The frames [T, 3, H, W] of which `patchify` made the rows; T with the repeated last one."""
+    times, height, width = grid
+    split = rows.reshape(times, height // merge, width // merge, merge, merge, -1, temporal, patch, patch)
+    return split.transpose(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(times * temporal, -1, height * patch, width * patch)

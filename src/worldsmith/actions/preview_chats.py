@@ -1,0 +1,108 @@
+"""`worldsmith dataset preview MODEL`: conversations as a model gets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.datasets import llava, llava_onevision, messages  # noqa: F401 (can be chosen)
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.models.model_files import local_folder
+
+
+class PreviewChats(Action):
+    """Shows conversations as a model gets them: tokens, which of them are supervised, and frames as they are scaled.
+
+    What is supervised is green, or stands in [[ ]] where there are no colours. --dataset names the kind:
+    ManifestDataset (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("model",)
+
+    class Config(Action.Config):
+        model: str
+        """Folder with the tokenizer, the chat template and the preprocessor files, or a hub repository's org/name."""
+        dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
+        """The data set."""
+        processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
+        """How conversations become tokens and patches."""
+        first: NotNegative = 0
+        """Number of the first conversation that is shown."""
+        count: Count = 3
+        """How many are shown."""
+        frames: Count = 8
+        """At most so many frames of a video are shown."""
+        out: str | None = None
+        """Folder for the frames as PNG files; null: they are shown in the terminal, if it has colours."""
+
+    config: Config
+
+    def run(self) -> Result:
+        config = self.config
+        patterns = ("*.json", "*.jinja", "*.txt")
+        processor = config.processor.build(folder=local_folder(config.model, file_patterns=patterns, field="model"))
+        dataset = config.dataset.build()
+        reasons = Counter(rejection.reason for rejection in dataset.rejections)
+        left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) or "none"
+        lines = [f"{dataset.name}: {dataset.num_records} records; left out: {left_out}"]
+        lines += [f"  {rejection.key}: {rejection.reason}: {rejection.detail}" for rejection in dataset.rejections[:3]]
+        shown = [
+            self.show(dataset, processor, index, lines)
+            for index in range(config.first, min(config.first + config.count, len(dataset)))
+        ]
+        return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
+
+    def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
+        """Adds the lines of a conversation; returns the same as plain data."""
+        from worldsmith.data.conversations.preview import stretches, written
+
+        key = dataset.place(index)[0]
+        try:
+            sample = processor.encode(dataset.turns(index), key=key)
+        except SampleError as error:
+            lines += ["", f"{key}: left out: {error}"]
+            return {"key": key, "left_out": error.reason, "detail": error.detail}
+        found = stretches(sample, processor.tokenizer)
+        lines += ["", f"{key}: {sample.num_tokens} tokens, {sample.num_supervised} supervised"]
+        lines.append(written(found, colour=has_colours()).rstrip("\n"))
+        media = list(self.show_media(sample, processor, lines))
+        facts = {"key": key, "tokens": sample.num_tokens, "supervised": sample.num_supervised}
+        return {**facts, "text": [asdict(stretch) for stretch in found], "media": media}
+
+    def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
+        from worldsmith.data.conversations.preview import contact_sheet, in_terminal, pictures
+
+        if processor.media is None:
+            return
+        for number, (kind, frames) in enumerate(pictures(sample, processor.media)):
+            count, _, height, width = frames.shape
+            fact: dict[str, Any] = {"kind": kind, "frames": count, "height": height, "width": width}
+            line = f"{kind}: {width}×{height} px" + (f", {count} frames" if kind == "video" else "")
+            sheet = contact_sheet(frames, self.config.frames)
+            if self.config.out is not None:
+                name = re.sub(r"[^\w.-]+", "_", sample.key)
+                file = Path(self.config.out, f"{name}_{number}.png")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                sheet.save(file)
+                fact["file"] = str(file)
+                line += f", {file}"
+            lines.append(line)
+            if self.config.out is None and has_colours():
+                lines += in_terminal(sheet, shutil.get_terminal_size().columns)
+            yield fact
+
+
+def has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
