@@ -11,6 +11,7 @@ from worldsmith.checkpoint.formats.convert import INDEX, convert
 from worldsmith.checkpoint.formats.export_folder import require_place
 from worldsmith.checkpoint.formats.registry import assembling
 from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Seed
 
 
@@ -49,9 +50,7 @@ class Convert(Action):
             idle = ("vlm_model_name", "vision_tower") if self.to != "vlm" else ("action_gen", "sound_gen", "seed")
             for name in idle:
                 if getattr(self, name):
-                    raise ValueError(
-                        f"{name} = {getattr(self, name)!r} has no effect with to = '{self.to}'; leave it out"
-                    )
+                    raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
 
     config: Config
 

@@ -73,13 +73,18 @@ class ActivationCheckpointingConfig(Config):
     """`default` compares shapes, types and devices of recomputed tensors; `match` (slow) also the results."""
 
     def check(self) -> None:
-        for index, pattern in enumerate(self.save_ops_regex):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise wrong(self, f"save_ops_regex[{index}]", why=f"no regular expression: {error}") from None
+        check_patterns(self, "save_ops_regex")
         if self.mode == "selective" and not self.save_ops_regex:
             raise wrong(self, "mode", "save_ops_regex", why="this saves nothing", remedy='write mode = "full"')
+
+
+def check_patterns(section: Config, name: str) -> None:
+    """Raises WrongValueError for an item of a list of text that is no regular expression."""
+    for index, pattern in enumerate(getattr(section, name)):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise wrong(section, f"{name}[{index}]", why=f"no regular expression: {error}") from None
 
 
 class DataSettingConfig(Config):

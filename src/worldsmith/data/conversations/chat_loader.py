@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from worldsmith.config import wrong
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
@@ -31,9 +32,11 @@ class ChatLoader(PackingDataLoader):
 
         def check(self) -> None:
             if isinstance(self.dataset, LlavaOneVision.Config) and self.dataset.streaming and self.shuffle:
-                raise ValueError("a streamed data set is read in its order; set shuffle = false, or streaming = false")
+                why = "a streamed data set is read in its order"
+                raise wrong(self, "dataset.streaming", "shuffle", why=why, remedy="set one of them to false")
             if self.on_overlong == "error" and self.max_sequence_length is None:
-                raise ValueError("on_overlong = 'error' has no effect without max_sequence_length; set it")
+                why = "without a cap no sample is too long"
+                raise wrong(self, "on_overlong", "max_sequence_length", why=why, remedy="set max_sequence_length")
             super().check()
 
     def __init__(

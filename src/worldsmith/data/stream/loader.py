@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.packing import SequentialPacker, check_caps
@@ -63,7 +63,8 @@ class PackingDataLoader(Configurable):
         def check(self) -> None:
             check_caps(self.max_sequence_length, self.max_samples_per_batch, self.lookahead)
             if self.packer == "pool" and self.max_sequence_length is None:
-                raise ValueError("packer 'pool' fills packs up to max_sequence_length, which is unset; set it")
+                why = "packs are filled up to max_sequence_length"
+                raise wrong(self, "packer", "max_sequence_length", why=why, remedy="set it")
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from worldsmith.config import wrong
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.vision_language.policy import FILES, PolicyConfig
@@ -35,11 +36,9 @@ class VisionLanguageModel(Model):
 
         def check(self) -> None:
             super().check()
-            halves = self.parallelism.cfg_parallel_shard_degree
-            if halves != 1:
-                raise ValueError(
-                    f"parallelism.cfg_parallel_shard_degree = {halves}: a reasoner has no guidance to share; write 1"
-                )
+            if self.parallelism.cfg_parallel_shard_degree != 1:
+                why = "a reasoner has no guidance to share"
+                raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy="write 1")
 
         def own_weights(self) -> tuple[str, str] | None:
             """`safetensors_path`, else the backbone's own."""

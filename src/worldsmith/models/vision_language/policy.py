@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import field
 from typing import Literal
 
-from worldsmith.config import Config
+from worldsmith.config import Config, wrong
+from worldsmith.config.sections import check_patterns
 from worldsmith.models.model_files import look_for
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
@@ -43,13 +43,9 @@ class FreezeConfig(Config):
 
     def check(self) -> None:
         if self.trainable_params and self.frozen_params:
-            raise ValueError("trainable_params and frozen_params are both given; use one of them")
+            raise wrong(self, "trainable_params", "frozen_params", why="both given", remedy="use one of them")
         for name in ("trainable_params", "frozen_params"):
-            for pattern in getattr(self, name):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ValueError(f"{name}: {pattern!r} is no regular expression: {error}") from None
+            check_patterns(self, name)
 
 
 class PolicyConfig(Config):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.data.conversations.media.limits import Limits, VideoLimits, read_limits
 
@@ -75,9 +75,10 @@ class MediaProcessor(Configurable):
 
         def check(self) -> None:
             if self.fps is not None and self.nframes is not None:
-                raise ValueError(f"fps is {self.fps} and nframes is {self.nframes}; set one of them")
+                raise wrong(self, "fps", "nframes", why="both say how many frames are taken", remedy="set one of them")
             if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
-                raise ValueError("min_frames and max_frames bound what fps asks for; with nframes they have no effect")
+                why = "the limits bound what fps asks for; with nframes they have no effect"
+                raise wrong(self, "min_frames", "max_frames", "nframes", why=why)
             for least, most in (
                 ("min_frames", "max_frames"),
                 ("min_pixels", "max_pixels"),
@@ -85,7 +86,7 @@ class MediaProcessor(Configurable):
             ):
                 low, high = getattr(self, least), getattr(self, most)
                 if low is not None and high is not None and low > high:
-                    raise ValueError(f"{least} is {low} and {most} is {high}: nothing lies between")
+                    raise wrong(self, least, most, why="nothing lies between")
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         """Raises DataError when `folder` lacks the preprocessor files."""
