@@ -14,14 +14,18 @@ from safetensors.torch import load_file, save_file
 from stored_models import random_transformer, randomize
 from transformers import Qwen3VLForConditionalGeneration
 
+from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.formats.vision_language.assemble import assemble
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 
+TEXT = json.loads((asset_path("tiny_reasoner") / "config.json").read_text())["text_config"]
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads", "head_dim", "rms_norm_eps")  # fmt: skip
 NETWORK = NetworkConfig(
-    vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5], rope_theta=1e4, latent_channel=8,
+    **{name: TEXT[name] for name in SIZES}, rope_theta=TEXT["rope_parameters"]["rope_theta"],
+    mrope_section=TEXT["rope_parameters"]["mrope_section"], latent_channel=8,
 )  # fmt: skip
 """The tiny reasoner's language model, as a generator has it."""
 
@@ -176,7 +180,9 @@ class TestMistakes:
         )
 
     def test_no_model_of_this_size_is_known(self, source: Path) -> None:
-        with pytest.raises(UserError, match=r"has the width 128, and those of Qwen.* 4096, .*--vlm-model-name"):
+        with pytest.raises(
+            UserError, match=rf"has the width {NETWORK.hidden_size}, and those of Qwen.* 4096, .*--vlm-model-name"
+        ):
             assemble(str(source), source.parent / "out")
 
     def test_a_folder_that_is_there(self, source: Path, stock: Path, tmp_path: Path) -> None:

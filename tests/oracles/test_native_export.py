@@ -165,6 +165,39 @@ def test_an_export_is_a_model_of_ours_again(runs: Path, tmp_path: Path) -> None:
     assert (len(report["loaded"]), report["initialised"], report["unexpected"]) == (len(expected), [], [])
 
 
+@pytest.mark.parametrize("run", ["full", "lora"])
+def test_the_vision_tower_of_the_base_is_kept_when_it_is_asked_for(runs: Path, tmp_path: Path, run: str) -> None:
+    """Its bits under `language_model.visual.`; the generator reads such an export, and its tower is kept again."""
+    base = {name: value for name, value in read_export(runs / "qwen").items() if name.startswith("model.visual.")}
+    base = {name.replace("model.", "model.net.language_model.", 1): value for name, value in base.items()}
+    plain = read_export(export(runs, run, "--dtype", "float32"))
+    main(["export", str(runs / run), "-o", str(tmp_path / "a"), "--format", "native", "--dtype", "float32",
+          "--vision-tower", "own"])  # fmt: skip
+    main(["export", str(tmp_path / "a"), "-o", str(tmp_path / "b"), "--format", "native", "--dtype", "float32",
+          "--vision-tower", "own"])  # fmt: skip
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        tensors = read_export(folder)
+        assert tensors.keys() == plain.keys() | base.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in {**plain, **base}.items())
+    ours, theirs = velocities(tmp_path / "b", plain)
+    assert (ours - theirs).abs().max() < 2e-5
+
+
+def test_a_tower_that_is_not_there_is_not_kept(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["export", str(runs / "full"), "-o", str(tmp_path / "out")]
+    plain = str(export(runs, "full", "--dtype", "float32"))
+    for more, message in (
+        (["--format", "native", "--vision-tower", plain], f"native export {plain} has no vision tower"),
+        (
+            ["--vision-tower", "own"],
+            "--vision-tower: models of the family 'cosmos3' are not exported with one as diffus",
+        ),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_shards_hold_every_tensor_once(runs: Path, tmp_path: Path) -> None:
     """A small file size makes several files: the index lists each tensor, and the content is that of one file."""
     model = find_model(runs / "full")

@@ -35,6 +35,9 @@ class Export(ModelAction):
         """auto: the averaged ones (ema) if there are any."""
         merge: bool = True
         """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native only)."""
+        vision_tower: str | None = None
+        """Keep this vision tower with a generator's weights (native only): a folder that has one, or own, the tower of
+        what the run started from; null: none."""
         shift: PositiveFactor | None = None
         """Shift of the exported noise schedule; null: that of training."""
         config_file: str | None = None
@@ -51,7 +54,7 @@ class Export(ModelAction):
     def run(self) -> Result:
         config = self.config
         name, form, out, model = self.prepare()
-        written = form.write(model, out, ExportOptions(dtype=config.dtype, merge=config.merge, force=config.force))
+        written = form.write(model, out, self.options())
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
         lines = [done, *model.formats.left_out(name, model.config)]
@@ -61,18 +64,27 @@ class Export(ModelAction):
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
+    def options(self) -> ExportOptions:
+        config = self.config
+        return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
+
     def describe(self, model: StoredModel) -> str:
         return f"{model.weights} weights after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> tuple[str, Format, Path, StoredModel]:
         """The format and its name, the folder and the model, after all checks that cost little."""
         config, path = self.config, Path(self.config.model)
-        formats = formats_of(find_family(path)).exports()
+        family = find_family(path)
+        formats = formats_of(family).exports()
         name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:
             raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")
         form = formats[name]
         self.require_meaning(name, formats)
+        if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
+            raise UserError(
+                f"--vision-tower: models of the family '{family}' are not exported with one as {name}; leave it out"
+            )
         out = Path(config.out) if config.out else in_run(path, form.folder)
         require_place(out, form.index)
         model = find_model(path, weights=config.weights, base=config.base)

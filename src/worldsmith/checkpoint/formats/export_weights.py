@@ -20,11 +20,14 @@ from worldsmith.checkpoint.formats.export_folder import (
     read_about,
     same_export,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
+from worldsmith.checkpoint.formats.family_formats import OWN, DType, ExportOptions
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
-from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.sources.vision_tower import find_tower
+from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.spec import ModelSpec
 
@@ -51,18 +54,45 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
     """`export_weights` of a model on disk."""
     if options.merge:
         model.require_effect()
+    source, card = model.open(merge=options.merge), facts_of(model)
+    if options.tower is not None:
+        tower = tower_of(model, options.tower)
+        source, card = with_tower(source, tower, model.formats.tower), {**card, "vision_tower": tower.describe}
     return export_weights(
         layout,
-        model.open(merge=options.merge),
+        source,
         model.merged_spec if options.merge else model.spec,
         out,
         defaults=model.defaults,
         origin=origin_of(model, merge=options.merge),
-        card=facts_of(model),
+        card=card,
         average=model.average,
         dtype=options.dtype,
         force=options.force,
     )
+
+
+def tower_of(model: StoredModel, place: str) -> WeightSource:
+    """The vision tower at `place`, or with OWN that which the model came with. Raises UserError when there is none."""
+    if place != OWN:
+        source = open_weights(place, field="--vision-tower")
+    elif model.tree is None:
+        source = open_weights(model.folder, field="model", family=model.spec.name)
+    elif model.start is not None:
+        source = open_weights(model.base or model.start.path, field=model.start.field, family=model.spec.name)
+    else:
+        raise UserError(f"--vision-tower own: {model.folder} started from random weights, which have no vision tower")
+    tower = find_tower(source)
+    if tower is None:
+        raise UserError(f"--vision-tower {place}: {source.describe} has no vision tower")
+    return tower
+
+
+def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> WeightSource:
+    """The weights of both, the tower's names after `prefix`."""
+    places = {name: (source, name) for name in source.shapes}
+    places |= {prefix + name: (tower, name) for name in tower.shapes}
+    return JoinedWeights(f"{source.describe} with {tower.describe}", places)
 
 
 def export_weights(

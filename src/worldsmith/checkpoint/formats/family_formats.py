@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 DType = Literal["float32", "bfloat16"]
+OWN = "own"
+"""Instead of a folder: the vision tower that a model came with."""
 NATIVE_PREFIX = "model.net."
 """What native exports put before every name."""
 
@@ -69,6 +71,8 @@ class Export:
     """Writes the folder; False when the same is there already. Raises ValueError for what it cannot hold."""
     keeps_adapters: bool = False
     """Whether adapters may stay beside the weights."""
+    keeps_tower: bool = False
+    """Whether the vision tower of a family that trains without it may be kept with the weights."""
     has_schedule: bool = False
     """Whether it holds settings of a noise schedule."""
     has_weights: bool = True
@@ -82,6 +86,8 @@ class ExportOptions:
     """Merge the adapters of a LoRA run into the weights."""
     force: bool = False
     """Replace an older export."""
+    tower: str | None = None
+    """Where the vision tower is that is kept with the weights; OWN: what the run started from. None: none is kept."""
 
 
 class FamilyFormats:
@@ -95,6 +101,8 @@ class FamilyFormats:
     """The folders of weights that only this family reads, for people."""
     released: Mapping[str, str] = {}
     """Short names of released models → their repositories on the hub."""
+    tower = ""
+    """The beginning of the names of a vision tower, which the family trains without; empty: there is none."""
     assembled_as = ""
     """`convert --to` this word makes a model of this family out of another's (`assemble`); empty: nothing does."""
     advice = "Set model.config.network to the values of these weights."

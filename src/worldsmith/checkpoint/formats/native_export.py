@@ -19,7 +19,13 @@ def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
 
 LAYOUT = Layout("native", NATIVE_PREFIX.__add__, native_config)
 NATIVE = Export(
-    "export_native", CONFIG, "weights", partial(export_stored, LAYOUT), keeps_adapters=True, has_schedule=True
+    "export_native",
+    CONFIG,
+    "weights",
+    partial(export_stored, LAYOUT),
+    keeps_adapters=True,
+    keeps_tower=True,
+    has_schedule=True,
 )
 export_native = partial(export_weights, LAYOUT)
 """`export_weights` in this layout."""

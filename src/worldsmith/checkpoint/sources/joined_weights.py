@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 class JoinedWeights(WeightSource):
-    """Each weight is one of another source, which may call it otherwise. It has no averages."""
+    """Each weight is one of another source, which may call it otherwise."""
 
     def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
         """`places`: name here → source, and name there."""
         self.describe, self.places = describe, places
         self.path, self.settings = Path(), {}
         self.shapes = {name: source.shapes[there] for name, (source, there) in places.items()}
-        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        averages = {name: source.average_shapes.get(there) for name, (source, there) in places.items()}
+        self.average_shapes = {name: shape for name, shape in averages.items() if shape is not None}
+        self.copies, self.unknown = {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
         sources = {id(self.places[name][0]): self.places[name][0] for name in tensors}

@@ -48,6 +48,7 @@ class Cosmos3Formats(FamilyFormats):
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
     released = {f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")}
     heads = ("action", "sound")
+    tower = "language_model.visual."
 
     # Reading
 
