@@ -27,7 +27,7 @@ def test_commands_and_code_of_the_page(
     monkeypatch.chdir(tmp_path)
     world = tiny_runs.make_world(tmp_path / "world", clips=3)
     write_tiny_base(tmp_path / "models" / "Qwen3-VL-8B-Instruct")
-    converting, exporting = blocks("bash")
+    converting, _, exporting = blocks("bash")  # between them, a reasoner out of released weights
     transformer_code, source_code = blocks("python")
     run_lines(converting)
     said = capsys.readouterr().out
