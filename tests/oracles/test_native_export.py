@@ -225,6 +225,10 @@ def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path:
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     with pytest.raises(FileExistsError, match="use --force"):
         export_native(model.open(), model.spec, out, average=False, **arguments)
+    (out / "notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
+        export_native(model.open(), model.spec, out, average=False, force=True, **arguments)
+    (out / "notes.txt").unlink()
     assert export_native(model.open(), model.spec, out, average=False, force=True, **arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     (tmp_path / "mine").mkdir()

@@ -18,6 +18,7 @@ from worldsmith.config.declare.ranges import Count, Seed
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.files.atomic import write_text
+from worldsmith.files.lines import read_lines
 from worldsmith.files.writable import require_writable
 from worldsmith.sampling.training_data import with_clip_size
 
@@ -97,7 +98,7 @@ class GenerateVideos(VideoAction):
             used = {**{key: getattr(request, key) for key in keys}, "num_frames": video.shape[1]}
             where = {"model": config.model, "weights": model.weights, "iteration": model.iteration}
             where |= {"adapter": config.adapter} if config.adapter else {}
-            records.append({"file": name, **used, **settings, **where, **line.notes})
+            records.append({**line.notes, "file": name, **used, **settings, **where})
         contact_sheet(out / "contact_sheet.png", [(describe(model), videos)], [request.prompt for request in requests])
         write_text(out / RECORD, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         done = f"{len(records)} video{'s' * (len(records) != 1)}, contact_sheet.png and {RECORD} in {out}"
@@ -165,7 +166,7 @@ def make_room(out: Path) -> None:
     """Removes the videos of an earlier command."""
     record = out / RECORD
     if record.exists():
-        for line in record.read_text(encoding="utf-8").splitlines():
+        for line in read_lines(record):
             (out / Path(json.loads(line)["file"]).name).unlink(missing_ok=True)
         record.unlink()
 

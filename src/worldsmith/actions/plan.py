@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.run.checkpointer import load_positions
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.folders import find_latest, gone_back
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
@@ -97,6 +97,9 @@ def plan_run(
     task = task_of(config.model.name)(model=model, objective=config.objective, data=config.dataloader_train)
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
+    lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
+    if lost is not None:
+        yield f"note         {lost}"
     user = in_use(run_folder)
     if user is not None:
         yield f"note         the run folder is in use now, and a start would be refused: {user}"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from worldsmith.files.atomic import write_text
+from worldsmith.files.foreign import files_in, require_only
+from worldsmith.files.lines import read_lines
+
+LIST = ".files"
+"""What was written, a path a line: nothing else is removed when the dataset is made anew."""
 
 
-def prepare_folder(out: Path, header: dict[str, Any], contents: Iterable[str], force: bool) -> bool:
+def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], force: bool) -> bool:
     """Makes `out` ready to be written; False if it holds the complete dataset of this header.
 
     `contents` names the files and folders to come; those of an earlier dataset are removed. Raises FileExistsError for
@@ -28,6 +33,9 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Iterable[str], f
         )
     if out.exists() and any(out.iterdir()) and not (done.is_file() or partial.is_file()):
         raise FileExistsError(f"{out} is not empty and was not made by this command; give a new or empty folder")
+    if done.is_file():
+        ours = read_lines(out / LIST) if (out / LIST).is_file() else []
+        require_only(out, set(ours), within=contents)
     out.mkdir(parents=True, exist_ok=True)
     write_json(partial, header)
     done.unlink(missing_ok=True)
@@ -40,6 +48,8 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Iterable[str], f
 
 def complete_folder(out: Path, summary: dict[str, Any]) -> None:
     """Says that everything is written: `summary`, the header among it, becomes dataset.json."""
+    written = [name for name in files_in(out) if name not in (LIST, "dataset.partial.json")]
+    write_text(out / LIST, "".join(f"{name}\n" for name in written))
     write_json(out / "dataset.json", summary)
     (out / "dataset.partial.json").unlink()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.shape_detector import detect
+from worldsmith.files.lines import read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +92,7 @@ class Adherence:
 def load_prompts(path: Path) -> list[ShapePrompt]:
     """Reads a ``prompts.jsonl``. Raises ValueError with file and line where a line is not such a prompt."""
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import logging
 import os
@@ -65,26 +67,69 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def folder_aside(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target` to write into, for `publish_folder`; what is left of it at the end is removed."""
+    """An empty folder beside `target` to write into, for `publish_folder`; what is left of it at the end is removed.
+
+    What an interrupted process has left there is cleaned up first. Raises FileExistsError while another one writes.
+    """
     aside = target.with_name(f"{SAVING}{target.name}")
+    put_back(target)
     if aside.exists():
+        with_lock = lock_folder(aside)
+        if with_lock is None:
+            raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another place")
         shutil.rmtree(aside)
+        os.close(with_lock)
     aside.mkdir(parents=True)
+    handle = lock_folder(aside)
     try:
         yield aside
     finally:
         if aside.exists():
             shutil.rmtree(aside)
+        if handle is not None:
+            os.close(handle)
 
 
-def publish_folder(aside: Path, target: Path) -> None:
-    """Makes the finished folder `aside` visible as `target`, which it replaces if there is one."""
+def lock_folder(folder: Path) -> int | None:
+    """A handle that keeps the folder locked until it is closed; None when another process has it locked.
+
+    A file system without locks keeps nobody away.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            os.close(handle)
+            return None
+    return handle
+
+
+def put_back(target: Path) -> None:
+    """Gives a folder its name back that was to be replaced when the process was killed, and never was."""
+    for old in target.parent.glob(f"{REMOVING}{target.name}.*"):
+        if not target.exists():
+            os.replace(old, target)
+        else:
+            discard(old)
+
+
+def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
+    """Makes the finished folder `aside` visible as `target`, which it replaces if there is one and it may.
+
+    Raises FileExistsError when it may not.
+    """
     sync_tree(aside)
-    old = hide(target) if target.exists() else None
+    if target.exists() and any(target.iterdir()):
+        if not replace:
+            raise FileExistsError(f"{target} has been written by another process meanwhile, and is left as it is")
+        old = hide(target)
+        os.replace(aside, target)
+        sync_folder(target.parent)
+        discard(old)
+        return
     os.replace(aside, target)
     sync_folder(target.parent)
-    if old is not None:
-        discard(old)
 
 
 def remove_folder(folder: Path) -> None:

@@ -56,6 +56,8 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
         return f"it has no {MANIFEST}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
+    if not wanted:
+        return f"its {MANIFEST} lists no file{'' if only == ('',) else ' of its weights'}"
     share, total = wanted[rank::ranks], sum(size for _, (size, _) in wanted)
     for name, (size, _) in share:  # quick checks first: they spare the reading of the others
         path = checkpoint / name

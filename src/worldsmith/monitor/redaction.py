@@ -7,18 +7,36 @@ from collections.abc import Mapping, Sequence
 
 REDACTED = "<redacted>"
 
-SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+KEPT_VARIABLES = re.compile(
+    r"(WORLDSMITH|TORCH|PYTORCH|TORCHELASTIC|TORCHINDUCTOR|TORCHDYNAMO|TRITON|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|GLOO|UCX"
+    r"|OMP|MKL|KMP|GOMP|OPENBLAS|PYTHON|SLURM|PBS|LSB|MALLOC|TOKENIZERS|CONDA|LC)_\w+"
+    r"|(HF|TRANSFORMERS|DIFFUSERS|XDG)_(\w+_)?(HOME|CACHE|OFFLINE|ENDPOINT|VERBOSITY)|\w+_(PATH|ROOT|DIR|PROXY)"
+    r"|PATH|PYTHON\w+|HOME|USER|LOGNAME|SHELL|PWD|HOSTNAME|TMPDIR|LANG|TZ|TERM|VIRTUAL_ENV|CI"
+    r"|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|NPROC_PER_NODE|NNODES",
+    re.IGNORECASE,
+)
+"""Variables of which a record keeps the value: they change what a run does. Of others nobody knows what they hold."""
+SECRET_VARIABLE = re.compile(
+    r"KEY|TOKEN(?!IZER)|SECRET|PASS|.PWD|CRED|AUTH|COOKIE|JWT|WEBHOOK|CONNECTION|LAUNCHER", re.IGNORECASE
+)
 # The last word of an option's name, so that optimizer.keys_to_select and max_num_tokens_after_packing stay readable.
 SECRET_OPTION = re.compile(r"(?:^|[._-])(?:api)?(?:key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 URL_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@'\"]+@")
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """All variables by name; values of variables with a telling name, and credentials within URLs, are replaced."""
+    """All variables by name, with the values of those that are known to tell something of a run and to be no secret.
+
+    Credentials within URLs are replaced in these too; an empty value is none.
+    """
     return {
-        name: REDACTED if SECRET_VARIABLE.search(name) and value else redact_urls(value)
+        name: redact_urls(value) if not value or is_kept(name) else REDACTED
         for name, value in sorted(environment.items())
     }
+
+
+def is_kept(name: str) -> bool:
+    return KEPT_VARIABLES.fullmatch(name) is not None and not SECRET_VARIABLE.search(name)
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.files.lines import read_lines
 from worldsmith.sampling.requests import GenerationRequest
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
     Paths of images and videos are relative to the file. Raises ValueError with file and line for what is no prompt.
     """
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(read_lines(path), start=1):
         if not text.strip():
             continue
         where = f"{path}:{number}"

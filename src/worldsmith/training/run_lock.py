@@ -15,6 +15,7 @@ import socket
 import time
 from pathlib import Path
 
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.writable import require_writable
@@ -38,14 +39,16 @@ class RunLock:
     """
 
     def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self.world = folder, world
         self._handle: int | None = None
         self._made: list[Path] = []
         problem, token = None, secrets.token_hex(8)
         if world.is_main:
             try:
                 require_writable(folder, what="the run folder ")
-                self._made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+                made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
                 self._handle = take(folder, token)
+                self._made = made  # and not by another start, which has the folder then
             except UserError as error:
                 problem = str(error)
         problem, token, host = world.broadcast((problem, token, socket.gethostname()))
@@ -62,12 +65,33 @@ class RunLock:
             os.close(self._handle)
             self._handle = None
 
+    def require_held(self) -> None:
+        """Raises SaveError, on all ranks, when the folder is no longer the one that was locked: moved, removed, or
+        with another lock in it, so that another run may have it. What is there then is not this run's."""
+        lost = self.world.broadcast(self._lost() if self.world.is_main else None)
+        if lost is not None:
+            raise SaveError(
+                f"the run folder {self.folder} {lost} while the run used it: nothing more is written. What it held is "
+                "wherever it was moved; put it back and start again to go on from its last checkpoint"
+            )
+
+    def _lost(self) -> str | None:
+        """What has happened to the folder, in words; None while it is this lock's."""
+        if self._handle is None:
+            return None
+        try:
+            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / FILE))
+        except OSError:
+            return "has lost its lock file" if self.folder.is_dir() else "was moved or removed"
+        return None if same else "was replaced, or its lock file was,"
+
     def withdraw(self) -> None:
         """Gives the folder up and removes it, with the folders above, if it was made for this lock."""
-        self.release()
-        for place in self._made[:1]:
+        is_own = self._handle is not None and self._lost() is None
+        for place in self._made[:1] if is_own else ():
             shutil.rmtree(place, ignore_errors=True)
-        for place in self._made[1:]:
+        self.release()
+        for place in self._made[1:] if is_own else ():
             with contextlib.suppress(OSError):  # somebody else has put something there
                 place.rmdir()
 

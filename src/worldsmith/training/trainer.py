@@ -20,6 +20,7 @@ from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.stop_signals import StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
+from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
@@ -205,8 +206,10 @@ class Trainer(Configurable):
     def save(self, *, required: bool = True) -> None:
         """Writes a checkpoint of the present state, in the background if it may be (`async_save`) and not `required`.
 
-        Raises SaveError when a required one cannot be written; another one is counted as failed and said.
+        Raises SaveError when a required one cannot be written; another one is counted as failed and said. Raises it too
+        when the run folder is no longer that of this run.
         """
+        self.lock.require_held()
         if self.checkpointer.is_saving:
             logger.info("step %d: waiting for the save before this one; it still writes", self.iteration)
         self._settle_save()
@@ -257,6 +260,7 @@ class Trainer(Configurable):
             self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
         else:
             self.state.start()
+        release_leases()
         write_on_main(self.world, self.run_folder, lambda: self._write_records(launch))
 
     def _build(self) -> None:

@@ -17,13 +17,16 @@ from mortal import Mortal
 from torch import nn
 
 from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.run import folders
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.run.folders import POINTER, find_latest
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
 from worldsmith.files import atomic
+from worldsmith.files.lease import release_leases
 from worldsmith.files.manifest import find_damage
 
 
@@ -392,6 +395,12 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(
     assert "Input/output error" in messages(caplog)
 
 
+@pytest.mark.parametrize("only", [("",), ("model/",)])
+def test_a_manifest_that_lists_nothing_is_damage(tmp_path: Path, only: tuple[str, ...]) -> None:
+    (tmp_path / "manifest.json").write_text('{"files": {}}')
+    assert "lists no file" in str(find_damage(tmp_path, only=only))
+
+
 @pytest.mark.parametrize("content", ["[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"a": ["x", "y"]}}', "{"])
 def test_a_manifest_of_anything_else_is_damage(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
@@ -416,3 +425,54 @@ def test_a_save_that_is_not_to_retire_removes_nothing(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("iter_*"))) == 2
     save(one, 3)
     assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_000000003"]
+
+
+def test_what_a_run_that_goes_back_will_lose_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = checkpointer(tmp_path, keep_latest_k=3)
+    for iteration in (1, 2, 3):
+        save(one, iteration)
+    one.latest()
+    assert "goes back" not in messages(caplog)
+    (tmp_path / POINTER).write_text("iter_000000001\n")
+    one.latest()
+    assert "removes what is later: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
+    checkpointer(tmp_path).latest()
+    assert messages(caplog).count("goes back") == 1
+
+
+def test_a_checkpoint_that_another_process_reads_stays_until_it_has_read_it(tmp_path: Path) -> None:
+    """As an export does beside a run that trains."""
+    one = checkpointer(tmp_path, keep_latest_k=1)
+    save(one, 1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = find_latest(tmp_path, World(), weights_only=True)
+        os.write(write, found.name[-1:].encode())
+        signal.pause()
+    assert os.read(read, 1) == b"1"
+    save(one, 2)
+    assert find_damage(tmp_path / "iter_000000001") is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    save(one, 3)
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_000000003"]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+    look = folders.candidates
+
+    def look_and_train_on(parent: Path) -> object:
+        found = look(parent)
+        if not (parent / "iter_000000002").exists():
+            save(one, 2)
+            shutil.rmtree(parent / "iter_000000001")
+        return found
+
+    monkeypatch.setattr(folders, "candidates", look_and_train_on)
+    assert find_latest(tmp_path, World()).name == "iter_000000002"
+    release_leases()

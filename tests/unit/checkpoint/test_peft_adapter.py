@@ -65,6 +65,10 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(FileExistsError, match="is another export; use --force"):
         export_adapter(adapters(), folder, alpha=7)
+    (folder / "notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
+        export_adapter(adapters(), folder, alpha=7, force=True)
+    (folder / "notes.txt").unlink()
     assert export_adapter(adapters(), folder, alpha=7, force=True)
     assert json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 7
 

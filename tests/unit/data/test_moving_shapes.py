@@ -187,6 +187,10 @@ def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path
     assert not (tmp_path / "a" / "dataset.json").exists()
     assert make_dataset(tmp_path / "a", small)
     make_dataset(tmp_path / "b", DatasetPlan(clips=5, val_clips=2))
+    (tmp_path / "b" / "train" / "mine.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match=r"train/mine\.txt; move them away first"):
+        make_dataset(tmp_path / "b", small, force=True)
+    (tmp_path / "b" / "train" / "mine.txt").unlink()
     assert make_dataset(tmp_path / "b", small, force=True)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 

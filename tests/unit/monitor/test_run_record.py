@@ -20,6 +20,12 @@ SECRETS = {
     "MY_SECRET_THING": "s3cr3t-three",
     "DB_PASSWORD": "s3cr3t-four",
     "AWS_CREDENTIALS_FILE": "s3cr3t-five",
+    **dict.fromkeys(
+        ("GH_PAT", "SSHPASS", "MYSQL_PWD", "JWT", "COOKIE", "CREDS", "NETRC", "SAS", "SLACK_WEBHOOK"), "s3cr3t-nine"
+    ),
+    "AZURE_STORAGE_CONNECTION_STRING": "s3cr3t-ten",
+    "WORLDSMITH_LAUNCHER": "12 34567 s3cr3t-eleven",
+    "SOMETHING_NEW": "s3cr3t-twelve",
     "HTTPS_PROXY": "http://user:s3cr3t-six@proxy.example:8080",
 }
 
@@ -112,6 +118,12 @@ def test_urls_without_credentials_and_empty_values_stay():
         == "https://example.org/a@b?x=1 and me@example.org"
     )
     assert redact_environment({"API_KEY": ""}) == {"API_KEY": ""}
+
+
+def test_what_changes_a_run_can_be_read():
+    kept = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SLURM_JOB_ID", "HF_HOME", "DATASET_PATH", "PATH")
+    kept = {*kept, "WORLDSMITH_OUTPUT_ROOT", "TOKENIZERS_PARALLELISM", "TOKENIZER_PATH", "PWD", "MASTER_ADDR", "LC_ALL"}
+    assert redact_environment(dict.fromkeys(kept, "x")) == dict.fromkeys(sorted(kept), "x")
 
 
 MODULES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.training.run_lock import RunLock, in_use
+from worldsmith.training import run_lock
+from worldsmith.training.run_lock import RunLock, in_use, take
 
 HOLD = """
 import os, sys, time
@@ -100,3 +103,46 @@ def test_a_folder_that_cannot_be_written_is_the_users_mistake(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(UserError, match="cannot be written: No space left on device"):
         RunLock(tmp_path / "run", World())
+
+
+@pytest.mark.parametrize("harm", ["moved", "removed", "replaced", "lock_removed", "lock_replaced"])
+def test_a_folder_that_is_no_longer_the_runs_ends_it_before_the_next_save(tmp_path: Path, harm: str) -> None:
+    folder = tmp_path / "run"
+    lock = RunLock(folder, World())
+    lock.require_held()
+    if harm == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    elif harm == "removed":
+        shutil.rmtree(folder)
+    elif harm == "replaced":
+        folder.rename(tmp_path / "elsewhere")
+        RunLock(folder, World())
+    else:
+        (folder / ".lock").unlink()
+        if harm == "lock_replaced":
+            RunLock(folder, World())
+    with pytest.raises(SaveError, match=r"while the run used it: nothing more is written"):
+        lock.require_held()
+    before = sorted(tmp_path.rglob("*"))
+    lock.withdraw()  # as a start that fails does
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_refused_start_removes_nothing_of_the_one_that_was_quicker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found no folder there."""
+    folder = tmp_path / "group" / "run"
+    others = []
+
+    def take_second(place: Path, token: str) -> int:
+        others.append(holding(place))
+        others[0].__enter__()
+        (place / "metrics.jsonl").write_text("{}\n")
+        return take(place, token)
+
+    monkeypatch.setattr(run_lock, "take", take_second)
+    with pytest.raises(UserError, match="is in use"):
+        RunLock(folder, World())
+    assert (folder / "metrics.jsonl").exists()
+    others[0].__exit__(None, None, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from worldsmith import __version__
-from worldsmith.checkpoint.formats.export_folder import publish_export, read_about, require_place
+from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType
 from worldsmith.checkpoint.formats.native_export import native_config
@@ -63,8 +63,7 @@ def convert(
     """
     out = Path(out)
     require_place(out, INDEX[to])
-    if read_about(out, INDEX[to]) is not None and not force:
-        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
+    require_free(out, INDEX[to], force=force)
     source = open_weights(path, field="SOURCE")
     spec = model_of(source, heads)
     formats = formats_of(spec.name)
@@ -94,7 +93,7 @@ def convert(
             write_safetensors(aside, stem, weights, keys, dtype_of, max_shard_size=max_shard_size)
             config = native_config(spec, about) if native else formats.foreign_config(to, spec)
             (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        publish_export(aside, out, about)
+        publish_export(aside, out, about, force=force)
     return report
 
 

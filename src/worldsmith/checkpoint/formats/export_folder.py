@@ -15,7 +15,9 @@ from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
+from worldsmith.files.foreign import require_only
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.lines import read_lines
 from worldsmith.files.manifest import list_files, summarize, write_manifest
 from worldsmith.files.writable import require_writable
 
@@ -64,9 +66,19 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
     if complete and same_export(present, about):
         return False
     if force:
+        require_only(out, {ABOUT, *present["files"]})
         return True
     state = "another export" if complete else "an export with missing or changed files"
     raise FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
+
+
+def require_free(out: Path, index: str, *, force: bool) -> None:
+    """Raises FileExistsError when something is at `out` that may not be replaced; see `read_about`."""
+    present = read_about(out, index)
+    if present is not None and not force:
+        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
+    if present is not None:
+        require_only(out, {ABOUT, *present["files"]})
 
 
 def read_about(out: Path, index: str) -> dict[str, Any] | None:
@@ -114,7 +126,7 @@ def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def lines_of(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return read_lines(file) if file.is_file() else []
 
 
 def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
@@ -147,9 +159,10 @@ def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
 
 
-def publish_export(aside: Path, out: Path, about: dict[str, Any]) -> None:
+def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool) -> None:
     """Writes checksums of the weight files and `about` with a list of all, and makes the folder visible as `out`.
 
+    Raises FileExistsError for an export that has appeared there meanwhile, unless `force` lets it be replaced.
     Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
     """
     weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
@@ -159,7 +172,7 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any]) -> None:
     ordinary = (aside / ABOUT).stat().st_mode
     for name in about["files"]:
         (aside / name).chmod(ordinary)
-    atomic.publish_folder(aside, out)
+    atomic.publish_folder(aside, out, replace=force)
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -24,11 +24,13 @@ from worldsmith.checkpoint.formats.family_formats import OWN, DType, ExportOptio
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
+from worldsmith.files.foreign import require_only
 from worldsmith.models.spec import ModelSpec
 
 CONFIG, STEM = "config.json", "model"
@@ -131,6 +133,8 @@ def export_weights(
     }
     if present is not None and not force and not (same_export(present, about) and is_whole(out, present)):
         raise another_export(out)
+    if present is not None and force:
+        require_only(out, {ABOUT, *present["files"]})
     with folder_aside(out) as aside:
         keys = {name: layout.key(name) for name in source.shapes}
         about["weights_sha256"] = write_safetensors(
@@ -143,7 +147,7 @@ def export_weights(
         formats.pack_components(spec.config, aside)
         (aside / CONFIG).write_text(json.dumps(layout.config(spec, about), indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about)
+        publish_export(aside, out, about, force=force)
     return True
 
 

@@ -147,7 +147,7 @@ def export_adapter(
         save_file(weights, aside / WEIGHTS, metadata=layout.header(config) or {"format": "pt"})
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats_of(layout.family).card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about)
+        publish_export(aside, out, about, force=force)
     return True
 
 

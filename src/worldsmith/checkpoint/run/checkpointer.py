@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.run.folders import find_latest, folder_name, tidy_up
+from worldsmith.checkpoint.run.folders import find_latest, folder_name, gone_back, tidy_up
 from worldsmith.checkpoint.run.save_error import SaveError, describe, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging import Layout, Stager, private_memory
 from worldsmith.checkpoint.run.write_checkpoint import Save, write_checkpoint
@@ -159,8 +159,12 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """The checkpoint to resume from, None without any; see `find_latest`."""
-        return find_latest(self.folder, self.world)
+        """The checkpoint to resume from, None without any; see `find_latest`. Says what that lets go."""
+        found = find_latest(self.folder, self.world, own=True)
+        lost = gone_back(found, self.config.keep_latest_k) if found and self.world.is_main else None
+        if lost is not None:
+            logger.warning("%s", lost)
+        return found
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.sources.verify import damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
-from worldsmith.files.manifest import find_damage
+from worldsmith.files.lease import lease, take_unleased
+from worldsmith.files.manifest import MANIFEST, find_damage
 
 if TYPE_CHECKING:
     from worldsmith.distributed.world import World
@@ -69,16 +71,22 @@ def candidates(parent: Path) -> tuple[list[Path], Path | None, list[str]]:
     return found, named, [] if problem is None else [problem]
 
 
-def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Path | None:
+def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
     """The checkpoint to resume from: the first whole one of `candidates`. All ranks read a share of the files.
 
-    With `weights_only` it is the one to take weights from; see `damage`.
+    With `weights_only` it is the one to take weights from; see `damage`. Unless the run is the caller's `own`, another
+    process may train in it: what is returned is leased, so that it stays until this process has read it.
 
-    Only reads, so that it may look at a run that is still training. None when there is no checkpoint. A damaged one is
-    passed over with a message. Raises UserError when there are checkpoints and none is complete.
+    Changes nothing. None when there is no checkpoint. A damaged one is passed over with a message. Raises UserError
+    when there are checkpoints and none is complete.
     """
     found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
-    for candidate in found:
+    passed_over = 0
+    while found:
+        candidate = found.pop(0)
+        if not own and not all(world.gather(lease(candidate / MANIFEST) or candidate.is_dir())):
+            found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
+            continue  # it was removed just now, for a later one
         problem = damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
@@ -89,7 +97,8 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False) -> Pa
                 logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
             return candidate
         problems.append(f"{candidate.name}: {problem}")
-    if found:
+        passed_over += 1
+    if passed_over:
         advice = "" if weights_only else " To start the run anew, move this folder away."
         raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
     if problems:
@@ -103,8 +112,22 @@ def is_later(path: Path, named: Path) -> bool:
     return folder_iteration(path) > folder_iteration(named)
 
 
+def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
+    """What is to be said when a run goes on from `taken` although it has later checkpoints that will not be kept."""
+    later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
+    if keep_latest_k is None or not later:
+        return None
+    return (
+        f"the run goes back to {taken.name}, and its next save removes what is later: {', '.join(reversed(later))} "
+        f"(checkpoint.keep_latest_k = {keep_latest_k}); move away what you want to keep"
+    )
+
+
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints beside `newest` that neither setting keeps; None keeps all."""
+    """Removes the checkpoints beside `newest` that neither setting keeps; None keeps all.
+
+    One that another process is reading stays until a later save.
+    """
     if keep_latest_k is None:
         return
     found = checkpoint_folders(newest.parent)
@@ -113,7 +136,20 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
     for path in found:
         milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
         if path != newest and path not in before and not (milestone and is_later(newest, path)):
-            atomic.remove_folder(path)
+            remove_unless_read(path)
+
+
+def remove_unless_read(folder: Path) -> None:
+    try:
+        handle = take_unleased(folder / MANIFEST)
+    except OSError as error:
+        logger.warning("%s cannot be removed and stays: %s", folder, error)
+        return
+    if handle is None:
+        logger.info("%s stays for now: another process reads it", folder.name)
+        return
+    atomic.remove_folder(folder)
+    os.close(handle)
 
 
 def tidy_up(folder: Path) -> None:

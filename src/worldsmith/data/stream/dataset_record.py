@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.files.lines import read_lines
+
 if TYPE_CHECKING:
     from worldsmith.data.stream.maker import StreamDataset
 
@@ -25,7 +27,7 @@ def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
     """How the data set differs from the recorded one, a line for each kind of change; empty without a record."""
     if not record.exists():
         return []
-    lines = record.read_text(encoding="utf-8").splitlines()
+    lines = read_lines(record)
     before = {key: facts for facts, _, key in (line.partition(" ") for line in lines)}
     now = {key: digest(facts) for key, facts in dataset.listing()}
     kinds = (

@@ -80,7 +80,7 @@ def export_pipeline(
     with folder_aside(out) as aside:
         build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
         (aside / "README.md").write_text(pipeline_card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about)
+        publish_export(aside, out, about, force=force)
     return True
 
 

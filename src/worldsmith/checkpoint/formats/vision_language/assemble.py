@@ -14,7 +14,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     count_numbers,
     publish_export,
-    read_about,
+    require_free,
     require_place,
 )
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
@@ -71,8 +71,7 @@ def assemble(
     """
     out = Path(out)
     require_place(out, CONFIG)
-    if read_about(out, CONFIG) is not None and not force:
-        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
+    require_free(out, CONFIG, force=force)
     source = open_weights(path, field="SOURCE")
     folder = local_folder(base or stock_of(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name")
     config = read_json_object(folder / CONFIG)
@@ -102,7 +101,7 @@ def assemble(
         (aside / ORIGINS).write_text(json.dumps(origins(joined), indent=1) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats_of(FAMILY).card(out.name, about), encoding="utf-8")
         require_tower(aside, visual, dtype_of)
-        publish_export(aside, out, about)
+        publish_export(aside, out, about, force=force)
     return report(source, visual, stock, chosen, len(language))
 
 

@@ -1,0 +1,66 @@
+"""Folders appear complete, one writer at a time, and a kill between two names loses none of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from worldsmith.files import atomic
+
+
+def make(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "file").write_text(text)
+    return folder
+
+
+def test_a_kill_between_hide_and_rename_is_mended_by_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make(tmp_path / "out", "old")
+
+    def killed_writer() -> None:
+        replace, calls = os.replace, []
+
+        def die_at_the_second(*paths: Path) -> None:
+            calls.append(paths)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*paths)
+
+        monkeypatch.setattr(os, "replace", die_at_the_second)
+        with atomic.folder_aside(target) as aside:
+            (aside / "file").write_text("new")
+            atomic.publish_folder(aside, target)
+
+    child = multiprocessing.get_context("fork").Process(target=killed_writer)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert not target.exists()
+    with atomic.folder_aside(target) as aside:
+        assert (target / "file").read_text() == "old"
+        (aside / "file").write_text("newer")
+        atomic.publish_folder(aside, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (target / "file").read_text() == "newer"
+
+
+def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with atomic.folder_aside(target) as aside:
+        (aside / "file").write_text("first")
+        with pytest.raises(FileExistsError, match="is being written by another process"), atomic.folder_aside(target):
+            pass
+        assert (aside / "file").exists()
+        atomic.publish_folder(aside, target)
+    with atomic.folder_aside(target) as aside:
+        (aside / "file").write_text("second")
+        with pytest.raises(FileExistsError, match="written by another process meanwhile"):
+            atomic.publish_folder(aside, target, replace=False)
+    assert (target / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
