@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
-from tiny_runs import read_checkpoint, read_losses, tiny_config
+from tiny_runs import read_checkpoint, read_losses, read_validations, tiny_config
 
 from worldsmith.actions.plan import plan_run
 from worldsmith.config.tree.reader import from_yaml
@@ -57,6 +58,39 @@ def test_activation_checkpointing_changes_no_bit(world: Path, whole: Path, tmp_p
     config.model.config.activation_checkpointing.mode = "full"
     Trainer(config, run_folder=tmp_path).train()
     assert read_losses(tmp_path) == read_losses(whole)[:2]
+
+
+def test_it_validates_the_same_from_clips_and_from_the_latent_cache(
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five other clips, encoded by the first run only; the training goes on as without, and so does a resumed run."""
+    tiny_runs.make_clips(tmp_path / "other", 5)
+    for run, steps in (("uncached", 4), ("cached", 2), ("cached", 4)):
+        config = tiny_config(world)
+        config.trainer.max_iter = steps
+        config.trainer.run_validation, config.trainer.validation_iter = True, 2
+        config.dataloader_val = copy.deepcopy(config.dataloader_train)
+        config.dataloader_val.dataset.path = str(tmp_path / "other")
+        config.dataloader_val.latent_cache = "" if run == "uncached" else str(tmp_path / "latents")
+        Trainer(config, run_folder=tmp_path / run).train()
+        assert read_losses(tmp_path / run) == read_losses(whole)[:steps]
+    lines = read_validations(tmp_path / "cached")
+    assert lines == read_validations(tmp_path / "uncached")
+    assert [(step, samples) for step, _, _, samples in lines] == [(2, 5), (4, 5)]
+    assert len(list((tmp_path / "latents").glob("??/*.safetensors"))) == 5
+    assert "trained on, too" not in caplog.text
+
+
+def test_clips_that_are_trained_on_are_said(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another data set file with other words, and two of the same files."""
+    lines = (world / "data/video_dataset_file.jsonl").read_text().splitlines(keepends=True)
+    (world / "data/two.jsonl").write_text("".join(lines[:2]).replace("moves", "goes on its way"))
+    config = tiny_config(world)
+    config.trainer.run_validation = True
+    config.dataloader_val = copy.deepcopy(config.dataloader_train)
+    config.dataloader_val.dataset.path = str(world / "data/two.jsonl")
+    Trainer(config, run_folder=tmp_path)
+    assert f"2 of 2 samples of {world / 'data/two.jsonl'} are trained on, too" in caplog.text
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from toy_runs import read_checkpoint as read_checkpoint
 from toy_runs import read_losses as read_losses
+from toy_runs import read_validations as read_validations
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.sections import JobConfig

@@ -10,6 +10,7 @@ from typing import cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref, toml_keys
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -33,7 +34,7 @@ toml_keys("model", Cosmos3Generator.Config, "max_num_tokens_after_packing", at="
 toml_keys("model", Cosmos3Generator.Config, "joint_attn_implementation", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "lora_target_modules", at="model.config")
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
-toml_keys("trainer", LoopConfig, "seed")
+toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")
 toml_keys(
     "trainer.callbacks.compile_tokenizer",
     CompileTokenizer.Config,
@@ -43,9 +44,25 @@ toml_keys(
 toml_keys("checkpoint", Checkpointer.Config, "keep_latest_k")
 toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset", only="vfm")
 toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")
+toml_keys("dataloader_val", VideoDataset.Config, "path", at="dataloader_val.dataset", only="vfm")
+toml_keys("dataloader_val", VideoLoader.Config, "max_samples_per_batch", "max_sequence_length", "seed", only="vfm")
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 """Name parts of everything that only generation uses; what is left is the understanding tower."""
+
+
+def other_clips() -> VideoLoader.Config:
+    """The clips of VAL_DATASET_PATH, read as those of the training are; captions are never emptied."""
+    own = ("path", "cfg_dropout_rate")
+    shared = ("max_sequence_length", "max_samples_per_batch", "max_caption_tokens", "num_workers", "prefetch_factor")
+    return VideoLoader.Config(
+        dataset=VideoDataset.Config(
+            path="${oc.env:VAL_DATASET_PATH,}",
+            cfg_dropout_rate=0.0,
+            **{n: ref(f"dataloader_train.dataset.{n}") for n in field_names(VideoDataset.Config) if n not in own},
+        ),
+        **{name: ref(f"dataloader_train.{name}") for name in (*shared, "latent_cache")},
+    )
 
 
 @recipe("vision_sft_nano")
@@ -106,6 +123,7 @@ def vision_sft_nano() -> Trainer.Config:
             prefetch_factor=8,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
+        dataloader_val=other_clips(),
     )
 
 
@@ -223,6 +241,7 @@ def vision_sft_tiny() -> Trainer.Config:
             max_sequence_length=ref("model.config.max_num_tokens_after_packing"),
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
+        dataloader_val=other_clips(),
     )
 
 

@@ -68,7 +68,14 @@ def try_resolve(
         return tree, resolver.problems
     clashes = contradictions(resolved)
     bad += [path for clash in clashes for path in map(parse_path, clash.concerns)]
-    return resolved, [*resolver.problems, *clashes, *check_sections(resolved, bad)]
+    return resolved, said_once([*resolver.problems, *clashes, *check_sections(resolved, bad)], resolver.sources)
+
+
+def said_once(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
+    """Without those that a section has because it takes the values of another by reference, which has them too."""
+    first = {problem.message: _path_of(problem) for problem in reversed(problems)}
+    repeating = {path[:-1] for path in sources}
+    return [p for p in problems if first[p.message] == _path_of(p) or _path_of(p) not in repeating]
 
 
 class _Resolver:
