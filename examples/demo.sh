@@ -7,14 +7,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source examples/_environment.sh
 
-name=moving_shapes data=() train=() measure=()
+name=moving_shapes data=() measure=()
+train=(-- trainer.run_validation=true trainer.validation_iter=200)
 if [[ ${DEMO:-} == quick ]]; then
     name=moving_shapes_quick data=(--clips 8 --val-clips 1) measure=(--steps 1)
-    train=(-- job.name=$name trainer.max_iter=2 dataloader_train.max_samples_per_batch=2)
+    train+=(job.name=$name trainer.max_iter=2 dataloader_train.max_samples_per_batch=2)
 fi
 data_folder=examples/data/$name
 run_folder=outputs/train/worldsmith/demo/$name
-export DATASET_PATH="$PWD/$data_folder" WORLDSMITH_OUTPUT_ROOT=outputs/train
+export DATASET_PATH="$PWD/$data_folder" VAL_DATASET_PATH="$PWD/$data_folder/val" WORLDSMITH_OUTPUT_ROOT=outputs/train
 
 step() {
     printf '\n\033[1m$ %s\033[0m\n' "$*"
