@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
+from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
-from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.world import World
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
@@ -64,7 +64,7 @@ def make_task(model: Any, world: World | None = None, **objective: Any) -> Visio
     return VisionLanguageTask(
         model=model,
         objective=NextToken.Config(**objective),
-        data=PackingDataLoader.Config(max_samples_per_batch=1),
+        data=ChatLoader.Config(max_samples_per_batch=1),
         world=world,
     )
 

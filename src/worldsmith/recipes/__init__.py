@@ -1,3 +1,4 @@
 """Named runs, one file a family. Importing this package registers them."""
 
 from worldsmith.recipes import cosmos3 as cosmos3
+from worldsmith.recipes import vision_language as vision_language

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.models.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.objectives.next_token import NextToken
@@ -29,10 +30,18 @@ class VisionLanguageTask(Task):
     """
 
     objective_class = NextToken
-    loader_class = PackingDataLoader
+    loader_class = ChatLoader
 
     model: VisionLanguageModel
     objective: NextToken
+    data: ChatLoader.Config
+
+    def loader(self, *, dry: bool = False) -> ChatLoader:
+        settings = copy.deepcopy(self.data)
+        settings.num_workers = 0 if dry else settings.num_workers
+        processor = settings.processor.build(folder=self.model.folder)
+        loader: ChatLoader = settings.build(processor=processor, **self.place_in_run())
+        return loader
 
     def weigh(self, batch: Sequence[ChatSample]) -> float:
         return sum(sample.num_supervised for sample in batch)

@@ -198,8 +198,8 @@ class Loader(Configurable):
 
 class ReasonerLoader(Configurable):
     class Config(Configurable.Config):
-        max_batch_size: int | None = None
-        max_tokens: int | None = None
+        max_samples_per_batch: int | None = None
+        max_sequence_length: int | None = None
 
     def __init__(self, config: Config) -> None:
         self.config = config

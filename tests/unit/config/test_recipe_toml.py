@@ -104,8 +104,8 @@ TABLE: dict[str, tuple[Any, str | None, str | None]] = {
     "checkpoint.keys_to_skip_loading": ([], "=", "="),
     "checkpoint.load_path": ("???", "=", "="),
     "checkpoint.save_iter": (100, "=", "="),
-    "dataloader_train.max_samples_per_batch": (None, "=", "dataloader_train.max_batch_size"),
-    "dataloader_train.max_sequence_length": (None, "=", "dataloader_train.max_tokens"),
+    "dataloader_train.max_samples_per_batch": (None, "=", "="),
+    "dataloader_train.max_sequence_length": (None, "=", "="),
     "dataloader_train.max_caption_tokens": (None, "=", DROPPED),
     "dataloader_train.seed": (42, "=", DROPPED),
     "custom": ({}, "=", "="),
@@ -264,12 +264,12 @@ def test_keys_without_effect_for_the_task_are_warnings(tmp_path: Path, capsys: p
     assert capsys.readouterr().err.count("optimizer.eps has no effect") == 1
 
 
-def test_vlm_caps_and_backbone_are_remapped(tmp_path: Path) -> None:
+def test_the_backbone_of_a_reasoner_is_remapped_and_its_caps_are_not(tmp_path: Path) -> None:
     text = (
         VLM + "[dataloader_train]\nmax_samples_per_batch=2\nmax_sequence_length=9\n[model.backbone]\nmodel_name='q'\n"
     )
     tree = load_recipe_toml(save(tmp_path, text))
-    assert (tree.dataloader_train.max_batch_size, tree.dataloader_train.max_tokens) == (2, 9)
+    assert (tree.dataloader_train.max_samples_per_batch, tree.dataloader_train.max_sequence_length) == (2, 9)
     assert tree.model.config.policy.backbone.model_name == "q"
 
 

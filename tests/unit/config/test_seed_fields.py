@@ -161,8 +161,8 @@ TABLE: list[tuple[str, Any, str, str, str | None, str | None]] = [
     ("checkpoint.keys_to_skip_loading", [], '["net_ema."]', '"net_ema."', SAME, SAME),
     ("checkpoint.load_path", "???", '"/ckpt"', "1", SAME, SAME),
     ("checkpoint.save_iter", 100, "10", "10.0", SAME, SAME),
-    ("dataloader_train.max_samples_per_batch", None, "2", '"2"', SAME, "dataloader_train.max_batch_size"),
-    ("dataloader_train.max_sequence_length", None, "9", "9.5", SAME, "dataloader_train.max_tokens"),
+    ("dataloader_train.max_samples_per_batch", None, "2", '"2"', SAME, SAME),
+    ("dataloader_train.max_sequence_length", None, "9", "9.5", SAME, SAME),
     ("dataloader_train.seed", 42, "1", "1.5", SAME, None),
     ("custom", {}, "{ a = [1, { b = 2 }] }", "3", SAME, SAME),
     # Came after the document:

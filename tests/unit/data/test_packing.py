@@ -36,10 +36,14 @@ def test_count_mode_ignores_sizes() -> None:
     assert [len(p) for p in packs([10**9] * 7, None, count=3)] == [3, 3, 1]
 
 
-@pytest.mark.parametrize(("cap", "count"), [(None, None), (10, 10)])
-def test_exactly_one_cap_is_required_and_the_message_says_so(cap: int | None, count: int | None) -> None:
-    with pytest.raises(ValueError, match="set exactly one"):
-        packs([1], cap, count)
+def test_a_pack_ends_at_the_cap_that_it_meets_first() -> None:
+    found = [[size for _, size in pack] for pack in packs([3, 3, 3, 9, 1], 10, count=2)]
+    assert found == [[3, 3], [3, 1], [9]]
+
+
+def test_a_cap_is_required_and_the_message_says_so() -> None:
+    with pytest.raises(ValueError, match="set one of them, or both"):
+        packs([1], None, None)
 
 
 def test_a_sample_that_fits_no_pack_is_an_error_of_the_caller() -> None:

@@ -48,7 +48,7 @@ def test_golden_texts_name_no_folder_of_this_machine() -> None:
         text = file.read_text(encoding="utf-8")
         assert str(Path.home()) not in text
         assert str(GOLDEN.parents[1]) not in text
-        assert "${oc.env:DATASET_PATH}" in text
+        assert "${oc.env:" in text  # the data set, or what the weights are read from
 
 
 def test_two_processes_dump_the_same_bytes() -> None:

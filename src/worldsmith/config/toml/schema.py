@@ -218,8 +218,6 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
         _MODEL: _CONFIG,
         (*_MODEL, "attn_implementation"): (*_POLICY, "attn_implementation"),
         (*_MODEL, "backbone"): (*_POLICY, "backbone"),
-        (*_LOADER, "max_samples_per_batch"): (*_LOADER, "max_batch_size"),
-        (*_LOADER, "max_sequence_length"): (*_LOADER, "max_tokens"),
         (*_LOADER, "seed"): None,
         ("optimizer", "eps"): None,
         ("scheduler", "verbosity_interval"): None,

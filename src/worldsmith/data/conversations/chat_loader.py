@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
@@ -23,6 +24,12 @@ class ChatLoader(PackingDataLoader):
     """
 
     class Config(PackingDataLoader.Config):
+        _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+        max_sequence_length: Count | None = None
+        """Tokens per pack, an exclusive cap, which is also that of a single sample."""
+        max_samples_per_batch: Count | None = None
+        """Samples per pack. Of both caps a pack ends at the one that it meets first; at least one must be set."""
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The data set, of any kind."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)

@@ -38,6 +38,7 @@ class PackingDataLoader(Configurable):
 
     class Config(Configurable.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("max_sequence_length", "max_samples_per_batch"),)
+        """A family whose packs may have both caps at once sets this to ()."""
 
         max_sequence_length: Count | None = None
         """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
@@ -61,7 +62,9 @@ class PackingDataLoader(Configurable):
         """This many broken samples never stop a run while they are at most half of the data."""
 
         def check(self) -> None:
-            check_caps(self.max_sequence_length, self.max_samples_per_batch, self.lookahead)
+            check_caps(
+                self.max_sequence_length, self.max_samples_per_batch, self.lookahead, both=not self._alternatives
+            )
             if self.packer == "pool" and self.max_sequence_length is None:
                 why = "packs are filled up to max_sequence_length"
                 raise wrong(self, "packer", "max_sequence_length", why=why, remedy="set it")

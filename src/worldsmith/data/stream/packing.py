@@ -16,7 +16,7 @@ class SequentialPacker(Generic[T]):
 
     Token mode: a sample is taken while packed + sample < `max_sequence_length` (strictly below). One that does not fit
     is set aside; after `lookahead` of them the pack is closed and they return to the head of the buffer, in order.
-    Count mode: every pack has `max_samples_per_batch` samples. Exactly one of the two caps is given.
+    Count mode: every pack has `max_samples_per_batch` samples. With both caps a pack ends at the one it meets first.
     """
 
     def __init__(
@@ -63,14 +63,20 @@ class SequentialPacker(Generic[T]):
         return pack
 
 
-def check_caps(max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int) -> None:
-    """Raises WrongValueError unless exactly one cap is set and all values are positive."""
+def check_caps(
+    max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int, *, both: bool = True
+) -> None:
+    """Raises WrongValueError unless a cap is set, one alone where not `both` may be, and all values are positive."""
     caps = {"max_sequence_length": max_sequence_length, "max_samples_per_batch": max_samples_per_batch}
-    if (max_sequence_length is None) == (max_samples_per_batch is None):
+    if not both and (max_sequence_length is None) == (max_samples_per_batch is None):
         raise WrongValueError(
             caps,
             why="one cap is needed, and one alone",
             remedy="set exactly one (tokens per pack, e.g. 45056, or samples per pack) and leave the other unset",
+        )
+    if max_sequence_length is None and max_samples_per_batch is None:
+        raise WrongValueError(
+            caps, why="a cap is needed", remedy="set one of them, or both (tokens per pack, samples per pack)"
         )
     for name, value in {**caps, "lookahead": lookahead}.items():
         if value is not None and value < 1:

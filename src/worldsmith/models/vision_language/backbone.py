@@ -18,6 +18,11 @@ from worldsmith.models.vision_language.forward import loss_of
 
 VISUAL = ("qwen3_vl", "qwen3_vl_moe")
 """Model types whose images and videos are understood here: patches, positions in four rows, deepstack features."""
+REFUSED = {
+    "cosmos3_edge": "its pictures are cut into other patches than those of Qwen3-VL, and nothing here makes them yet",
+    "cosmos3_omni": "make a folder of its language model and a visual tower first, with `worldsmith convert --to vlm`",
+}
+"""Model types that transformers builds and that are not trained here, with the reason."""
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
 """Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
 LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
@@ -33,6 +38,10 @@ def make_network(folder: Path, attention: str) -> PreTrainedModel:
     model_type = read_json_object(folder / "config.json").get("model_type")
     config = AutoConfig.from_pretrained(folder)
     visual = model_type in VISUAL
+    if model_type in REFUSED:
+        raise ValueError(
+            f"{folder / 'config.json'}: model_type {model_type!r} is not trained here: {REFUSED[model_type]}"
+        )
     if not visual and (hasattr(config, "vision_config") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         raise ValueError(
             f"{folder / 'config.json'}: model_type is {model_type!r}; with images and videos these are trained: "

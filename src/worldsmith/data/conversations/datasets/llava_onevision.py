@@ -25,6 +25,7 @@ class LlavaOneVision(ChatDataset):
         subset: str = "ai2d(gpt4v)"
         """Name of the subset; "" = the only one."""
         split: str = "train"
+        """Split of the subset."""
         revision: str = ""
         """Commit or tag of the repository; "" = the newest."""
         streaming: bool = False

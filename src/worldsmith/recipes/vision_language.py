@@ -1,0 +1,156 @@
+"""Video reasoners: answers about images, and scores of physical plausibility; and their tiny twins for a CPU.
+
+Values are those of the published recipes as they take effect, that is with those of their TOML files. The twins are the
+same runs, other in sizes and paths only.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.config import recipe, ref
+from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig, ParallelismConfig
+from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.conversations.media.media_processor import MediaProcessor
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.spec import ModelSpec
+from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.models.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
+from worldsmith.objectives.next_token import NextToken
+from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.iter_speed import IterSpeed
+from worldsmith.training.callbacks.metrics import Metrics
+from worldsmith.training.loop_config import LoopConfig
+from worldsmith.training.optimizer import AdamW
+from worldsmith.training.scheduler import LambdaCosine
+from worldsmith.training.trainer import Trainer
+
+
+@recipe("llava_ov")
+def llava_ov() -> Trainer.Config:
+    """Qwen3-VL-8B on LLaVA-OneVision as it streams from the hub, all of its weights, on 8 GPUs of 80 GB."""
+    return Trainer.Config(
+        job=JobConfig(task="vlm", experiment="llava_ov", project="cosmos3", group="sft", name="llava_ov"),
+        model=ModelSpec(
+            name="vision_language",
+            config=VisionLanguageModel.Config(
+                precision="bfloat16",
+                ema=PowerEMA.Config(enabled=False),
+                parallelism=ParallelismConfig(data_parallel_shard_degree=8, data_parallel_replicate_degree=-1),
+                activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+                policy=PolicyConfig(
+                    backbone=BackboneConfig(
+                        model_name="Qwen/Qwen3-VL-8B-Instruct",
+                        safetensors_path="${oc.env:VLM_SAFETENSORS_PATH,Qwen/Qwen3-VL-8B-Instruct}",
+                    ),
+                    freeze=FreezeConfig(trainable_params=[".*"]),
+                ),
+            ),
+        ),
+        objective=NextToken.Config(),
+        optimizer=AdamW.Config(lr=1e-5, betas=[0.9, 0.95], weight_decay=0.1, lr_multipliers={"model.visual": 0.1}),
+        # Published with a cycle of 500 and a warm-up of 1000: the rate still rises at the end, as it does here.
+        scheduler=LambdaCosine.Config(
+            cycle_lengths=[2000], warm_up_steps=[1000], f_start=[0.05], f_max=[1.0], f_min=[0.5]
+        ),
+        trainer=LoopConfig(
+            max_iter=500,
+            grad_accum_iter=1,
+            logging_iter=1,
+            callbacks={
+                "grad_clip": GradClip.Config(clip_norm=1.0, force_finite=False),
+                "iter_speed": IterSpeed.Config(),
+                "metrics": Metrics.Config(),
+            },
+        ),
+        checkpoint=Checkpointer.Config(save_iter=100),
+        dataloader_train=ChatLoader.Config(
+            dataset=LlavaOneVision.Config(streaming=True),
+            max_samples_per_batch=1,
+            max_sequence_length=ref("data_setting.max_tokens"),
+            shuffle=False,
+            num_workers=2,
+        ),
+    )
+
+
+@recipe("videophy2_nano", starts_from="llava_ov")
+def videophy2_nano(config: Trainer.Config) -> Trainer.Config:
+    """Cosmos3-Nano scores the physical plausibility of clips from 1 to 5: VideoPhy-2, on 8 GPUs of 80 GB."""
+    config.job.name = "videophy2_nano"
+    policy = cast(VisionLanguageModel.Config, config.model.config).policy
+    policy.backbone.safetensors_path = "${oc.env:VLM_SAFETENSORS_PATH}"
+    policy.freeze = FreezeConfig(freeze_vision_encoder=True)
+
+    config.optimizer.lr = 1e-6
+    config.optimizer.lr_multipliers = {"model.visual": 1.0}
+    config.scheduler = LambdaCosine.Config(
+        cycle_lengths=[50], warm_up_steps=[5], f_start=[0.05], f_max=[1.0], f_min=[0.1]
+    )
+    config.trainer.max_iter = 50
+    config.trainer.grad_accum_iter = 8
+
+    loader = cast(ChatLoader.Config, config.dataloader_train)
+    loader.dataset = ManifestDataset.Config(
+        path="${oc.env:VIDEOPHYSICS_ROOT,examples/data/videophysics}/videophy2_train"
+    )
+    loader.processor = ChatProcessor.Config(media=MediaProcessor.Config(fps=2.0, max_frames=32))
+    loader.shuffle = True
+    return config
+
+
+@recipe("videophy2_super", starts_from="videophy2_nano")
+def videophy2_super(config: Trainer.Config) -> Trainer.Config:
+    """The same for Cosmos3-Super, on the visual tower of Qwen3-VL-32B."""
+    config.job.name = "videophy2_super"
+    model = cast(VisionLanguageModel.Config, config.model.config)
+    model.policy.backbone.model_name = "Qwen/Qwen3-VL-32B-Instruct"
+    model.parallelism = ParallelismConfig(data_parallel_shard_degree=-1, data_parallel_replicate_degree=1)
+    return config
+
+
+@recipe("videophy2_edge", starts_from="videophy2_nano")
+def videophy2_edge(config: Trainer.Config) -> Trainer.Config:
+    """The same for Cosmos3-Edge. Its backbone is not trained here yet: a start says why."""
+    config.job.name = "videophy2_edge"
+    model = cast(VisionLanguageModel.Config, config.model.config)
+    model.policy.backbone = BackboneConfig(model_name="nvidia/Cosmos3-Edge")
+    model.policy.freeze = FreezeConfig(frozen_params=[r"model\.visual\."])
+    model.parallelism = ParallelismConfig(data_parallel_shard_degree=-1, data_parallel_replicate_degree=1)
+    config.optimizer.lr_multipliers = {}
+    return config
+
+
+@recipe("llava_ov_tiny", starts_from="llava_ov")
+def llava_ov_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of llava_ov: a network of 1.9M parameters and local files, on a CPU."""
+    loader = cast(ChatLoader.Config, config.dataloader_train)
+    loader.dataset = LlavaOneVision.Config(path="${oc.env:DATASET_PATH}", subset="")
+    return make_tiny(config, "llava_ov_tiny")
+
+
+@recipe("videophy2_nano_tiny", starts_from="videophy2_nano")
+def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of videophy2_nano: a network of 1.9M parameters, on a CPU."""
+    return make_tiny(config, "videophy2_nano_tiny")
+
+
+def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
+    """Changes the backbone of `config` to the shipped one with random weights, and its precision to a CPU's.
+
+    Numbers that say how the run trains (schedule, learning rate, accumulation, what is trained) stay.
+    """
+    config.job.project = "worldsmith"
+    config.job.name = name
+    model = cast(VisionLanguageModel.Config, config.model.config)
+    model.precision = "float32"
+    model.parallelism = ParallelismConfig()
+    model.policy.backbone = BackboneConfig(model_name="${asset:tiny_reasoner}")
+    config.checkpoint.init = "scratch"
+    config.data_setting.max_tokens = 2048
+    config.dataloader_train.num_workers = 0
+    return config
