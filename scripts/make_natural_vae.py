@@ -9,9 +9,7 @@ freshly rendered clips. It trains in one thread, in bfloat16 with float32 weight
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import time
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +19,10 @@ import torch
 from block_code import BlockCode
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify
-from make_tiny_vae import ARCHITECTURE, initialise, is_inner_matrix
-from muon import Muon
+from make_tiny_vae import ARCHITECTURE, State, initialise, trained
 from natural_vae_clips import Scenes, training_clip
 from torch import Tensor
-from vae_stages import decoder_features, prepare, quick_layers, without_branches
+from vae_stages import decode, encode, features, prepare
 
 # (what is trained, steps, frames, clips, side, rate, its end): the decoder learns to read a fixed linear code, from
 # coarse to fine (1 to 3 up-blocks, then all); the encoder's linear skeleton learns to write it; then both go on alone.
@@ -41,10 +38,8 @@ PHASES = (
     ("all", 230, 17, 2, 64, 0.174, 0.0),
 )
 TOTAL_STEPS = sum(steps for _, steps, *_ in PHASES)
-MUON_RATE, ADAM_RATE = 2e-2, 2e-3
-SCENES, CODE_CLIPS, RING, NEW_CLIPS = 120, 1000, 256, 1
+SCENES, CODE_CLIPS, RING = 120, 1000, 256
 TRAIN_STREAM, HELD_OUT_STREAM, STATISTICS_STREAM, SCENE_STREAM, CODE_STREAM, RING_STREAM = range(6)
-EMA_DECAY = 0.995
 KL_WEIGHT = 1e-6
 # Noise on the latents, relative to their size: a decoder that bears it also bears some errors of a generator.
 NOISE_LEVEL = 0.06
@@ -72,24 +67,12 @@ Licence: Apache-2.0, like Worldsmith.
 """
 
 
-class Training:
-    """The model, its averaged copy and the optimisers; every step's data and noise follow from the seed and the step.
-
-    Most clips of a step are taken again from a ring of older ones: rendering costs a tenth of the time so.
-    """
+class Training(State):
+    """One clip is rendered for every two that are used: the clips of a step come from a ring of older ones."""
 
     def __init__(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.seed, self.step = seed, 0
+        super().__init__(seed, start)
         self.scenes = Scenes(np.random.default_rng([seed, SCENE_STREAM]), SCENES)
-        self.vae = AutoencoderKLWan(**ARCHITECTURE, latents_mean=[0.0] * 48, latents_std=[1.0] * 48)
-        initialise(self.vae)
-        prepare(self.vae)
-        self.average = {k: v.clone() for k, v in self.vae.state_dict().items()}
-        inner = [p for n, p in self.vae.named_parameters() if is_inner_matrix(n, p)]
-        chosen = {id(p) for p in inner}
-        outer = [p for p in self.vae.parameters() if id(p) not in chosen]
-        self.optimizers = [Muon(inner, MUON_RATE), torch.optim.AdamW(outer, ADAM_RATE, (0.9, 0.99), weight_decay=0.0)]
         self.ring = torch.zeros(0)
         self.readout: Tensor | None = None
 
@@ -102,86 +85,72 @@ class Training:
     def render(self, rng: np.random.Generator, count: int, frames: int, side: int) -> Tensor:
         return torch.stack([training_clip(rng, self.scenes, frames, side) for _ in range(count)])
 
-    def state_dict(self) -> dict:
-        optimizers = [o.state_dict() for o in self.optimizers]
-        return {"step": self.step, "vae": self.vae.state_dict(), "average": self.average, "optimizers": optimizers}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.step, self.average = state["step"], state["average"]
-        self.vae.load_state_dict(state["vae"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved)
-
     def batch(self, rng: np.random.Generator, frames: int, clips: int, side: int) -> Tensor:
         if self.ring.shape[2:4] != (frames, side):
             self.ring = self.render(np.random.default_rng([self.seed, RING_STREAM, self.step]), RING, frames, side)
-        self.ring[torch.from_numpy(rng.choice(RING, NEW_CLIPS))] = self.render(rng, NEW_CLIPS, frames, side)
+        if rng.random() < clips / 2:  # at most one
+            self.ring[int(rng.integers(RING))] = self.render(rng, 1, frames, side)[0]
         video = self.ring[torch.from_numpy(rng.choice(RING, clips, replace=False))]
         return video.flip([axis for axis in (3, 4) if rng.random() < 0.5])
 
     def train_step(self) -> dict[str, float]:
         part, rate, (frames, clips, side) = phase_of(self.step)
         rng = np.random.default_rng([self.seed, TRAIN_STREAM, self.step])
-        start = time.process_time()
+        began = time.process_time()
         video = self.batch(rng, frames, clips, side)
-        rendering = time.process_time() - start
+        rendering = time.process_time() - began
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
         self.vae.encoder.requires_grad_(part in ("encoder", "coarse", "all"))
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        with quick_layers(), torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16):
             errors, kl = self.errors(part, video, generator)
         # Between the mean error, which only sees the hardest clips, and its logarithm, which only sees the easiest.
         ((errors + 1e-5).sqrt().mean() + KL_WEIGHT * kl).backward()
         with torch.autocast("cpu", torch.bfloat16):  # for the products of matrices inside Muon
-            for optimizer, full in zip(self.optimizers, (MUON_RATE, ADAM_RATE)):
-                optimizer.param_groups[0]["lr"] = full * rate
-                optimizer.step()
-        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():
-            for name, value in self.vae.state_dict().items():
-                self.average[name].lerp_(value, 1 - decay)
-        self.step += 1
+            self.update(rate)
         return {
             "rmse": errors.detach().sqrt().mean().item(),
             "psnr": 10 * torch.log10(4 / errors.detach().clamp_min(1e-6)).mean().item(),
             "kl": torch.as_tensor(kl).item(),
             "rendering": rendering,
-            "cpu": time.process_time() - start,
+            "cpu": time.process_time() - began,
         }
 
     def errors(self, part: str, video: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | float]:
         """(mean squared error of every clip in pixel values, divergence of the latents)"""
         if part == "all":
-            posterior = self.vae.encode(video).latent_dist
-            output = self.vae.decode(noisy(posterior.mean, generator)).sample
-            mean, logvar = posterior.mean.float(), posterior.logvar.float()
+            mean, logvar = encode(self.vae, video).float().chunk(2, dim=1)
+            output = decode(self.vae, noisy(mean, generator)).clamp(-1, 1)
             return squares(output, video), 0.5 * (mean.square() + logvar.exp() - 1.0 - logvar).mean()
         if part == "coarse":
-            with without_branches(self.vae.encoder.down_blocks[:2]):
-                latents = self.vae.encode(video).latent_dist.mean
-            features = decoder_features(self.vae, noisy(latents, generator), 2).float()
+            latents = encode(self.vae, video, plain=2)[:, :48]
+            read = features(self.vae, noisy(latents, generator), 2).float()
             if self.readout is None:
-                self.readout = regression(features.detach(), patchify(video, 4))
-            found = torch.einsum("oc,bcthw->bothw", self.readout, with_ones(features))
+                self.readout = regression(read.detach(), patchify(video, 4))
+            found = torch.einsum("oc,bcthw->bothw", self.readout, with_ones(read))
             return squares(found, patchify(video, 4)), 0.5 * latents.float().square().mean()
         code, middle = self.codes
         target = code.encode(video)
         if part == "encoder":
-            with without_branches(self.vae.encoder):
-                found = self.vae.encode(video).latent_dist.mean.float()
+            found = encode(self.vae, video, plain=5)[:, :48].float()
             single, group = ((1 / scale.square()).view(-1, 1, 1, 1) for scale in code.scales)
             error = (found - target).square()
             error = torch.cat([error[:, :, :1] * single, error[:, :, 1:] * group], 2)
             return error.flatten(1).sum(1) / video[0].numel(), 0.0
         target = noisy(target, generator)
         if part == "decoder":
-            return squares(self.vae.decode(target).sample, video), 0.0
-        features = decoder_features(self.vae, target, int(part)).float()
+            return squares(decode(self.vae, target).clamp(-1, 1), video), 0.0
+        read = features(self.vae, target, int(part)).float()
         if part == "1":
-            return (features - middle.coefficients(video)).square().flatten(1).sum(1) / video[0].numel(), 0.0
+            return (read - middle.coefficients(video)).square().flatten(1).sum(1) / video[0].numel(), 0.0
         wanted = patchify(video, 4)
-        return squares(features[:, : wanted.shape[1]], wanted), 0.0
+        return squares(read[:, : wanted.shape[1]], wanted), 0.0
+
+
+def start(vae: AutoencoderKLWan) -> None:
+    initialise(vae)
+    prepare(vae)
 
 
 def squares(output: Tensor, video: Tensor) -> Tensor:
@@ -204,20 +173,6 @@ def noisy(latents: Tensor, generator: torch.Generator) -> Tensor:
     level = NOISE_LEVEL * torch.rand(len(latents), 1, 1, 1, 1, generator=generator)
     size = latents.detach().float().square().mean(dim=(0, 2, 3, 4), keepdim=True).sqrt()
     return latents + level * size * torch.randn(latents.shape, generator=generator)
-
-
-def train(training: Training, checkpoint: Path) -> None:
-    start, shown = time.monotonic(), []
-    while training.step < TOTAL_STEPS:
-        shown.append(training.train_step())
-        if training.step % 25 == 0:
-            line = "  ".join(f"{name} {np.mean([s[name] for s in shown]):.4f}" for name in shown[0])
-            print(f"step {training.step}/{TOTAL_STEPS}  {line}  {time.monotonic() - start:.0f} s", flush=True)
-            shown = []
-        if training.step % 100 == 0 or training.step == TOTAL_STEPS:
-            checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(training.state_dict(), checkpoint.with_suffix(".new"))
-            os.replace(checkpoint.with_suffix(".new"), checkpoint)
 
 
 def phase_of(step: int) -> tuple[str, float, tuple[int, int, int]]:
@@ -255,27 +210,12 @@ def measure(vae: AutoencoderKLWan, clips: Tensor) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets/tiny_vae_natural"))
-    parser.add_argument("--checkpoint", type=Path, default=Path("outputs/tiny_vae_natural.pt"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--export-only", action="store_true", help="write the newest checkpoint as it is, do not train")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-
-    training = Training(args.seed)
-    if args.checkpoint.exists():
-        training.load_state_dict(torch.load(args.checkpoint, weights_only=True))
-        print(f"going on from step {training.step}", flush=True)
-    if not args.export_only:
-        train(training, args.checkpoint)
-    vae = export(training, args.out)
-    held_out = training.render(np.random.default_rng([args.seed, HELD_OUT_STREAM]), 32, 17, 64)
+    training, out = trained(Training, __doc__, "tiny_vae_natural", TOTAL_STEPS)
+    vae = export(training, out)
+    held_out = training.render(np.random.default_rng([training.seed, HELD_OUT_STREAM]), 32, 17, 64)
     psnr = measure(vae, held_out)
     figures = {"psnr_mean": np.mean(psnr), "psnr_min": min(psnr), "clips": len(psnr)}
-    (args.out / "README.md").write_text(
-        CARD.format(steps=training.step, parameters=vae.num_parameters() / 1e6, **figures)
-    )
+    (out / "README.md").write_text(CARD.format(steps=training.step, parameters=vae.num_parameters() / 1e6, **figures))
     for name, value in figures.items():
         print(f"{name} {value:.2f}", flush=True)
 

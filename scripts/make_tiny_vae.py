@@ -13,6 +13,7 @@ import copy
 import math
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,42 +83,23 @@ NOISE_LEVEL = 0.2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets/tiny_vae"))
-    parser.add_argument("--checkpoint", type=Path, default=Path("outputs/tiny_vae.pt"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--export-only", action="store_true", help="write the newest checkpoint as it is, do not train")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-
-    training = Training(args.seed)
-    if args.checkpoint.exists():
-        training.load_state_dict(torch.load(args.checkpoint, weights_only=True))
-        print(f"going on from step {training.step}", flush=True)
-    if not args.export_only:
-        train(training, args.checkpoint)
-    vae = export(training, args.out, args.seed)
-    figures = measure(vae, args.seed)
-    (args.out / "README.md").write_text(
-        CARD.format(steps=training.step, parameters=vae.num_parameters() / 1e6, **figures)
-    )
+    training, out = trained(Training, __doc__, "tiny_vae", TOTAL_STEPS)
+    vae = export(training, out, training.seed)
+    figures = measure(vae, training.seed)
+    (out / "README.md").write_text(CARD.format(steps=training.step, parameters=vae.num_parameters() / 1e6, **figures))
     for name, value in figures.items():
         print(f"{name} {value:.4f}", flush=True)
 
 
-class Training:
-    """The model, its averaged copy and the optimiser; every step's data and noise follow from the seed and the step."""
+class State:
+    """Model, averaged copy and optimisers of a training; data and noise of a step follow from the seed and the step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, start: Callable[[AutoencoderKLWan], None]) -> None:
         torch.manual_seed(seed)
         self.seed = seed
         self.step = 0
         self.vae = AutoencoderKLWan(**ARCHITECTURE, latents_mean=[0.0] * 48, latents_std=[1.0] * 48)
-        initialise(self.vae)
-        # Copies that share the parameters but not the feature caches: each works on its share of the batch in a thread
-        # of its own. That is faster than threads inside each small operation, and its bits do not depend on them.
-        self.copies = [copy.deepcopy(self.vae, {id(p): p for p in self.vae.parameters()}) for _ in range(SHARES)]
-        self.threads = ThreadPoolExecutor(SHARES)
+        start(self.vae)
         self.average = {k: v.clone() for k, v in self.vae.state_dict().items()}
         inner = [p for n, p in self.vae.named_parameters() if is_inner_matrix(n, p)]
         chosen = {id(p) for p in inner}
@@ -137,6 +119,26 @@ class Training:
         for optimizer, saved in zip(self.optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
 
+    def update(self, factor: float) -> None:
+        """One step of the optimisers, with `factor` times their rates, and of the average."""
+        for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE)):
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, value in self.vae.state_dict().items():
+                self.average[name].lerp_(value, 1 - decay)
+        self.step += 1
+
+
+class Training(State):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, initialise)
+        # Copies that share the parameters but not the feature caches: each works on its share of the batch in a thread
+        # of its own. That is faster than threads inside each small operation, and its bits do not depend on them.
+        self.copies = [copy.deepcopy(self.vae, {id(p): p for p in self.vae.parameters()}) for _ in range(SHARES)]
+        self.threads = ThreadPoolExecutor(SHARES)
+
     def train_step(self) -> dict[str, float]:
         frames, clips, others = phase_of(self.step)
         rng = np.random.default_rng([self.seed, TRAIN_STREAM, self.step])
@@ -148,14 +150,7 @@ class Training:
         for parameter, *grads in zip(self.vae.parameters(), *(grads for grads, _ in parts)):
             found = [g for g in grads if g is not None]
             parameter.grad = sum(found) / len(found) if found else None
-        for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE)):
-            optimizer.param_groups[0]["lr"] = rate * rate_factor(self.step)
-            optimizer.step()
-        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
-        with torch.no_grad():
-            for name, value in self.vae.state_dict().items():
-                self.average[name].lerp_(value, 1 - decay)
-        self.step += 1
+        self.update(rate_factor(self.step))
         return {name: float(np.mean([figures[name] for _, figures in parts])) for name in parts[0][1]}
 
 
@@ -176,14 +171,34 @@ def gradients(
     return list(grads), {"l1": l1.item(), "psnr": psnr, "kl": kl.item(), "latent_std": posterior.mean.std().item()}
 
 
-def train(training: Training, checkpoint: Path) -> None:
-    start = time.monotonic()
-    while training.step < TOTAL_STEPS:
-        figures = training.train_step()
-        if training.step % 20 == 0:
-            line = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            print(f"step {training.step}/{TOTAL_STEPS}  {line}  {time.monotonic() - start:.0f} s", flush=True)
-        if training.step % 100 == 0 or training.step == TOTAL_STEPS:
+def trained(kind: type[State], about: str, name: str, total_steps: int) -> tuple[State, Path]:
+    """The command line that the scripts share: a training at its end, and the folder to export to."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets", name))
+    parser.add_argument("--checkpoint", type=Path, default=Path("outputs", f"{name}.pt"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--export-only", action="store_true", help="write the newest checkpoint as it is, do not train")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    training = kind(args.seed)
+    if args.checkpoint.exists():
+        training.load_state_dict(torch.load(args.checkpoint, weights_only=True))
+        print(f"going on from step {training.step}", flush=True)
+    if not args.export_only:
+        train(training, args.checkpoint, total_steps)
+    return training, args.out
+
+
+def train(training: State, checkpoint: Path, total_steps: int) -> None:
+    """Trains from where it stands, shows the means of every 25 steps, saves every 100."""
+    start, shown = time.monotonic(), []
+    while training.step < total_steps:
+        shown.append(training.train_step())
+        if training.step % 25 == 0:
+            line = "  ".join(f"{name} {np.mean([s[name] for s in shown]):.4f}" for name in shown[0])
+            print(f"step {training.step}/{total_steps}  {line}  {time.monotonic() - start:.0f} s", flush=True)
+            shown = []
+        if training.step % 100 == 0 or training.step == total_steps:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             torch.save(training.state_dict(), checkpoint.with_suffix(".new"))
             os.replace(checkpoint.with_suffix(".new"), checkpoint)

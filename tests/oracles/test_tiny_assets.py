@@ -120,6 +120,19 @@ def test_natural_vae_reconstructs_procedural_clips(natural_vae, natural_clips):
     assert np.mean(values) >= PROCEDURAL_FLOOR, f"mean {np.mean(values):.2f} dB, worst {min(values):.2f} dB"
 
 
+def test_whole_clips_give_what_the_class_computes_group_by_group(natural_clips):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        import vae_stages
+    model = AutoencoderKLWan.from_pretrained(asset_path("tiny_vae_natural")).eval()
+    video = torch.stack(natural_clips[:2])[..., :48].float() / 127.5 - 1
+    with torch.no_grad():
+        posterior = model.encode(video).latent_dist
+        assert torch.allclose(vae_stages.encode(model, video), posterior.parameters, atol=1e-4)
+        pixels = vae_stages.decode(model, posterior.mean).clamp(-1, 1)
+        assert torch.allclose(pixels, model.decode(posterior.mean).sample, atol=1e-4)
+
+
 def test_natural_vae_has_latents_of_about_zero_mean_and_unit_deviation(natural_vae, natural_clips):
     latents = torch.stack([natural_vae.encode(clip) for clip in natural_clips])
     assert latents.shape[1:] == (48, 3, 4, 4)
