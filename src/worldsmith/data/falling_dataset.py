@@ -88,15 +88,16 @@ def make_dataset(
 def draw_scenes(plan: FallingPlan, split: str) -> list[Scene]:
     """The scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
 
-    They come in rounds of 60, in which scores, broken laws, colours and shapes are equally frequent.
+    They come in rounds of 60, in which scores, broken laws, colours, shapes and halves are equally frequent.
     """
     scenes = []
     for index in range(plan.counts[split]):
         round_index, place = divmod(index, len(ROUND))
         order = np.random.default_rng([plan.seed, SPLITS[split], 0, round_index])
-        laws, colours, shapes = (order.permutation(len(ROUND))[place] for _ in range(3))
+        laws, colour, shape, half = (int(order.permutation(len(ROUND))[place]) for _ in range(4))
         rng = np.random.default_rng([plan.seed, SPLITS[split], 1, index])
-        scenes.append(sample_scene(rng, ROUND[laws], COLOURS[colours % len(COLOURS)], SHAPES[shapes % len(SHAPES)]))
+        object_ = COLOURS[colour % len(COLOURS)], SHAPES[shape % len(SHAPES)], half % 2 == 0
+        scenes.append(sample_scene(rng, ROUND[laws], *object_))
     return scenes
 
 
@@ -113,10 +114,12 @@ def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterato
     for index, (scene, questions) in enumerate(zip(scenes, ask(scenes))):
         if split == "train":
             yield record(index, "description", [(DESCRIBE, describe(scene))])
-            turns = [turn(questions[i]) for i in rng.permutation(len(questions))]
-            half = len(turns) // 2
-            yield record(index, "questions-1", turns[:half])
-            yield record(index, "questions-2", turns[half:])
+            # Both questions about the colour would tell of each other in one conversation.
+            others = [questions[i] for i in rng.permutation(len(questions) - 2)]
+            colours = [questions[i - 2] for i in rng.permutation(2)]
+            half = len(others) // 2
+            for number, part in enumerate(([*others[:half], colours[0]], [*others[half:], colours[1]]), start=1):
+                yield record(index, f"questions-{number}", [turn(part[i]) for i in rng.permutation(len(part))])
         else:
             for question in questions:
                 yield record(index, question.topic, [turn(question)])

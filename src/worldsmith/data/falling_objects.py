@@ -52,20 +52,27 @@ class Scene:
         """Plausibility, 5 (no law broken) to 1 (all four)."""
         return 5 - len(self.broken)
 
+    @property
+    def left(self) -> bool:
+        """Whether the object is in the left half of the picture, where it stays."""
+        return self.x < CANVAS / 2
 
-def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str) -> Scene:
-    """A random scene of this object that breaks the laws in `broken` and no others."""
-    side = rng.uniform(13.0, 17.0)
+
+def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> Scene:
+    """A random scene of this object in one half of the picture that breaks the laws in `broken` and no others."""
+    side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
-    start = EDGE + side / 2 + rng.uniform(0.0, 3.0)
-    bar = CANVAS / 2 + rng.uniform(-3.0, 5.0)
+    start = EDGE + side / 2 + rng.uniform(0.0, 2.0)
+    bar = CANVAS / 2 + rng.uniform(0.0, 6.0)
+    # Its centre keeps this distance from the picture's middle line, so that left and right are clear.
+    aside = rng.uniform(4.0, CANVAS / 2 - EDGE - side / 2)
     return Scene(
         shape=shape,
         colour=colour,
         later_colour=rng.choice([other for other in COLOURS if other != colour]),
         broken=broken,
         side=side,
-        x=rng.uniform(EDGE + side / 2, CANVAS - EDGE - side / 2),
+        x=CANVAS / 2 - aside if left else CANVAS / 2 + aside,
         start=start,
         bar=bar,
         fall_time=rng.uniform(0.22, 0.32),

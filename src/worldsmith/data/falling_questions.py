@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worldsmith.data.falling_objects import COLOURS, SHAPES, VIOLATIONS, Scene
+from worldsmith.data.falling_objects import COLOURS, VIOLATIONS, Scene
 
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# What a question asks is true of a clip that breaks the law, or shows the shape or colour, and of no other.
+# By topic, what is asked of every clip: whether it breaks a law, and where the object is.
 QUESTIONS = {
     "rises": "Does the object fall upwards?",
     "passes": "Does the object pass through the bar?",
     "vanishes": "Does the object vanish?",
     "changes": "Does the object change its colour?",
-    "shape": f"Is the object a {SHAPES[0]}?",
+    "left": "Is the object on the left?",
 }
 COLOUR_QUESTION = "Is the object {colour} at the start?"
 
@@ -32,34 +32,31 @@ class Question:
 
 
 def ask(scenes: Sequence[Scene]) -> list[list[Question]]:
-    """For each scene one question of every topic.
+    """For each scene the questions of all topics, then one about its own colour and one about another.
 
-    Half of the scenes break each law and have each shape. Of those of one colour every second one is asked about
-    another colour. So each wording is answered with yes as often as with no.
+    Half of the scenes break each law and are on each side, and every colour takes its turn as the other one. So each
+    wording is answered with yes as often as with no.
     """
     seen: dict[str, int] = defaultdict(int)
     asked = []
     for scene in scenes:
-        facts = {law: law in scene.broken for law in VIOLATIONS} | {"shape": scene.shape == SHAPES[0]}
-        questions = [Question(topic, text, yes_or_no(facts[topic])) for topic, text in QUESTIONS.items()]
-        half, second = divmod(seen[scene.colour], 2)
-        seen[scene.colour] += 1
+        facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left}
+        questions = [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
         others = [colour for colour in COLOURS if colour != scene.colour]
-        colour = others[half % len(others)] if second else scene.colour
-        questions.append(Question("colour", COLOUR_QUESTION.format(colour=colour), yes_or_no(colour == scene.colour)))
+        another = others[seen[scene.colour] % len(others)]
+        seen[scene.colour] += 1
+        questions.append(Question("colour", COLOUR_QUESTION.format(colour=scene.colour), "yes"))
+        questions.append(Question("another_colour", COLOUR_QUESTION.format(colour=another), "no"))
         asked.append(questions)
     return asked
 
 
-def yes_or_no(fact: bool) -> str:
-    return "yes" if fact else "no"
-
-
 def describe(scene: Scene) -> str:
-    """One sentence that says all that the questions ask."""
+    """One sentence that says what the object is, and all that the questions ask."""
     broken = scene.broken
+    side, way = "left" if scene.left else "right", "upwards" if "rises" in broken else "downwards"
     parts = [
-        f"A {scene.colour} {scene.shape} falls {'upwards' if 'rises' in broken else 'downwards'}",
+        f"A {scene.colour} {scene.shape} on the {side} falls {way}",
         "passes through the bar" if "passes" in broken else "bounces off the bar",
         f"turns {scene.later_colour}" if "changes" in broken else "keeps its colour",
         "vanishes" if "vanishes" in broken else "is there at the end",

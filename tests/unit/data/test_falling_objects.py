@@ -16,7 +16,9 @@ CASES = [frozenset(c) for n in range(5) for c in itertools.combinations(VIOLATIO
 
 @pytest.fixture(params=CASES, ids=lambda broken: "+".join(sorted(broken)) or "plausible")
 def scene(request):
-    return sample_scene(np.random.default_rng(len(request.param)), request.param, "red", "square")
+    return sample_scene(
+        np.random.default_rng(len(request.param)), request.param, "red", "square", len(request.param) % 2 == 0
+    )
 
 
 def coloured(frame):
@@ -62,12 +64,12 @@ def test_a_round_has_each_score_and_each_broken_law_equally_often():
 
 def test_answers_are_true_and_every_wording_has_yes_as_often_as_no():
     scenes = [
-        sample_scene(np.random.default_rng(i), broken, colour, shape)
-        for i, (broken, colour, shape) in enumerate(itertools.product(ROUND, COLOURS, SHAPES))
+        sample_scene(np.random.default_rng(i), broken, colour, shape, left)
+        for i, (broken, colour, shape, left) in enumerate(itertools.product(ROUND, COLOURS, SHAPES, (True, False)))
     ]
     answers = {}
     for scene, questions in zip(scenes, ask(scenes)):
-        assert [q.topic for q in questions] == [*QUESTIONS, "colour"]
+        assert [q.topic for q in questions] == [*QUESTIONS, "colour", "another_colour"]
         for question in questions:
             answers.setdefault(question.text, []).append(question.answer)
             assert question.answer == ("yes" if true_of(scene, question.text) else "no")
@@ -81,9 +83,8 @@ def true_of(scene, text):
     for colour in COLOURS:
         if colour in text:
             return scene.colour == colour
-    for shape in SHAPES:
-        if shape in text:
-            return scene.shape == shape
+    if "on the left" in text:
+        return np.nonzero(coloured(render(scene)[0]))[1].mean() < 32
     facts = {"upwards": "rises", "pass through": "passes", "vanish": "vanishes", "change": "changes"}
     for words, law in facts.items():
         if words in text:
@@ -93,7 +94,10 @@ def true_of(scene, text):
 
 def test_the_description_says_what_happens(scene):
     sentence = describe(scene)
-    assert sentence.startswith("A red square falls " + ("upwards" if "rises" in scene.broken else "downwards"))
+    assert sentence.startswith(
+        f"A red square on the {'left' if scene.left else 'right'} falls "
+        f"{'upwards' if 'rises' in scene.broken else 'downwards'}, "
+    )
     assert ("passes through" in sentence) == ("passes" in scene.broken)
     assert ("vanishes" in sentence) == ("vanishes" in scene.broken)
     assert (f"turns {scene.later_colour}" in sentence) == ("changes" in scene.broken)
