@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from reasoners import from_pretrained, logits, model_config, write_decoder, write_reasoner, write_run
+from reasoners import from_pretrained, logits, model_config, write_decoder, write_model, write_reasoner, write_run
 from safetensors.torch import load_file, save_file
+from tiny_reasoner import decoder
 from transformers import AutoTokenizer, GenerationConfig
 
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
@@ -179,3 +180,21 @@ def test_the_family_that_is_wanted_reads_a_folder_that_two_can_read(tmp_path: Pa
     assert (source.family, source.describe) == ("vision_language", f"Hugging Face folder {tmp_path / 'base'}")
     assert "model.visual.pos_embed.weight" in source.shapes
     assert find_model(tmp_path / "base").spec.name == "vision_language"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text"])
+def test_experts_are_read_and_written_as_their_folders_keep_them(tmp_path: Path, kind: str) -> None:
+    """Stored one by one or as one: the same network here, and the folder has the same tensors again, to the bit."""
+    theirs = write_model(tmp_path / "base", decoder(kind))
+    model = VisionLanguageModel(model_config(tmp_path / "base"))
+    report = load(tmp_path / "base", model)
+    assert len(report.loaded) == len(native_parameters(model.network))
+    assert report.unexpected == report.left == []
+    expected = logits(theirs)
+    assert (logits(model.network) - expected).abs().max() < 1e-5 * expected.abs().max()
+    run = write_run(tmp_path / "run", model.config, model.network)
+    export(find_model(run), tmp_path / "out", dtype="float32")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert torch.equal(logits(from_pretrained(tmp_path / "out")), expected)

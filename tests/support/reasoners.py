@@ -41,9 +41,16 @@ def write_reasoner(folder: Path, *, tied: bool = False, dtype: str = "float32", 
 
 def write_decoder(folder: Path, kind: str = "llama", *, dtype: str = "float32", **settings: Any) -> Any:
     """A text decoder of this model type with random weights, as a whole model folder; returns the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **settings}))
+    return write_model(folder, AutoConfig.for_model(kind, **{**SMALL, **settings}), dtype=dtype)
+
+
+def write_model(folder: Path, config: Any, *, dtype: str = "float32") -> Any:
+    """The text decoder of this config with random weights, as a whole model folder; returns the model."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config)
     return save(model, folder, asset_path("tiny_reasoner"), dtype, "5GB", TOKENIZER)
 
 
@@ -62,7 +69,7 @@ def save(
 
 def model_config(folder: Path, **settings: Any) -> VisionLanguageModel.Config:
     """The family's config for a model folder."""
-    policy = PolicyConfig(backbone=BackboneConfig(model_name=str(folder)), attn_implementation="sdpa")
+    policy = PolicyConfig(backbone=BackboneConfig(model_name=str(folder)))
     return VisionLanguageModel.Config(precision="float32", policy=policy, **settings)
 
 

@@ -48,6 +48,8 @@ class Layout:
     """The content of config.json, out of the model and of what the folder says about itself."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
     """What the card tells of the model."""
+    prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
+    """Gives weights the form that they have in the files."""
     packages: tuple[str, ...] = ("torch", "safetensors")
     """Packages whose versions are recorded."""
 
@@ -60,10 +62,11 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
     if options.tower is not None:
         tower = tower_of(model, options.tower)
         source, card = with_tower(source, tower, model.formats.tower), {**card, "vision_tower": tower.describe}
+    spec = model.merged_spec if options.merge else model.spec
     return export_weights(
         layout,
-        source,
-        model.merged_spec if options.merge else model.spec,
+        layout.prepare(source, spec),
+        spec,
         out,
         defaults=model.defaults,
         origin=origin_of(model, merge=options.merge),

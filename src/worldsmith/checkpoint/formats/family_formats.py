@@ -16,7 +16,7 @@ from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -26,6 +26,18 @@ OWN = "own"
 """Instead of a folder: the vision tower that a model came with."""
 NATIVE_PREFIX = "model.net."
 """What native exports put before every name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A weight that a folder keeps in parts."""
+
+    keys: Sequence[str]
+    """Names of the parts in the files."""
+    shape: list[int]
+    """Of the whole."""
+    make: Callable[[Mapping[str, Tensor]], Tensor]
+    """Makes it of the parts, by those names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class Naming:
     """Weights that such a folder does not hold and stands for: native name → that of the weight it equals."""
     lacks: Callable[[str], bool] = lambda name: False
     """Whether such a folder never has the weight of this native name."""
+    joined: Mapping[str, Joined] = field(default_factory=dict)
+    """Weights that such a folder keeps in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +129,8 @@ class FamilyFormats:
 
     # Reading
 
-    def find_naming(self, keys: Sequence[str]) -> Naming | None:
-        """The naming scheme of tensors with these names; None when they are not those of this family.
+    def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
+        """The naming scheme of tensors with these names beside this config.json; None for another family's.
 
         Raises ValueError when two of them are the same tensor.
         """

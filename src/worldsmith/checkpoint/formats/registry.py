@@ -6,7 +6,8 @@ my_family = "my_package.formats:FAMILY"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
 from worldsmith.models.families import FamilyRegistry
@@ -28,15 +29,17 @@ def assembling(word: str) -> FamilyFormats:
     return found
 
 
-def find_naming(keys: Iterable[str], stated_family: str = "", *, wanted: str = "") -> Naming | None:
-    """The naming scheme of a folder's tensors, which may state its family; None for one that no family knows.
+def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str = "") -> Naming | None:
+    """The naming scheme of a folder's tensors beside its config.json; None for one that no family knows.
 
-    Of several families that can read a folder which states none, `wanted` is the one.
+    The config of a native export states the family. Of several that can read another folder, `wanted` is the one.
     """
     keys = list(keys)
-    known = [formats_of(stated_family)] if stated_family else FORMATS.all()
+    model = config.get("model")
+    stated = str(model.get("name", "")) if isinstance(model, dict) else ""
+    known = [formats_of(stated)] if stated else FORMATS.all()
     known.sort(key=lambda formats: formats.family != wanted)
-    return next((naming for formats in known if (naming := formats.find_naming(keys)) is not None), None)
+    return next((naming for formats in known if (naming := formats.find_naming(keys, config)) is not None), None)
 
 
 def describe_readable() -> str:

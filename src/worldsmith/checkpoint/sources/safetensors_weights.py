@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import Naming
+from worldsmith.checkpoint.formats.family_formats import Joined, Naming
 from worldsmith.checkpoint.formats.registry import describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.fill import fill
 from worldsmith.models.parameter_names import WRAPPERS, native_name
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ class SafetensorsWeights(WeightSource):
         self.describe = f"{naming.describe} {folder}"
         self.files, self.naming, self.keys = files, naming, naming.keys
         self.average_shapes: dict[str, list[int]] = {}
-        self.unknown = [key for key in files if key not in set(self.keys.values())]
+        known = {*self.keys.values(), *(key for joined in naming.joined.values() for key in joined.keys)}
+        self.unknown = [key for key in files if key not in known]
         self.shapes = {name: self._slice(key).get_shape() for name, key in self.keys.items()}
+        self.shapes |= {name: joined.shape for name, joined in naming.joined.items()}
         self.copies = dict(naming.copies)
         self.shapes |= {name: self.shapes[source] for name, source in self.copies.items()}
 
@@ -49,6 +52,9 @@ class SafetensorsWeights(WeightSource):
         from safetensors import SafetensorError
 
         for name, tensor in tensors.items():
+            if name in self.naming.joined:
+                fill(tensor, self._join(self.naming.joined[name]))
+                continue
             key = self.keys.get(self.copies.get(name, name))
             if key is None:
                 raise KeyError(f"{self.describe} has no weight {name}")
@@ -60,12 +66,18 @@ class SafetensorsWeights(WeightSource):
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         import torch
 
-        stored = self._slice(self.keys[self.copies.get(name, name)]).get_dtype()
+        joined = self.naming.joined.get(name)
+        key = self.keys[self.copies.get(name, name)] if joined is None else joined.keys[0]
+        stored = self._slice(key).get_dtype()
         names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         if stored not in names:
             raise UserError(f"{self.describe}: {name} is stored as {stored}; expected one of {', '.join(names)}")
         dtype: torch.dtype = getattr(torch, names[stored])
         return dtype
+
+    def _join(self, joined: Joined) -> Tensor:
+        """The whole of a weight that lies in parts."""
+        return joined.make({key: self._slice(key)[...] for key in joined.keys})
 
     def _slice(self, key: str) -> Any:
         from safetensors import SafetensorError
@@ -117,10 +129,10 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     folder = weight_folder(root)
     if folder is None:
         raise FileNotFoundError(f"{root} has no safetensors files")
-    files = tensor_files(folder)
+    files, config = tensor_files(folder), read_config(folder)
     try:
         plain = unwrapped(files)
-        naming = find_naming(plain, stated_family(folder), wanted=family)
+        naming = find_naming(plain, config, wanted=family)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from error
     if naming is None:
@@ -136,11 +148,10 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     return SafetensorsWeights(folder, files, naming, read_settings(folder, naming))
 
 
-def stated_family(folder: Path) -> str:
-    """The family that the config.json of a native export states; empty for any other folder."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json beside the weights; empty where there is none."""
     file = folder / "config.json"
-    model = read_json_object(file).get("model") if file.is_file() else None
-    return str(model.get("name", "")) if isinstance(model, dict) else ""
+    return read_json_object(file) if file.is_file() else {}
 
 
 def unwrapped(files: Iterable[str]) -> dict[str, str]:

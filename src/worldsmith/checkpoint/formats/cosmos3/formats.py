@@ -52,7 +52,7 @@ class Cosmos3Formats(FamilyFormats):
 
     # Reading
 
-    def find_naming(self, keys: Sequence[str]) -> Naming | None:
+    def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
         return find_naming(keys, self)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored
 from worldsmith.checkpoint.formats.family_formats import Export
+from worldsmith.checkpoint.formats.vision_language.conversion import FolderWeights, find_conversion
 from worldsmith.checkpoint.formats.vision_language.model_folder import find_folder, model_kind, with_dtype
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import is_local
 from worldsmith.models.spec import ModelSpec
@@ -36,5 +38,10 @@ def facts(spec: ModelSpec) -> dict[str, Any]:
     return {"kind": model_kind(base_config(spec)), "base": Path(name).name if is_local(name) else name}
 
 
-LAYOUT = Layout("hf", str, folder_config, facts, packages=("torch", "safetensors", "transformers"))
+def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
+    """The weights under the names, and in the form, of the folder that the model was made from."""
+    return FolderWeights(source, find_conversion(base_config(spec)))
+
+
+LAYOUT = Layout("hf", str, folder_config, facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
 FOLDER = Export("export_hf", CONFIG, "Hugging Face folder", partial(export_stored, LAYOUT))

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from worldsmith.checkpoint.formats.family_formats import Export, FamilyFormats, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.family_formats import Export, FamilyFormats, Joined, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.vision_language.conversion import find_conversion
 from worldsmith.checkpoint.formats.vision_language.model_card import adapter_card, folder_card
 from worldsmith.checkpoint.formats.vision_language.model_folder import (
     CONFIG,
@@ -45,11 +46,14 @@ class VisionLanguageFormats(FamilyFormats):
 
     # Reading
 
-    def find_naming(self, keys: Sequence[str]) -> Naming | None:
+    def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
         if not any(TABLES.fullmatch(key) for key in keys):
             return None
-        own = {key: key for key in keys if not key.endswith("rotary_emb.inv_freq")}
-        return Naming(self.family, "Hugging Face folder", own, settings_of)
+        own, joined = {key: key for key in keys}, dict[str, Joined]()
+        if model_kind(config) is not None:
+            own, joined = find_conversion(config).read(keys)
+        own = {name: key for name, key in own.items() if not key.endswith("rotary_emb.inv_freq")}
+        return Naming(self.family, "Hugging Face folder", own, settings_of, joined=joined)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the model folder; none where it is not on this machine any more."""

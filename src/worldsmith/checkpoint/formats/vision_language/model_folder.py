@@ -119,13 +119,20 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
 
 def unexpected_patterns(folder: Path) -> list[str]:
     """Regular expressions for stored weights that the model of a folder does without: its class's, a tied head."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    visual = model_kind(read_json_object(folder / CONFIG)) == "image-text-to-text"
-    mapping: Any = (AutoModelForImageTextToText if visual else AutoModelForCausalLM)._model_mapping  # type: ignore
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
-    return [*(mapping[type(config)]._keys_to_ignore_on_load_unexpected or ()), *[r"^lm_head\.weight$"] * tied]
+    return [*(model_class(config)._keys_to_ignore_on_load_unexpected or ()), *[r"^lm_head\.weight$"] * tied]
+
+
+def model_class(config: Any) -> Any:
+    """The class of transformers for a parsed config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    visual = model_kind({"model_type": config.model_type}) == "image-text-to-text"
+    kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+    return kind._model_mapping[type(config)]
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
