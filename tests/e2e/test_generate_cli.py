@@ -153,6 +153,32 @@ def test_mistakes_are_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mistakes are found as without it; no weight is read."""
+    load = "worldsmith.checkpoint.formats.stored_model.StoredModel.load"
+    monkeypatch.setattr(load, lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.chdir(tmp_path)
+    scene = {"colour": "red", "shape": "square", "direction": "left", "held_out": False}
+    size = {"prompt": "A red square.", "seed": 3, "height": 64, "width": 64, "num_frames": 5, "fps": 8}
+    Path("prompts.jsonl").write_text(json.dumps({**scene, **size}) + "\n")
+    run, prompts = str(run_folder), ["--prompts", "prompts.jsonl"]
+    for words, lines in (
+        (["generate", run, "--prompt", "x"], ["ema weights, 4 steps", "9 frames of 64×96, 8 a second, seed 0: x"]),
+        (["generate", run, *prompts], ["5 frames of 64×64, 8 a second, seed 3: A red square."]),
+        (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(ema weights, 4 steps)", "untrained", "1 of"]),
+        (["export", run, "-o", "out"], ["pipeline would be written to out (ema weights after 4 steps, bfloat16)"]),
+        (["convert", run, "-o", "out"], ["would become out (dcp)"]),
+        (["dataset", "moving-shapes", "out", "--clips", "2"], ["2 train and 64 val clips of 17 frames, 64×64"]),
+    ):
+        assert main([*words, "--dryrun"]) == 0
+        said = capsys.readouterr().out
+        assert all(line in said for line in lines), said
+    assert main(["generate", run, "--prompt", "x", "--height", "50", "--dryrun"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
 @pytest.mark.parametrize("shift", ["0", "-1", "nan", "inf", "much"])
 def test_an_export_takes_no_shift_that_makes_no_schedule(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shift: str

@@ -6,6 +6,8 @@ import ast
 import importlib.util
 import re
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -75,3 +77,17 @@ def test_no_text_leads_from_config_to_a_room_above() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and above.fullmatch(node.value)
     ]
     assert named == [("config/recipes/packages.py", "worldsmith.recipes")]  # the name of an entry point group
+
+
+def test_a_module_that_defines_a_config_imports_neither_torch_nor_transformers() -> None:
+    """Every mistake in a config and every help text is said before they are needed."""
+    config = re.compile(r"^    class Config\(|^class \w+\((Configurable\.)?Config\):", re.MULTILINE)
+    files = [file for file in FILES if config.search(file.read_text(encoding="utf-8"))]
+    modules = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
+    assert len(modules) > 40
+    code = (
+        f"import importlib, sys\nfor name in {modules}:\n    importlib.import_module(name)\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

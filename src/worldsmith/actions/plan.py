@@ -12,7 +12,6 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.folders import find_latest, gone_back
 from worldsmith.checkpoint.run.frozen_weights import is_partial
-from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
@@ -44,7 +43,6 @@ from worldsmith.training.start_checks import (
     wanted_moments,
 )
 from worldsmith.training.start_lines import describe_start, model_lines, step_lines, validation_lines
-from worldsmith.training.validation import Validator
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +86,9 @@ def plan_run(
     Only reads: also a run that is training at this moment may be planned. A disk that is too small is told at the end:
     the machine that plans a run is often not the one that trains it.
     """
+    from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
+    from worldsmith.training.validation import Validator
+
     degrees = plan_degrees(config.model.config, world_size)
     require_files(config, run_folder)
     place = nearest_folder(run_folder)
@@ -157,6 +158,8 @@ def weight_lines(
 
     Also the checkpoint whose training state would be taken over, if it would.
     """
+    from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
+
     settings, model, start = config.checkpoint, config.model.config, start_of(config)
     if start is None:
         return [], None

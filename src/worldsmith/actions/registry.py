@@ -84,6 +84,6 @@ def kind_for_word(name: str, word: str) -> type[Action]:
     kinds = kinds_of(name)
     if word not in kinds:
         advice = did_you_mean(word, kinds)
-        known = f"worldsmith {name} makes: {', '.join(kinds)}"
+        known = f"there are: {', '.join(kinds)}"
         raise UserError(f"worldsmith {name}: there is no '{word}'; {f'{advice} ' if advice else ''}{known}")
     return kinds[word]

@@ -37,7 +37,7 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
     head, topic = take_help(head)
     if ACTIONS[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
-            raise UserError(f"say what to make:\n{kinds_in_words(name)}")
+            raise UserError(f"say which:\n{kinds_in_words(name)}")
         print(kinds_in_words(name))
         return 0
     with mistakes_of_the_user():
@@ -71,7 +71,7 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
 
 def kinds_in_words(name: str) -> str:
     about = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
-    return "\n".join(f"worldsmith {name} {kind}: {text}" for kind, text in about.items())
+    return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in about.items())
 
 
 def sort(head: list[str], kinds: list[type[Action]]) -> Words:
