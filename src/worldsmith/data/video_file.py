@@ -74,8 +74,7 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
 def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
     """Facts about a file, remembered per (path, size, mtime). Decodes one frame. Raises SampleError."""
     with opened(path) as (container, stream):
-        # Matroska and WebM do not state the number of frames; counting packets is exact and does not decode.
-        num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+        num_frames = count_frames(container, stream)
     with opened(path) as (container, stream):
         first = next(container.decode(stream), None)
         if num_frames == 0 or first is None:
@@ -84,6 +83,18 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
         width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
         fps, variable_rate = frame_rate(stream)
         return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
+
+
+def count_frames(container: InputContainer, stream: VideoStream) -> int:
+    """Frames that are shown: as the container states, or counted by packets, which is exact and decodes nothing.
+
+    Matroska and WebM state no number; an MP4 that was cut without encoding it anew hides frames (by an edit list) that
+    its number includes.
+    """
+    rate, duration, base = stream.average_rate, stream.duration, stream.time_base
+    if stream.frames and rate and duration and base and abs(duration * base * rate - stream.frames) < 0.5:
+        return stream.frames
+    return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
 
 
 def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:

@@ -66,6 +66,27 @@ def test_frames_are_counted_where_the_container_does_not_state_them(tmp_path: Pa
     assert look(path).num_frames == 19
 
 
+def test_frames_that_a_cut_hides_are_not_counted(tmp_path: Path, write_clip: Callable) -> None:
+    """As a copy from the fifth frame on, without encoding anew, makes it: the first four are there and not shown."""
+    write_clip(tmp_path / "a.mp4", frames=19)
+    with (
+        av.open(str(tmp_path / "a.mp4")) as source,
+        av.open(str(tmp_path / "b.mp4"), "w", options={"avoid_negative_ts": "disabled"}) as out,
+    ):
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.pts, packet.dts = packet.pts - 4 * packet.duration, packet.dts - 4 * packet.duration
+                packet.stream = stream
+                out.mux(packet)
+    with av.open(str(tmp_path / "b.mp4")) as cut:
+        assert cut.streams.video[0].frames == 19
+        assert len(list(cut.decode(video=0))) == 15
+    assert look(tmp_path / "b.mp4").num_frames == 15
+    frames = read(tmp_path / "b.mp4", range(15), (96, 64))
+    assert frames[0, [0, -1], 0, 0].tolist() == pytest.approx([40, 180], abs=12)
+
+
 def test_titles_that_are_not_utf8_do_not_matter(tmp_path: Path, write_clip: Callable) -> None:
     path = write_clip(tmp_path / "a.mp4", frames=9)
     data = path.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,8 @@ from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
+
+MAX_FPS = 1000
 
 
 class ChatDataset(Configurable, ABC):
@@ -154,8 +155,8 @@ class ChatFile(ChatDataset):
                     "no_video_fps", "the record has no 'video_fps'; video_fps = 'optional' reads the video's"
                 )
             return None
-        if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated < math.inf:
-            raise SampleError("bad_record", f"'video_fps' must be a number above 0, found {stated!r}")
+        if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
+            raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")
         return float(stated)
 
 

@@ -115,8 +115,9 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it beside"),
         (chat("?", "a", image="a\0.png"), "bad_record", "without NUL"),
         (chat("?", "a", image=[3]), "bad_record", "found 3"),
-        (chat("?", "a", video="v.mp4", video_fps="fast"), "bad_record", "'video_fps' must be a number above 0"),
+        (chat("?", "a", video="v.mp4", video_fps="fast"), "bad_record", "'video_fps' must be above 0, at most 1000"),
         (chat("?", "a", video="v.mp4", video_fps=0), "bad_record", "'video_fps'"),
+        (chat("?", "a", video="v.mp4", video_fps=10**400), "bad_record", "'video_fps'"),
         (chat("\ud800", "a"), "bad_record", "half of a surrogate pair"),
     ],
 )
