@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RESULT = "adherence.json"
+MEANT = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
+"""Suffixes of the files that make a model what it is; the pointer to a run's latest checkpoint is one of them."""
 
 
 class MeasureAdherence(VideoAction):
@@ -98,16 +100,20 @@ class MeasureAdherence(VideoAction):
         if self.config.force or not result.is_file():
             return {}
         known = json.loads(result.read_text(encoding="utf-8"))
-        return known if known.pop("signature", None) == self.signature() else {}
+        if known.pop("signature", None) != self.signature():
+            return {}
+        names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]
+        made = [result.with_name("contact_sheet.png"), *(result.parent / model / n for model in known for n in names)]
+        return known if all(file.is_file() for file in made) else {}
 
     def signature(self) -> str:
-        """Changes with the prompts, the settings and every file of the measured models."""
+        """Changes with prompts, settings, every file of the measured models, and which checkpoint is the latest."""
         config, out = self.config, Path(self.config.out)
         digest = hashlib.sha256(Path(config.prompts).read_bytes())
         digest.update(repr((config.weights, config.base, config.steps, config.guidance, config.shift)).encode())
         for root in (Path(folder) for folder in (config.model, config.untrained) if folder is not None):
             for file in sorted(root.rglob("*")):
-                wanted = file.suffix in (".safetensors", ".distcp", ".json", ".yaml") and out not in file.parents
+                wanted = file.suffix in MEANT and out not in file.parents
                 if wanted and file.is_file():
                     status = file.stat()
                     digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -125,7 +131,11 @@ def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) 
     from worldsmith.sampling.video_writer import write_mp4
 
     for index, (prompt, video) in enumerate(zip(prompts, videos, strict=True)):
-        write_mp4(folder / f"{index:02d}_{prompt.colour}_{prompt.shape}_{prompt.direction}.mp4", video, prompt.fps)
+        write_mp4(folder / video_name(index, prompt), video, prompt.fps)
+
+
+def video_name(index: int, prompt: ShapePrompt) -> str:
+    return f"{index:02d}_{prompt.colour}_{prompt.shape}_{prompt.direction}.mp4"
 
 
 def summary(out: Path, figures: Mapping[str, Any]) -> list[str]:

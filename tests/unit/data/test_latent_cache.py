@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,8 +134,23 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
 def test_a_rewritten_file_has_another_identity_a_moved_one_has_not(tmp_path: Path) -> None:
     file = tmp_path / "a.mp4"
     file.write_bytes(b"1")
-    before = file_identity(file.stat(), "a.mp4")
+    before = identity(file)
     moved = file.rename(tmp_path / "b.mp4")
-    assert file_identity(moved.stat(), "a.mp4") == before
+    assert identity(moved) == before
     os.utime(moved, ns=(1, 1))
-    assert file_identity(moved.stat(), "a.mp4") != before
+    assert identity(moved) != before
+
+
+def test_another_file_of_the_same_size_and_time_has_another_identity(tmp_path: Path) -> None:
+    """As after `cp -p` or `rsync -t`."""
+    file = tmp_path / "a.mp4"
+    seen = set()
+    for content in (b"1" * 70_000, b"2" + b"1" * 69_999, b"1" * 69_999 + b"2", b"1" * 35_000 + b"2" + b"1" * 34_999):
+        file.write_bytes(content)
+        os.utime(file, ns=(1, 1))
+        seen.add(json.dumps(identity(file)))
+    assert len(seen) == 4
+
+
+def identity(file: Path) -> list[Any]:
+    return file_identity(file.stat(), str(file), "a.mp4")

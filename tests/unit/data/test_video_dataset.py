@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.summary import summarize
 from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.stream.dataset_record import changed_samples, record_text
 from worldsmith.data.stream.errors import DataError
 
 GRID = LatentGrid(frames=4, pixels=16, patch=2)
@@ -51,6 +53,26 @@ def test_fingerprint_changes_with_a_caption_or_a_window(
     other["t2w_windows"][0]["caption"] = "another"
     assert load(write_jsonl(tmp_path / "2", [other])).fingerprint != base.fingerprint
     assert load(write_jsonl(tmp_path / "3", [record("a", frames=16)])).fingerprint != base.fingerprint
+
+
+def test_a_clip_that_is_replaced_under_its_name_is_another_sample(
+    tmp_path: Path, write_jsonl: Callable, record: Callable
+) -> None:
+    """Named as changed; a pipe in its place is not waited for."""
+    file = write_jsonl(tmp_path, [record("a"), record("b")])
+    clip = tmp_path / record("a")["vision_path"]
+    clip.parent.mkdir(exist_ok=True, parents=True)
+    clip.write_bytes(b"1")
+    before = load(file)
+    dataset_record = tmp_path / "record.txt"
+    dataset_record.write_text(record_text(before))
+    assert load(file).fingerprint == before.fingerprint
+    clip.write_bytes(b"2")
+    assert load(file).fingerprint != before.fingerprint
+    assert changed_samples(dataset_record, load(file)) == ["samples with other content (1): a_w0"]
+    clip.unlink()
+    os.mkfifo(clip)
+    assert load(file).fingerprint != before.fingerprint
 
 
 def test_plain_and_gzip_files_and_folders_give_the_same_windows(

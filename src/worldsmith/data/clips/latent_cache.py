@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from worldsmith.data.content_mark import content_mark
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -167,10 +169,10 @@ def remove_stale(incoming: Path) -> None:
                 continue
 
 
-def file_identity(status: os.stat_result, relative_path: str) -> list[Any]:
-    """What stands for a file in a key: relative path, size and modification time (ns).
+def file_identity(status: os.stat_result, path: str, relative_path: str) -> list[Any]:
+    """What stands for a file in a key: relative path, size, modification time (ns) and `content_mark`.
 
-    Not a hash of the content: it would read every clip in full at each access, which the cache is there to avoid. A
-    rewritten file has a new time; a data set that is moved as a whole keeps its entries.
+    Not a hash of the whole content: it would read every clip in full at each access, which the cache is there to avoid.
+    A rewritten file has a new time; a data set that is moved as a whole keeps its entries.
     """
-    return [relative_path, status.st_size, status.st_mtime_ns]
+    return [relative_path, status.st_size, status.st_mtime_ns, content_mark(path)]

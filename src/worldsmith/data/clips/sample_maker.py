@@ -75,7 +75,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         if self.latent_cache is not None:
             frames = [part.selection.start, part.selection.interval, part.selection.count]
             source = [window.start_frame, window.end_frame, window.temporal_interval]
-            file = file_identity(part.status, window.relative_path)
+            file = file_identity(part.status, window.path, window.relative_path)
             key = self.latent_cache.key_for(file=file, window=source, frames=frames, size=[height, width])
             latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
             notes[f"cache_{outcome}"] = ""

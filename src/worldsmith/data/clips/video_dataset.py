@@ -16,6 +16,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.conditioning import check_conditioning
 from worldsmith.data.clips.resolution import check_tier
+from worldsmith.data.content_mark import content_marks
 from worldsmith.data.json_records import parse_json, read_lines
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.order import sample_rng
@@ -139,7 +140,7 @@ class VideoDataset(Configurable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all windows: paths, frames, captions."""
+        """SHA-256 over all windows: paths, frames, captions, and marks of what the clips hold; see `content_marks`."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, *facts]).encode())
@@ -147,7 +148,12 @@ class VideoDataset(Configurable):
 
     def listing(self) -> Iterator[tuple[str, list[Any]]]:
         for w in self.windows:
-            yield w.key, [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
+            facts = [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
+            yield w.key, [*facts, self._marks.get(w.path)]
+
+    @cached_property
+    def _marks(self) -> dict[str, str]:
+        return content_marks(window.path for window in self.windows)
 
     def _windows(self, number: int, line: bytes, seen: set[str]) -> Iterator[Window]:
         """The usable windows of one line; everything else goes to `rejections`."""
