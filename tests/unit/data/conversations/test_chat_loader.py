@@ -169,9 +169,15 @@ def test_a_single_frame_is_said_once(load: Callable, chats: Path, write_clip: Ca
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dataset": LlavaOneVision.Config(streaming=True)}, "set shuffle = false"),
-        ({"on_overlong": "error", "max_sequence_length": None, "max_samples_per_batch": 1}, "no effect without"),
-        ({"packer": "pool", "max_sequence_length": None, "max_samples_per_batch": 1}, "packer 'pool' fills"),
+        ({"dataset": LlavaOneVision.Config(streaming=True)}, "read in its order; set one of them to false"),
+        (
+            {"on_overlong": "error", "max_sequence_length": None, "max_samples_per_batch": 1},
+            "without a cap no sample is too long; set max_sequence_length",
+        ),
+        (
+            {"packer": "pool", "max_sequence_length": None, "max_samples_per_batch": 1},
+            'packer = "pool" and max_sequence_length = null',
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict, words: str) -> None:
