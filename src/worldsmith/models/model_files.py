@@ -20,6 +20,8 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_NAME = re.compile(
     rf"(?!.*(?:--|\.\.))(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/@\s]+))?(?:/(?P<inner>[^@\s]+?))?/?"
 )
+SHORT_NAMES: dict[str, str] = {}
+"""What a released model is called -> its repository on the hub. A family adds its own."""
 SECONDS = 5.0
 """How long the hub may take for each answer about a file."""
 
@@ -62,6 +64,30 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
     return None
 
 
+def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path:
+    """`local_folder` for files that a repository may hold in several layouts, those of its own folder last."""
+    hub = hub_name(name)
+    if hub is None or hub.inner or is_local(name):
+        layouts = layouts[-1:]
+    else:  # any layout in the cache comes before a look at the hub for another one
+        layouts = sorted(layouts, key=lambda patterns: cached(hub, patterns) is None)
+    for patterns in layouts[:-1]:
+        try:
+            return local_folder(name, file_patterns=patterns, field=field)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # not reached at all; else the repository has another layout
+                raise
+    return local_folder(name, file_patterns=layouts[-1], field=field)
+
+
+def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
+    """Like `find_layout`, but nothing is downloaded: None for what the hub says it has."""
+    hub = hub_name(name)
+    if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
+        return find_layout(name, layouts, field=field)
+    return look_for(name, field=field)
+
+
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
     """The path on this machine, else the name on the hub. Raises FileNotFoundError for what can only be a path."""
     name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
@@ -95,7 +121,8 @@ def local_path(name: str) -> Path:
 
 
 def hub_name(name: str) -> HubName | None:
-    """Reads `org/name`, `org/name@revision` and `hf://…`; None for what can only be a path."""
+    """Reads `org/name`, `org/name@revision`, `hf://…` and short names; None for what can only be a path."""
+    name = SHORT_NAMES.get(name, name)
     match = _HUB_NAME.fullmatch(name.removeprefix(SCHEME))
     if match is None or (match["inner"] and not name.startswith(SCHEME)):
         return None

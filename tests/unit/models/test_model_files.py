@@ -14,7 +14,11 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldsmith.models.cosmos3 import generator  # noqa: F401 - makes its short names known
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer, find_tokenizer
 from worldsmith.models.model_files import SCHEME, HubName, hub_name, local_folder
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.models.video_vae.wan_files import find_vae
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = ("*.safetensors", "*.json")
@@ -185,3 +189,23 @@ def test_every_hub_name_reads_back(org: str, name: str, revision: str | None, in
 def test_no_text_breaks_the_reader(text: str) -> None:
     found = hub_name(text)
     assert found is None or found.repo.count("/") == 1
+
+
+def test_a_short_name_leads_to_the_parts_of_a_pipeline(cache: Path, tmp_path: Path) -> None:
+    """Of a released model's repository the VAE and the tokenizer are found in their subfolders."""
+    vae = {"_class_name": "AutoencoderKLWan", "scale_factor_spatial": 16, "scale_factor_temporal": 4}
+    settings = json.dumps({**vae, "z_dim": 1, "latents_mean": [0.0], "latents_std": [1.0]})
+    files = {"vae/config.json": settings, "vae/diffusion_pytorch_model.safetensors": "x"}
+    snapshot = add_to_cache(cache, "nvidia/Cosmos3-Nano", {**files, "text_tokenizer/tokenizer_config.json": "{}"})
+    assert find_vae("Cosmos3-Nano") == snapshot / "vae"
+    assert find_tokenizer("Cosmos3-Nano") == snapshot / "text_tokenizer"
+    WanVAE.Config(vae_path="Cosmos3-Nano").check_files()
+    TextTokenizer.Config(path="Cosmos3-Nano").check_files()
+    (tmp_path / "Cosmos3-Nano").mkdir()  # a folder of that name comes first
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config.json in .Cosmos3-Nano.; give the folder"):
+        TextTokenizer.Config(path="Cosmos3-Nano").check_files()
+
+
+def test_a_tokenizer_beside_a_repositorys_weights_is_found_too(cache: Path) -> None:
+    snapshot = add_to_cache(cache, "org/model", {"tokenizer_config.json": "{}", "model.safetensors": "x"})
+    assert find_tokenizer("org/model") == snapshot

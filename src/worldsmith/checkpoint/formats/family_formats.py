@@ -113,8 +113,6 @@ class FamilyFormats:
 
     reads = ""
     """The folders of weights that only this family reads, for people."""
-    released: Mapping[str, str] = {}
-    """Short names of released models → their repositories on the hub."""
     tower = ""
     """The beginning of the names of a vision tower, which the family trains without; empty: there is none."""
     assembled_as = ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
 from worldsmith.models.families import FamilyRegistry
-from worldsmith.models.model_files import is_local
+from worldsmith.models.model_files import SHORT_NAMES, is_local
 
 FORMATS: FamilyRegistry[FamilyFormats] = FamilyRegistry("worldsmith.checkpoint.formats", "worldsmith.formats")
 
@@ -51,4 +51,5 @@ def full_name(name: str) -> str:
     """The hub's name of a released model that is called by its short name; any other name as it is."""
     if is_local(name):
         return name
-    return next((formats.released[name] for formats in FORMATS.all() if name in formats.released), name)
+    FORMATS.all()  # with a family its short names become known
+    return SHORT_NAMES.get(name, name)

@@ -24,6 +24,7 @@ from worldsmith.models.cosmos3.attention.modes import (
 from worldsmith.models.cosmos3.parameter_count import count_parameters
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from worldsmith.models.video_model import SampleLayout, Velocities
 
 logger = logging.getLogger(__name__)
+SHORT_NAMES.update({f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")})
 
 
 class Cosmos3Generator(Model):

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
-from worldsmith.models.model_files import local_folder, look_for
+from worldsmith.models.model_files import find_layout, look_for_layout
 
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
          "added_tokens.json", "chat_template*")  # fmt: skip
-"""What a repository holds of a tokenizer."""
+"""What a folder holds of a tokenizer."""
+SUBFOLDER = "text_tokenizer"
+PLACES = (tuple(f"{SUBFOLDER}/{file}" for file in FILES), FILES)
+"""Where a repository has its tokenizer: a pipeline's subfolder, or the repository itself."""
 
 
 class TextTokenizer(Configurable):
@@ -28,13 +31,12 @@ class TextTokenizer(Configurable):
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when there is no tokenizer; downloads none."""
-            folder = look_for(self.path, file_patterns=FILES, field="text_tokenizer.path")
-            if folder is not None:
-                require_tokenizer(folder)
+            found = look_for_layout(self.path, PLACES, field="text_tokenizer.path")
+            if found is not None:
+                inside(found)
 
     def __init__(self, config: Config) -> None:
-        folder = self.folder = local_folder(config.path, file_patterns=FILES, field="text_tokenizer.path")
-        require_tokenizer(folder)
+        folder = self.folder = find_tokenizer(config.path)
         from transformers import AutoTokenizer
 
         self.config = config
@@ -83,9 +85,17 @@ class TextTokenizer(Configurable):
             )
 
 
-def require_tokenizer(folder: Path) -> None:
-    if not (folder / "tokenizer_config.json").is_file():
-        raise FileNotFoundError(
-            f"text_tokenizer.path: no tokenizer_config.json in '{folder}'; give the folder that "
-            "`tokenizer.save_pretrained` wrote (in a pipeline export it is the subfolder 'text_tokenizer')"
-        )
+def find_tokenizer(name: str) -> Path:
+    """The folder of the tokenizer that `text_tokenizer.path` names. Raises FileNotFoundError."""
+    return inside(find_layout(name, PLACES, field="text_tokenizer.path"))
+
+
+def inside(path: Path) -> Path:
+    """Within a folder the tokenizer: the folder itself, or a pipeline's subfolder. FileNotFoundError for neither."""
+    for folder in (path, path / SUBFOLDER):
+        if (folder / FILES[0]).is_file():
+            return folder
+    raise FileNotFoundError(
+        f"text_tokenizer.path: no {FILES[0]} in '{path}'; give the folder that `tokenizer.save_pretrained` wrote, or a "
+        f"pipeline with the subfolder '{SUBFOLDER}'"
+    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import SCHEME, cached, hub_name, is_local, local_folder, look_for
+from worldsmith.models.model_files import SCHEME, find_layout, look_for_layout
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
@@ -27,26 +26,15 @@ def find_vae(name: str) -> Path:
     """The `.pth` file or the diffusers folder that `vae_path` names. Raises FileNotFoundError."""
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return Path(name).expanduser()
-    hub = hub_name(name)
-    places: Sequence[tuple[str, ...]] = PLACES[-1:] if hub is None or hub.inner or Path(name).exists() else PLACES
-    if hub is not None:  # any layout in the cache comes before a look at the hub for another one
-        places = sorted(places, key=lambda patterns: cached(hub, patterns) is None)
-    for patterns in places[:-1]:
-        try:
-            return inside(local_folder(name, file_patterns=patterns, field="vae_path"))
-        except FileNotFoundError as error:
-            if error.__cause__ is not None:  # not reached at all; else the repository has another layout
-                raise
-    return inside(local_folder(name, file_patterns=places[-1], field="vae_path"))
+    return inside(find_layout(name, PLACES, field="vae_path"))
 
 
 def require_vae(name: str) -> None:
     """Raises FileNotFoundError or ValueError when `vae_path` names no VAE; reads no weights and downloads nothing."""
-    hub = hub_name(name)
-    if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in PLACES):
+    if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         read_settings(find_vae(name))
-    else:
-        look_for(name, field="vae_path")
+    elif (found := look_for_layout(name, PLACES, field="vae_path")) is not None:
+        read_settings(inside(found))
 
 
 def inside(path: Path) -> Path:

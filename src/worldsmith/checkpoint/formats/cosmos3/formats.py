@@ -28,8 +28,8 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import FILES
-from worldsmith.models.model_files import lasting_name, local_folder
+from worldsmith.models.cosmos3.text_tokenizer import FILES, find_tokenizer
+from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import GenerationDefaults
 
@@ -46,7 +46,6 @@ KEPT_IN_FLOAT32 = "time_embedder."
 
 class Cosmos3Formats(FamilyFormats):
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
-    released = {f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")}
     heads = ("action", "sound")
     tower = "language_model.visual."
 
@@ -134,7 +133,7 @@ class Cosmos3Formats(FamilyFormats):
 
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         path = generator(config).text_tokenizer.path
-        source, target = local_folder(path, file_patterns=FILES, field="text_tokenizer.path"), folder / TOKENIZER
+        source, target = find_tokenizer(path), folder / TOKENIZER
         target.mkdir()
         for pattern in FILES:
             for file in source.glob(pattern):
