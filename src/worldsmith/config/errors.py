@@ -109,10 +109,16 @@ def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: s
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used. `problems` lists every mistake that was found."""
+    """A config that cannot be used. `problems` lists every mistake that was found.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    `rest` is the resolved tree apart from its mistakes, and `places` says where its values stand, if it got so far.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem], rest: Any = None, places: Mapping[Path, Place] | None = None
+    ) -> None:
         self.problems = sort_problems(problems)
+        self.rest, self.places = rest, places or {}
         super().__init__(self.render())
 
     def render(self) -> str:

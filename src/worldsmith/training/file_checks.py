@@ -5,16 +5,19 @@ A component says so itself: `check_files` of its Config raises for what is missi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.run.folders import candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.weight_source import require_weights
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.tree.access import walk
-from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.access import find, walk
+from worldsmith.config.tree.paths import Path as Keys
+from worldsmith.config.tree.paths import format_path, parse_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
@@ -26,31 +29,46 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
-def check_files(config: Trainer.Config, run_folder: Path | None = None) -> list[Problem]:
+def check_files(
+    config: Trainer.Config, run_folder: Path | None = None, *, mistakes: Sequence[Problem] = ()
+) -> list[Problem]:
     """What is wrong with the files that a run reads and with its folder, in the order of the tree.
 
-    A run that goes on from a checkpoint with all its weights does not need those that it started from.
+    A run that goes on from a checkpoint with all its weights does not need those that it started from. `mistakes` are
+    those of a tree that is resolved apart from them: what they leave unsaid is not looked for.
     """
-    config = resolve(config)
+    config = config if mistakes else resolve(config)
+    wrong = [parse_path(problem.path) for problem in mistakes if problem.path]
     problems = []
+    needs_base = True
     try:
-        folder = run_folder or run_path(config.job)
-        require_writable(folder, what="the run folder ")
-        needs_base = all(is_partial(checkpoint) for checkpoint in candidates(folder / "checkpoints")[0][:1])
+        if not lacks_text(config, ("job",), wrong):
+            folder = run_folder or run_path(config.job)
+            require_writable(folder, what="the run folder ")
+            needs_base = all(is_partial(checkpoint) for checkpoint in candidates(folder / "checkpoints")[0][:1])
     except UserError as error:
         problems.append(Problem("job", str(error)))
-        needs_base = True
     for path, node in walk(config):
         look = getattr(node, "check_files", None)
         if node is config.checkpoint and needs_base:
             look = partial(require_start, config)
         if look is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
             continue
+        if lacks_text(config, path, wrong):
+            continue
         try:
             look()
         except (UserError, DataError, OSError, ValueError) as error:
             problems.append(Problem(format_path(path), str(error)))
+        except Exception:
+            if not mistakes:  # it was not made for values that are wrong
+                raise
     return problems
+
+
+def lacks_text(config: Trainer.Config, section: Keys, wrong: Sequence[Keys]) -> bool:
+    """Whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
+    return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
 def require_start(config: Trainer.Config) -> None:

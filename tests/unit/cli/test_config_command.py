@@ -191,3 +191,12 @@ def test_check_of_files_tells_all_that_is_missing_in_one_report(
     ):
         assert found in err
     assert {file.name for file in tmp_path.iterdir()} == {"file", "run.toml"}
+    path.write_text(path.read_text() + "keys_to_skip_loading = 1\n[optimizer]\nlrr = 1\n")
+    words = ["dataloader_train.dataset.path=${oc.env:WS_NONE}", "model.config.tokenizer.encode_window=5"]
+    code, _, err = run(capsys, "check", "--files", str(path), "--", *words)
+    assert code == 2
+    assert "7 mistakes in the config" in err  # the data set's name is not known, and nothing is said of its file
+    assert "'no/vae'" in err or "no/vae: no such folder" in err
+    for found in ("'lrr'", "keys_to_skip_loading", "encode_window", "WS_NONE", "checkpoint: ", str(tmp_path / "file")):
+        assert found in err
+    assert "/data" not in err

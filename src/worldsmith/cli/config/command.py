@@ -79,7 +79,17 @@ def show(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Prints OK; whatever is wrong is raised, with `--files` also of weights, VAE, tokenizer, data and run folder."""
-    loaded = _load(args)
+    from worldsmith.config.errors import ConfigError, locate
+
+    try:
+        loaded = _load(args)
+    except ConfigError as error:
+        if not args.files or error.rest is None:
+            raise
+        from worldsmith.training.file_checks import check_files
+
+        missing = check_files(error.rest, mistakes=error.problems)
+        raise ConfigError([*error.problems, *locate(missing, error.places)]) from None
     if args.files:
         from worldsmith.actions.check import Check
 

@@ -105,7 +105,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool
     late = [_derived(problem, draft.places, sources) for problem in [*late, *degree_problems(resolved)]]
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:
-        raise ConfigError(draft.problems)
+        raise ConfigError(draft.problems, resolved, draft.places)
     warnings = [*draft.warnings, *remarks(resolved)]
     return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now)
 
