@@ -64,6 +64,30 @@ def test_a_resumed_run_counts_from_where_it_is(world: Path, tmp_path: Path, capl
     assert [line.partition("; listed in")[0] for line in said] == plan
 
 
+def test_a_run_that_takes_over_a_training_state_counts_from_it(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint says after how many steps it was saved, whatever its folder is called."""
+    trained(world, tmp_path / "first", 2, caplog)
+    (tmp_path / "first/checkpoints/iter_000000002").rename(tmp_path / "first/checkpoints/good")
+
+    def config() -> Trainer.Config:
+        tree = short(world, 8)
+        tree.checkpoint.load_path = str(tmp_path / "first/checkpoints/good/model")
+        tree.checkpoint.init, tree.checkpoint.load_training_state = "pretrained", True
+        return tree
+
+    plan = list(plan_run(resolve(config()), tmp_path / "run", world_size=1))
+    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data" in plan
+    resumed = list(plan_run(resolve(short(world, 8)), tmp_path / "fresh", world_size=1))
+    packs = [next(line for line in lines if line.startswith("first pack")) for lines in (plan, resumed)]
+    assert packs[0] != packs[1]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="worldsmith"):
+        Trainer(config(), run_folder=tmp_path / "run").train()
+    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data" in caplog.messages
+
+
 def test_the_dry_run_of_a_resumed_run_reads_the_pack_that_comes_next(
     world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
