@@ -117,7 +117,8 @@ def is_local(name: str) -> bool:
 
 
 def local_path(name: str) -> Path:
-    return Path(name.removeprefix("file://")).expanduser()
+    """`~` of a user that there is not is part of the name."""
+    return Path(os.path.expanduser(name.removeprefix("file://")))
 
 
 def hub_name(name: str) -> HubName | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import field
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from toy_family import ToyModel
 from toy_runs import make_world, toy_config
 
@@ -159,8 +163,8 @@ def test_a_file_is_below_flags_and_these_below_words(
 ) -> None:
     """One of two alternatives gives way to the other that is written above it."""
     (tmp_path / name).write_text(text)
-    settings = ("--settings", str(tmp_path / name))
-    found = tried(*settings, "--share", "0.2", "--image", "i", tail=("share=0.3", "out=${note}", "note=n"))
+    file = ("--settings", str(tmp_path / name))
+    found = tried(*file, "--share", "0.2", "--image", "i", tail=("share=0.3", "out=${note}", "note=n"))
     assert [found[key] for key in ("model", "num_steps", "share", "out")] == ["w", 5, 0.3, "n"]
     assert (found["video"], found["image"], found["part"]["width"]) == (None, "i", 2)
 
@@ -229,6 +233,58 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
 def test_a_mistake_is_said_without_a_traceback(tries: None, words: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=re.escape(complaint)):
         run_action("try", words, [])
+
+
+WORDS = [
+    "--",
+    "-o",
+    "-o=",
+    "-h",
+    "--help",
+    "--json",
+    "--dryrun",
+    "--show-tree",
+    "--settings",
+    "--settings=",
+    "--no-force",
+]
+WORDS += [
+    "--force",
+    "--no-",
+    "--text",
+    "--text.0",
+    "--sizes",
+    "--part",
+    "--part.",
+    "--part.depth",
+    "--.a",
+    "--a..b",
+    "---",
+]
+WORDS += [
+    "OtherPart",
+    "w",
+    "3",
+    "-3",
+    "",
+    "=",
+    "true",
+    "null",
+    "{",
+    "[a",
+    "${model}",
+    "${",
+    "--out=${out}",
+    "\ud800",
+    "é",
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(head=st.lists(st.sampled_from(WORDS), max_size=7), tail=st.lists(st.sampled_from(WORDS), max_size=2))
+def test_no_words_end_in_a_traceback(tries: None, head: list[str], tail: list[str]) -> None:
+    with suppress(UserError), redirect_stdout(StringIO()):
+        run_action("try", head, tail)
 
 
 def test_the_outcome_is_lines_or_json_and_an_exit_code(tries: None, capsys: pytest.CaptureFixture[str]) -> None:

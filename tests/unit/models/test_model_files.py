@@ -209,3 +209,8 @@ def test_a_short_name_leads_to_the_parts_of_a_pipeline(cache: Path, tmp_path: Pa
 def test_a_tokenizer_beside_a_repositorys_weights_is_found_too(cache: Path) -> None:
     snapshot = add_to_cache(cache, "org/model", {"tokenizer_config.json": "{}", "model.safetensors": "x"})
     assert find_tokenizer("org/model") == snapshot
+
+
+def test_the_home_of_nobody_is_a_path_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match="~nobody_of_this_name/model"):
+        local_folder("~nobody_of_this_name/model", file_patterns=["*"], field="model")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import SCHEME, find_layout, look_for_layout
+from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PLACES = (("vae/config.json", f"vae/{WEIGHTS}*"), (PTH_NAME,), ("config.json", f
 def find_vae(name: str) -> Path:
     """The `.pth` file or the diffusers folder that `vae_path` names. Raises FileNotFoundError."""
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
-        return Path(name).expanduser()
+        return local_path(name)
     return inside(find_layout(name, PLACES, field="vae_path"))
 
 

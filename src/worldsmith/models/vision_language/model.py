@@ -30,6 +30,7 @@ class VisionLanguageModel(Model):
     class Config(Model.Config):
         family: ClassVar[str] = "vision_language"
         task: ClassVar[str] = "vlm"
+        makes: ClassVar[str] = "answers"
 
         policy: PolicyConfig = field(default_factory=PolicyConfig)
         """The backbone and how it is trained."""
