@@ -10,9 +10,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
+from worldsmith.assets import asset_path
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
 
@@ -102,6 +107,36 @@ def test_every_kind_of_damage_is_listed_with_its_reason_and_the_rest_goes_on(tmp
         "outside_w0": "window_out_of_range",
         "silent_w0": "no_caption",
         "video_dataset_file.jsonl:16": "bad_json",
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_conversations_about_damaged_media_are_listed_and_the_rest_goes_on(tmp_path: Path, workers: int) -> None:
+    """The same files as videos of questions, a picture that is cut, and a record without an answer."""
+    damaged_set(tmp_path)
+    names = [*(f"good{n}" for n in range(8)), "text", "cut", "empty", "audio", "absent"]
+    media = {name: {"video": f"videos/{name}.mp4"} for name in names}
+    Image.fromarray(np.random.RandomState(1).randint(0, 256, (64, 96, 3)).astype(np.uint8)).save(tmp_path / "half.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "half.png").read_bytes()[:9000])
+    media |= {"half": {"image": "half.png"}, "silent": {"video": "videos/good0.mp4"}}
+    turns = [{"from": "human", "value": "Is it possible?"}, {"from": "gpt", "value": "no"}]
+    records = [{"id": name, **shown, "conversations": turns} for name, shown in media.items()]
+    records[-1]["conversations"] = turns[:1]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    config = ChatLoader.Config(max_samples_per_batch=2, num_workers=workers)
+    config.dataset = LlavaDataset.Config(path=str(tmp_path))
+    processor = ChatProcessor.Config().build(folder=asset_path("tiny_reasoner"))
+    loader = config.build(processor=processor, quarantine=Quarantine(tmp_path / "run"))
+    keys = [sample.key for pack in islice(loader, 16) for sample in pack]
+    assert {key: keys.count(key) >= 3 for key in keys} == {f"good{n}": True for n in range(8)}
+    assert listed(tmp_path / "run") == {
+        "text": "not_a_video",
+        "cut": "truncated",
+        "empty": "empty_file",
+        "audio": "no_video_stream",
+        "absent": "missing_file",
+        "half": "truncated",
+        "silent": "no_answer",
     }
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_runs
 import torch
+from kill_workers import KillWorkers
 from tiny_runs import read_checkpoint, read_losses, read_validations, tiny_config
 
 from worldsmith.actions.plan import plan_run
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import stop_world
-from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.step import Step
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -129,16 +126,6 @@ def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
     config.optimizer.keys_to_select = ["moe_gem"]
     with pytest.raises(ValueError, match="moe_gem"):
         list(plan_run(config, tmp_path / "run", world_size=1))
-
-
-class KillWorkers(Callback):
-    """Kills the processes that read data, in every second step."""
-
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
-        if step.index % 2:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_workers_that_are_killed_change_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:

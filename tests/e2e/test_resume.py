@@ -10,24 +10,34 @@ from pathlib import Path
 import pytest
 import torch
 import toy_runs
-from runs import STEPS, Runs
+from runs import Runs
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    runs = Runs(tmp_path_factory.mktemp("resume"))
+    """Of 40 steps."""
+    yield from whole_run(Runs(tmp_path_factory.mktemp("resume")))
+
+
+@pytest.fixture(scope="module")
+def reasoner_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """The same of a reasoner that learns from clips, a picture and text: fewer steps, which take longer."""
+    yield from whole_run(Runs(tmp_path_factory.mktemp("resume"), family="reasoner", steps=10))
+
+
+def whole_run(runs: Runs) -> Iterator[Runs]:
     runs.start("whole")
     yield runs
     runs.close()
 
 
 def require_equal(runs: Runs, name: str) -> None:
-    """Losses of all 40 steps, weights, average, optimizer, schedule, counters and RNG are the same bits."""
+    """Losses of all steps, weights, average, optimizer, schedule, counters and RNG are the same bits."""
     whole, resumed = runs.folder / "whole", runs.folder / name
     losses = toy_runs.read_losses(resumed)
-    assert [line[0] for line in losses] == list(range(1, STEPS + 1))
+    assert [line[0] for line in losses] == list(range(1, runs.steps + 1))
     assert losses == toy_runs.read_losses(whole)
-    last = f"checkpoints/iter_{STEPS:09d}"
+    last = f"checkpoints/iter_{runs.steps:09d}"
     expected, found = toy_runs.read_checkpoint(whole / last), toy_runs.read_checkpoint(resumed / last)
     assert found.keys() == expected.keys()
     assert {"model/net", "model/net_ema", "optim/state"} <= {key.partition(".")[0] for key in found}
@@ -38,13 +48,21 @@ def require_equal(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_in_step_21_and_during_a_save(runs: Runs, workers: int) -> None:
-    """SIGKILL between backward and update of step 21; goes on from 20; SIGKILL during the save of step 40; goes on."""
-    name = f"twice_{workers}"
-    runs.start(name, workers=workers, async_save=False, kill=(21, "backward"))
-    assert runs.done(name) == 20
-    runs.start(name, workers=workers, kill=(40, "save:6"))
-    assert runs.done(name) == 20
+def test_killed_after_a_save_and_during_the_last_one(runs: Runs, workers: int) -> None:
+    kill_twice(runs, workers)
+
+
+def test_a_reasoner_that_is_killed_after_a_save_and_during_the_last_one(reasoner_runs: Runs) -> None:
+    kill_twice(reasoner_runs, workers=2)
+
+
+def kill_twice(runs: Runs, workers: int) -> None:
+    """SIGKILL between backward and update of step 21 of 40; goes on from 20; SIGKILL in the last save; goes on."""
+    name, half = f"twice_{workers}", runs.steps // 2
+    runs.start(name, workers=workers, async_save=False, kill=(half + 1, "backward"))
+    assert runs.done(name) == half
+    runs.start(name, workers=workers, kill=(runs.steps, "save:6"))
+    assert runs.done(name) == half
     runs.start(name, workers=workers)
     require_equal(runs, name)
 
@@ -52,6 +70,10 @@ def test_killed_in_step_21_and_during_a_save(runs: Runs, workers: int) -> None:
 def test_thirty_random_kills_and_damages_in_one_run(runs: Runs) -> None:
     """Killed at random steps and moments of saves, also background ones; in between the newest checkpoint is hurt."""
     kill_often(runs, "random", kills=30, workers=[0, 0, 0, 0, 2], seed=1)
+
+
+def test_a_reasoner_that_is_killed_and_damaged_at_random(reasoner_runs: Runs) -> None:
+    kill_often(reasoner_runs, "random", kills=4, workers=[0, 2], seed=3)
 
 
 @pytest.mark.slow
@@ -69,7 +91,7 @@ def kill_often(runs: Runs, name: str, *, kills: int, workers: list[int], seed: i
         if number % 4 == 3 and before > runs.usable(name, below=before) > 0:
             hurt = damage(runs.checkpoint(name, before), chance)
             before = runs.usable(name)
-        step = min(before + chance.randint(1, 7), STEPS)
+        step = min(before + chance.randint(1, 7), runs.steps)
         phase = f"save:{chance.randint(1, 24)}" if step % 5 == 0 else chance.choice(["start", "backward", "end"])
         background = chance.random() < 0.7
         worker = workers[number % len(workers)]

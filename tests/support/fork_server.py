@@ -1,13 +1,12 @@
 """Runs training processes that kill themselves. Imports everything once; every job is a forked process of its own.
 
-    python fork_server.py toy|tiny   < one JSON object per line: {"world", "run", "workers", "steps", "checkpoint", …}
+    python fork_server.py toy|tiny|reasoner   < one JSON object per line: {"world", "run", "workers", "steps", …}
 
-Runs are those of toy_runs.py or of tiny_runs.py. `checkpoint` are settings of that section; `ranks`, `accumulate`,
-`samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed` and `validate` (every so many steps) may be
-given. `kill` is null or [step,
-phase]: SIGKILL of the last rank in that 1-based step at `start` (its data is read), `backward` (gradients are there),
-`end` (updated and logged), or `save:n` (the n-th file operation of the save after it, in whatever process). Prints the
-exit code of each job, negative for a signal.
+Runs are those of toy_runs.py, tiny_runs.py or reasoner_runs.py. `checkpoint` are settings of that section; `ranks`,
+`accumulate`, `samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed` and `validate` (every so many
+steps) may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based step at `start` (its data
+is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th file operation of the save
+after it, in whatever process). Prints the exit code of each job, negative for a signal.
 """
 
 from __future__ import annotations
@@ -84,17 +83,24 @@ class Positions(Callback):
 def make_config(world: Path, **settings: Any) -> Trainer.Config:
     if FAMILY == "toy":
         return toy_runs.toy_config(world, **settings)
+    if FAMILY == "reasoner":
+        import reasoner_runs
+
+        return reasoner_runs.reasoner_config(world, **settings)
     import tiny_runs
 
     return tiny_runs.tiny_config(world, **settings)
 
 
 def import_for_all() -> None:
-    """What a run of the generator imports on its way, once for all forks."""
-
-    import worldsmith.data.clips.sample_maker
-    import worldsmith.models.cosmos3.network
-    import worldsmith.objectives.flow_matching  # noqa: F401
+    """What a run of the family imports on its way, once for all forks."""
+    if FAMILY == "tiny":
+        import worldsmith.data.clips.sample_maker
+        import worldsmith.models.cosmos3.network
+        import worldsmith.objectives.flow_matching
+    else:
+        import worldsmith.models.vision_language.forward
+        import worldsmith.models.vision_language.initialization  # noqa: F401
 
 
 def run_job(job: dict[str, Any]) -> None:
@@ -123,7 +129,7 @@ def run_job(job: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    if FAMILY == "tiny":
+    if FAMILY != "toy":
         import_for_all()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:

@@ -47,10 +47,11 @@ def write_decoder(folder: Path, kind: str = "llama", *, dtype: str = "float32", 
 
 
 def write_model(folder: Path, config: Any, *, dtype: str = "float32") -> Any:
-    """The text decoder of this config with random weights, as a whole model folder; returns the model."""
-    from transformers import AutoModelForCausalLM
+    """The model of this config with random weights, as a whole model folder without preprocessors; returns it."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model = AutoModelForCausalLM.from_config(config)
+    kind: Any = AutoModelForImageTextToText if config.model_type == "qwen3_vl" else AutoModelForCausalLM
+    model = kind.from_config(config)
     return save(model, folder, asset_path("tiny_reasoner"), dtype, "5GB", TOKENIZER)
 
 

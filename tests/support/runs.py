@@ -21,10 +21,17 @@ STEPS = 40
 class Runs:
     """Starts runs in processes of their own, over one small data set."""
 
-    def __init__(self, folder: Path, *, samples: int = 6, family: Literal["toy", "tiny"] = "toy") -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, *, samples: int = 6, family: Literal["toy", "tiny", "reasoner"] = "toy", steps: int = STEPS
+    ) -> None:
+        """`steps`: of a run that is not told how many it has."""
+        self.folder, self.steps = folder, steps
         if family == "toy":
             self.world = toy_runs.make_world(folder / "world", rows=samples)
+        elif family == "reasoner":
+            import reasoner_runs
+
+            self.world = reasoner_runs.make_world(folder / "world", samples=samples)
         else:
             import tiny_runs
 
@@ -49,8 +56,8 @@ class Runs:
 
         `job` are further entries for fork_server.py, `checkpoint` settings of that section.
         """
-        whole = {"world": str(self.world), "run": str(self.folder / name), "steps": STEPS, "workers": workers}
-        whole |= {"checkpoint": {"save_iter": 20, **checkpoint}, "kill": kill, **(job or {})}
+        whole = {"world": str(self.world), "run": str(self.folder / name), "steps": self.steps, "workers": workers}
+        whole |= {"checkpoint": {"save_iter": self.steps // 2, **checkpoint}, "kill": kill, **(job or {})}
         before = self.errors.seek(0, os.SEEK_END)
         self.server.stdin.write(json.dumps(whole) + "\n")
         self.server.stdin.flush()
@@ -65,10 +72,11 @@ class Runs:
         pointer = self.folder / name / "checkpoints" / "latest_checkpoint.txt"
         return int(pointer.read_text().strip().removeprefix("iter_")) if pointer.exists() else 0
 
-    def usable(self, name: str, *, below: int = STEPS + 1) -> int:
+    def usable(self, name: str, *, below: int | None = None) -> int:
         """How many steps the checkpoint holds that a resume takes (of those under `below` steps); 0 without any."""
         found = {int(path.name[5:]): path for path in (self.folder / name / "checkpoints").glob("iter_*")}
-        steps = [step for step in sorted(found, reverse=True) if step < below and find_damage(found[step]) is None]
+        most = self.steps + 1 if below is None else below
+        steps = [step for step in sorted(found, reverse=True) if step < most and find_damage(found[step]) is None]
         return self.done(name) if self.done(name) in steps else next(iter(steps), 0)
 
     def checkpoint(self, name: str, step: int) -> Path:
