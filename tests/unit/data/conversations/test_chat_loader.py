@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_folder import write_limits
 from PIL import Image
 
 from worldsmith.assets import asset_path
@@ -28,8 +30,12 @@ from worldsmith.data.stream.quarantine import Quarantine
 
 
 @pytest.fixture(scope="module")
-def processor() -> ChatProcessor:
-    return ChatProcessor.Config().build(folder=asset_path("tiny_reasoner"))
+def processor(tmp_path_factory: pytest.TempPathFactory) -> ChatProcessor:
+    """The tokenizer of the tiny reasoner, small images, and at most 16 frames of a video, 8 a second."""
+    folder = Path(shutil.copytree(asset_path("tiny_reasoner"), tmp_path_factory.mktemp("model") / "folder"))
+    size = {"shortest_edge": 1024, "longest_edge": 65536}
+    write_limits(folder, images={"size": size}, videos={"fps": 8, "min_frames": 4, "max_frames": 16})
+    return ChatProcessor.Config().build(folder=folder)
 
 
 @pytest.fixture
@@ -129,9 +135,19 @@ def test_damaged_media_are_listed_and_the_rest_goes_on(load: Callable, chats: Pa
     assert all(str(chats) in line["detail"] for line in lines)
 
 
+def shortest_long_video(loader: ChatLoader) -> int:
+    """Tokens of the shortest conversation with 16 frames; all others are shorter."""
+    lengths = {s.key: s.num_tokens for s in (loader.maker[position].item for position in range(12))}
+    long = {f"c{number}" for number in (3, 4, 8, 9)}
+    shortest = min(lengths[key] for key in long)
+    assert all(length < shortest for key, length in lengths.items() if key not in long)
+    return shortest
+
+
 def test_what_is_too_long_is_left_out_with_its_numbers_before_it_is_read(
     load: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    cap = shortest_long_video(load())
     read: list[tuple[int, int, int]] = []
     whole = ChatProcessor.finish
     monkeypatch.setattr(
@@ -139,7 +155,7 @@ def test_what_is_too_long_is_left_out_with_its_numbers_before_it_is_read(
         "finish",
         lambda self, plan, **k: read.extend(m.grid for m in plan.media) or whole(self, plan, **k),
     )
-    loader = load(max_sequence_length=120, quarantine=Quarantine(tmp_path))
+    loader = load(max_sequence_length=cap, quarantine=Quarantine(tmp_path))
     found = {key for pack in keys(islice(loader, 10)) for key in pack}
     assert found == {f"c{number}" for number in range(12) if number % 5 not in (3, 4)}
     assert (4, 4, 6) in read
@@ -147,13 +163,13 @@ def test_what_is_too_long_is_left_out_with_its_numbers_before_it_is_read(
     line = json.loads((tmp_path / "quarantine.jsonl").read_text().splitlines()[0])
     assert line["reason"] == "over_token_cap"
     assert "video (" in line["detail"]
-    assert "of text); max_sequence_length is 120" in line["detail"]
+    assert f"of text); max_sequence_length is {cap}" in line["detail"]
     assert not loader.quarantine.bad_keys
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_too_long_may_end_the_run(load: Callable, workers: int) -> None:
-    loader = load(max_sequence_length=120, on_overlong="error", num_workers=workers)
+    loader = load(max_sequence_length=shortest_long_video(load()), on_overlong="error", num_workers=workers)
     with pytest.raises(DataError, match=r"c\d+ of .*annotations.json: \d+ tokens \(video .*lower processor.media"):
         list(islice(loader, 10))
 
