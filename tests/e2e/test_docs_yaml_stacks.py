@@ -14,7 +14,6 @@ import pytest
 from worldsmith.config import get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.recipes.packages import import_recipes
-from worldsmith.config.yaml.stack import load_stack
 from worldsmith.config.yaml.text import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_both_spellings_of_a_class_mean_the_same(folder: Path) -> None:
-    plain, node = load_stack(["linear.yaml"]), load_stack(["linear_node.yaml"])
+    plain, node = load(["linear.yaml"]), load(["linear_node.yaml"])
     assert plain.tree == node.tree
     assert plain.tree.scheduler.cycle_lengths == [500]
     assert plain.tree.scheduler.warm_up_steps == get_recipe("moving_shapes").scheduler.warm_up_steps, "kept"  # type: ignore[attr-defined]
@@ -53,7 +52,7 @@ def test_the_table_of_plain_words_is_true() -> None:
 
 def test_the_example_stack_is_the_example_toml(folder: Path) -> None:
     toml = load("examples/toml/sft_config/moving_shapes.toml")
-    stack = load_stack(EXAMPLE)
+    stack = load(EXAMPLE)
     assert stack.tree == toml.tree
     assert stack.warnings == toml.warnings
 
@@ -62,7 +61,7 @@ def test_a_dialect_takes_less_than_twenty_lines(folder: Path) -> None:
     lines = [line for line in (folder / "shape_engine.py").read_text().splitlines() if line.strip()]
     assert len(lines) < 20
     import_recipes("shape_engine")
-    loaded = load_stack(["shapes.yaml"], ["trainer.logging_iter=5"])
+    loaded = load(["shapes.yaml"], ["trainer.logging_iter=5"])
     tree = loaded.tree
     assert (tree.trainer.max_iter, tree.optimizer.lr, tree.trainer.logging_iter) == (200, 1e-4, 5)
     assert tree.dataloader_train.dataset.path == "clips"

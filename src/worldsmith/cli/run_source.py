@@ -71,13 +71,8 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)
-    if args.base:
-        from worldsmith.config.yaml.stack import read_stack
-
-        source_name(args)
-        draft, tail = read_stack(args.base, [*choosing, *tail])
-    else:
-        draft, tail = read_draft(source_name(args), [*choosing, *tail])
+    source = source_name(args)
+    draft, tail = read_draft(args.base or source, [*choosing, *tail])
     draft.problems = [*problems, *draft.problems]
     typed = read_flags(draft.tree, flags, draft.problems, own=args.own_options)
     return draft, [*(override.word for override in [*choosing, *typed]), *args.overrides], [*typed, *tail]

@@ -29,8 +29,8 @@ RUN_CONFIG = "config.yaml"
 """The file of a run folder that holds its resolved tree."""
 
 
-def load(source: str, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-    """The resolved tree of a TOML, YAML or JSON file, a run folder or a recipe name, changed by override words.
+def load(source: str | Sequence[str], words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
+    """The resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
 
     With `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with
     every mistake.
@@ -41,12 +41,14 @@ def load(source: str, words: Sequence[str] = (), *, keep_unset: bool = False) ->
     return finish(draft, overrides, keep_unset=keep_unset)
 
 
-def read_draft(source: str, overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
-    """What a source says before any flag or override, and the overrides that are left to apply.
+def read_draft(source: str | Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
+    """What a source says before any flag or override, and the overrides that are left to apply. Several: a YAML stack.
 
     ``job.experiment=NAME`` names the recipe to start from, whatever the source is. Raises ConfigError for a source that
     cannot be read at all, and for a recipe that there is not; mistakes in what it says are in the draft.
     """
+    if not isinstance(source, str):
+        return _read_stack(source, overrides)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
     if source.lower().endswith(".toml"):
@@ -57,14 +59,19 @@ def read_draft(source: str, overrides: Sequence[Override] = ()) -> tuple[Draft, 
     return _named(source, chosen), rest
 
 
+def _read_stack(files: Sequence[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+    from worldsmith.config.yaml.stack import read_stack
+
+    return read_stack(files, overrides)
+
+
 def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
     from worldsmith.config.write.json_text import read_json
-    from worldsmith.config.yaml.stack import read_stack
     from worldsmith.config.yaml.text import read_yaml
 
     document = (read_json if file.lower().endswith(".json") else read_yaml)(read_config_text(file), file)
     if isinstance(document.data, dict) and "type" not in document.data:  # no whole tree: a stack of one file
-        return read_stack([file], overrides)
+        return _read_stack([file], overrides)
     problems: list[Problem] = []
     tree = read_tree(document.data, None, problems)
     problems = [problem.at(Place(file)) for problem in locate(problems, document.places)]

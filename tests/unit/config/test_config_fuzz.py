@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.toml.recipe_toml import load_recipe_toml
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
@@ -80,7 +79,7 @@ def test_damaged_toml_and_words(
         path = Path(folder, "x.toml")
         path.write_bytes(damage(GOOD, edits).encode("utf-8", "surrogatepass"))
         try:
-            tree = load_recipe_toml(path, [damage(word, changes) for word, changes in words], warnings=[])
+            tree = load(str(path), [damage(word, changes) for word, changes in words]).tree
         except ConfigError as error:
             complain(error)
         else:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from worldsmith.config import ConfigError
+from worldsmith.config.load import load
 from worldsmith.config.yaml import dialects
 from worldsmith.config.yaml.dialects import Translation, detect, dialect, dialect_names
-from worldsmith.config.yaml.stack import load_stack
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_the_merged_files_are_translated_and_words_come_last(write: Write) -> No
     paths = write(
         "args:\n  lr: 1\n  betas: [0.1, 0.2]\n  items: [{folder: x}, {folder: y}]\n", "args: {iters: 5, color: 1}\n"
     )
-    loaded = load_stack(paths, ["optimizer.eps=1e-6"])
+    loaded = load(paths, ["optimizer.eps=1e-6"])
     tree = loaded.tree
     assert (tree.trainer.max_iter, tree.optimizer.lr, tree.optimizer.eps, tree.job.name) == (5, 1.0, 1e-6, "engine")
     assert (tree.optimizer.betas, tree.checkpoint.load_path) == ([0.1, 0.2], "y")
@@ -72,7 +72,7 @@ def test_mistakes_are_shown_where_they_were_written(write: Write) -> None:
         "args:\n  cloud: 1\n  name: bad\nargz: {a: {b: 1}}\n",
     )
     with pytest.raises(ConfigError) as caught:
-        load_stack(paths)
+        load(paths)
     found = [(p.file, p.line, p.column, p.path) for p in caught.value.problems]
     assert found == [
         ("0.yaml", 2, 10, "trainer.max_iter"),
@@ -91,20 +91,20 @@ def test_mistakes_are_shown_where_they_were_written(write: Write) -> None:
 
 def test_a_whole_unknown_section_is_one_mistake(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_stack(write("args: {iters: 1, deep: {a: {b: 1}, c: 2}}\n"))
+        load(write("args: {iters: 1, deep: {a: {b: 1}, c: 2}}\n"))
     assert [problem.path for problem in caught.value.problems] == ["args.deep"]
 
 
 def test_files_of_two_dialects_or_of_none_are_refused_with_the_way_out(write: Write) -> None:
     both = write("recipe: small\nargs: {iters: 1}\n")
     with pytest.raises(ConfigError, match=r"several dialects: worldsmith, engine") as caught:
-        load_stack(both)
+        load(both)
     assert "`dialect: worldsmith`" in str(caught.value)
     with pytest.raises(ConfigError, match=r"dialects: worldsmith \(.*\); engine \(Files of an engine\.\)"):
-        load_stack(write("arks: {}\nwhatever: 1\n"))
-    assert load_stack(write("args: {iters: 3}\ndialect: engine\n")).tree.trainer.max_iter == 3
+        load(write("arks: {}\nwhatever: 1\n"))
+    assert load(write("args: {iters: 3}\ndialect: engine\n")).tree.trainer.max_iter == 3
     with pytest.raises(ConfigError, match="did you mean 'engine'"):
-        load_stack(write("args: {}\ndialect: engin\n"))
+        load(write("args: {}\ndialect: engin\n"))
 
 
 @pytest.mark.parametrize(

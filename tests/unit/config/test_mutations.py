@@ -18,7 +18,6 @@ from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import Loaded, load
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict
-from worldsmith.config.yaml.stack import load_stack
 
 COUNTS = {"toml": 1500, "yaml": 600, "stack and words": 900}  # 3,000; YAML takes longest to read
 
@@ -191,7 +190,7 @@ def test_damaged_inputs(kind: str, trap: Path) -> None:
         else:
             words = words or [damage(rng.choice(WORDS), rng)]
             path.write_bytes((damage(layer, rng) if rng.random() < 0.5 else layer).encode("utf-8", "surrogatepass"))
-            judge(outcomes, load_stack, [str(path)], words)
+            judge(outcomes, load, [str(path)], words)
     assert outcomes.total() == COUNTS[kind]
     assert min(outcomes["loaded"], outcomes["refused"]) > COUNTS[kind] / 50, outcomes  # both ends are really tried
     assert "TRAPPED" not in os.environ

@@ -9,7 +9,8 @@ from typing import Annotated
 import pytest
 
 from worldsmith.config import Config
-from worldsmith.config.declare.ranges import Count, Factor, Length, Range, annotated_hints, describe_type
+from worldsmith.config.declare.ranges import Count, Factor, Length, Range, annotated_hints
+from worldsmith.config.declare.value_types import describe
 from worldsmith.config.write.json_schema import value_schema
 
 
@@ -66,21 +67,21 @@ def test_the_sections_own_check_still_runs() -> None:
 @pytest.mark.parametrize(
     ("name", "schema", "words"),
     [
-        ("steps", {"type": "integer", "minimum": 1}, "whole number, at least 1"),
-        ("degree", {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}, "whole number, at least 1, or -1"),
+        ("steps", {"type": "integer", "minimum": 1}, "a whole number, at least 1"),
+        ("degree", {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}, "a whole number, at least 1, or -1"),
         (
             "rate",
             {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
-            "number, above 0 and below 0.5",
+            "a number, above 0 and below 0.5",
         ),
-        ("cap", {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, "whole number, at least 1 or null"),
+        ("cap", {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, "a whole number, at least 1 or null"),
         ("name", {"type": "string", "minLength": 1}, "text, of length 1 or more"),
     ],
 )
 def test_the_schema_and_the_words_say_the_same(name: str, schema: dict[str, object], words: str) -> None:
     hint = annotated_hints(Limited)[name]
     assert value_schema(hint) == schema
-    assert describe_type(hint) == words
+    assert describe(hint) == words
 
 
 def test_lists_have_limits_and_so_have_their_items() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from worldsmith.config.load import load
 from worldsmith.config.toml.check import check_table
-from worldsmith.config.toml.recipe_toml import build_overrides
 from worldsmith.config.toml.schema import remap, toml_fields
+from worldsmith.config.toml.words import build_overrides
 from worldsmith.config.tree.access import find
 
 SAME = "same path"

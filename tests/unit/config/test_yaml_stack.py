@@ -16,7 +16,7 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.yaml.stack import load_stack, read_stack
+from worldsmith.config.yaml.stack import read_stack
 
 Write = Callable[..., list[str]]
 
@@ -36,7 +36,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def problems_of(paths: list[str], words: list[str] | None = None) -> list[tuple[str | None, int | None, str]]:
     with pytest.raises(ConfigError) as caught:
-        load_stack(paths, words or [])
+        load(paths, words or [])
     return [(problem.file, problem.line, problem.path) for problem in caught.value.problems]
 
 
@@ -49,7 +49,7 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write: Write) -> 
         "recipe: small\noptimizer: {lr: 1e-3, betas: [0.1, 0.2], lr_multipliers: {a: 1.0}}\n",
         "optimizer:\n  lr: 1e-4\n  betas: [0.5]\n  lr_multipliers: {b: 2}\ntrainer: {max_iter: 7}\n",
     )
-    tree = load_stack(paths, ["trainer.max_iter=9"]).tree
+    tree = load(paths, ["trainer.max_iter=9"]).tree
     assert tree.optimizer.lr == 1e-4
     assert tree.optimizer.betas == [0.5]
     assert tree.optimizer.lr_multipliers == {"head": 2.0, "a": 1.0, "b": 2.0}
@@ -58,8 +58,8 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write: Write) -> 
 
 
 def test_a_recipe_alone_is_that_recipe_and_any_file_may_name_it(write: Write) -> None:
-    assert load_stack(write("recipe: small\n")).tree == resolve(get_recipe("small"))
-    loaded = load_stack(write("recipe: small\n", "recipe: small_vlm\n"))
+    assert load(write("recipe: small\n")).tree == resolve(get_recipe("small"))
+    loaded = load(write("recipe: small\n", "recipe: small_vlm\n"))
     assert loaded.tree == resolve(get_recipe("small_vlm"))
     assert any("'small_vlm', the last one named, not from 'small'" in warning for warning in loaded.warnings)
 
@@ -67,13 +67,13 @@ def test_a_recipe_alone_is_that_recipe_and_any_file_may_name_it(write: Write) ->
 def test_a_whole_tree_needs_no_recipe(t: ModuleType, write: Write) -> None:
     text = to_yaml(get_recipe("small"))
     head, _, rest = text.partition("optimizer:")
-    assert load_stack(write(head, f"optimizer:{rest}")).tree == resolve(get_recipe("small"))
-    missing = load_stack(write(f"type: {tag(t.Trainer)}\nscheduler: {{f_min: [0.5]}}\n")).tree
+    assert load(write(head, f"optimizer:{rest}")).tree == resolve(get_recipe("small"))
+    missing = load(write(f"type: {tag(t.Trainer)}\nscheduler: {{f_min: [0.5]}}\n")).tree
     assert missing.scheduler == t.Cosine.Config(f_min=[0.5]), "the field's default class"
 
 
 def test_what_a_file_leaves_out_or_marks_as_missing_keeps_its_value(write: Write) -> None:
-    tree = load_stack(write("recipe: small\noptimizer:\n  lr: 0.5\n  eps: ???\n", "optimizer: {lr: '???'}\n")).tree
+    tree = load(write("recipe: small\noptimizer:\n  lr: 0.5\n  eps: ???\n", "optimizer: {lr: '???'}\n")).tree
     assert (tree.optimizer.lr, tree.optimizer.eps) == (0.5, 1e-8)
 
 
@@ -83,7 +83,7 @@ def test_another_class_keeps_what_both_inherit_and_one_warning_names_the_rest(t:
         f"scheduler:\n  type: {tag(t.Linear)}\n  f_start: [0.5]\n",
         f"scheduler: {{type: {tag(t.Linear)}, verbosity_interval: 3}}\n",
     )
-    loaded = load_stack(paths)
+    loaded = load(paths)
     kept = {"cycle_lengths": [500], "f_min": [0.1]}
     assert loaded.tree.scheduler == t.Linear.Config(f_start=[0.5], verbosity_interval=3, **kept)
     assert len(loaded.warnings) == 1
@@ -94,12 +94,12 @@ def test_another_class_keeps_what_both_inherit_and_one_warning_names_the_rest(t:
 
 def test_target_and_params_are_another_spelling_of_type_and_fields(t: ModuleType, write: Write) -> None:
     node = f"{{target: {tag(t.Cosine)}, params: {{power: 3.0}}}}"
-    plain = load_stack(write(f"recipe: small\nscheduler: {{type: {tag(t.Cosine)}, power: 3.0}}\n")).tree
-    assert load_stack(write(f"recipe: small\nscheduler: {node}\n")).tree == plain
-    layered = load_stack(write(f"recipe: small\nscheduler: {node}\n", "scheduler: {params: {f_min: [0.25]}}\n")).tree
+    plain = load(write(f"recipe: small\nscheduler: {{type: {tag(t.Cosine)}, power: 3.0}}\n")).tree
+    assert load(write(f"recipe: small\nscheduler: {node}\n")).tree == plain
+    layered = load(write(f"recipe: small\nscheduler: {node}\n", "scheduler: {params: {f_min: [0.25]}}\n")).tree
     assert (layered.scheduler.power, layered.scheduler.f_min) == (3.0, [0.25])
     callbacks = f"trainer: {{callbacks: {{new: {{target: {tag(t.GradClip)}, params: {{clip_norm: 2}}}}}}}}"
-    assert load_stack(write(f"recipe: small\n{callbacks}\n")).tree.trainer.callbacks["new"].clip_norm == 2.0
+    assert load(write(f"recipe: small\n{callbacks}\n")).tree.trainer.callbacks["new"].clip_norm == 2.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_target_and_params_are_another_spelling_of_type_and_fields(t: ModuleType
 )
 def test_nodes_that_cannot_stand_there(t: ModuleType, write: Write, node: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        load_stack(write("recipe: small\n", f"scheduler: {node.replace('LINEAR', tag(t.Linear))}\n"))
+        load(write("recipe: small\n", f"scheduler: {node.replace('LINEAR', tag(t.Linear))}\n"))
     assert [(problem.file, problem.line, problem.path) for problem in caught.value.problems] == [("b.yaml", 1, path)]
 
 
@@ -139,7 +139,7 @@ def test_every_mistake_of_every_file_and_word_is_in_one_report(write: Write) -> 
     ]
     assert {file for file, _, _ in found[-2:]} == {"override"}
     with pytest.raises(ConfigError) as caught:
-        load_stack(paths)
+        load(paths)
     text = str(caught.value)
     assert "a.yaml:5:10: optimizer.fused: expected true or false, found 'on' (text)\n" in text
     assert "       |          ^^\n    -> on is text here; write true or false" in text
@@ -179,18 +179,18 @@ def test_files_that_cannot_be_read_are_all_named(write: Write, tmp_path: Path) -
     paths = [*write("recipe: small\noptimizer: {lrr: 1}\n"), "missing.yaml", "folder.yaml", "x.toml"]
     assert [file for file, _, _ in problems_of(paths)] == ["a.yaml", "folder.yaml", "missing.yaml", "x.toml"]
     with pytest.raises(ConfigError, match="no file is given"):
-        load_stack([])
+        load([])
 
 
 def test_an_empty_file_changes_nothing_and_is_mentioned(write: Write) -> None:
-    loaded = load_stack(write("recipe: small\n", "# nothing yet\n"))
+    loaded = load(write("recipe: small\n", "# nothing yet\n"))
     assert loaded.tree == resolve(get_recipe("small"))
     assert loaded.warnings == ["b.yaml: the file says nothing"]
 
 
 def test_each_value_keeps_the_line_of_the_file_that_wrote_it_last(write: Write) -> None:
     paths = write("recipe: small\noptimizer:\n  lr: 1e-3\n  eps: 1e-7\n", "optimizer: {lr: 1e-4}\n")
-    origins = {".".join(map(str, path)): str(o) for path, o in load_stack(paths, ["job.name=x"]).provenance.items()}
+    origins = {".".join(map(str, path)): str(o) for path, o in load(paths, ["job.name=x"]).provenance.items()}
     assert origins["optimizer.lr"] == "b.yaml:1"
     assert origins["optimizer.eps"] == "a.yaml:4"
     assert origins["job.name"] == "override job.name=x"
@@ -201,7 +201,7 @@ def test_each_value_keeps_the_line_of_the_file_that_wrote_it_last(write: Write) 
 def test_custom_data_is_merged_and_otherwise_left_alone(write: Write) -> None:
     paths = write("recipe: small\ncustom: {a: {x: 1}, text: '${no.reference}'}\n", "custom: {a: {target: os.system}}\n")
     expected = {"a": {"x": 1, "target": "os.system"}, "text": "${no.reference}"}
-    assert load_stack(paths).tree.custom == expected
+    assert load(paths).tree.custom == expected
 
 
 PIECES = st.sampled_from(
@@ -224,7 +224,7 @@ def test_damaged_stacks_end_in_a_tree_or_a_config_error(t: ModuleType, write: Wr
             text = text[:at] + piece + text[at + length :]
         texts.append(text.encode("utf-8", "replace").decode())
     try:
-        tree = load_stack(write(*texts)).tree
+        tree = load(write(*texts)).tree
     except ConfigError as error:
         complaint = str(error)
     else:
@@ -241,4 +241,4 @@ def test_reading_a_stack_raises_nothing_and_resolves_nothing(write: Write) -> No
 def test_a_file_without_a_class_at_its_top_is_a_stack_of_one(write: Write) -> None:
     """`worldsmith train overlay.yaml` works like `--base overlay.yaml`."""
     paths = write("recipe: small\noptimizer: {lr: 0.25}\n")
-    assert load(paths[0], ["job.name=x"]).tree == load_stack(paths, ["job.name=x"]).tree
+    assert load(paths[0], ["job.name=x"]).tree == load(paths, ["job.name=x"]).tree

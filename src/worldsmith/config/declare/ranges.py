@@ -9,11 +9,10 @@ import dataclasses
 import functools
 import math
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from worldsmith.config.declare.value_types import is_reference, union_members
 from worldsmith.config.errors import WrongValueError
@@ -150,25 +149,3 @@ def _outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, An
                 yield from _outside(item, arguments[1], (*where, key))
         elif origin is Annotated:
             yield from _outside(value, member, where)
-
-
-def describe_type(hint: Any, *, null: bool = True) -> str:
-    """A type and its limits in words: ``whole number, at least 1``. Without `null`, null is not mentioned."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return ", ".join([describe_type(arguments[0]), *map(str, arguments[1:])])
-    if hint is Any:
-        return "anything"
-    if origin is Literal:
-        *first, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments)
-        return f"{', '.join(first)} or {last}" if first else last
-    if origin in (Union, types.UnionType):
-        members = [member for member in arguments if null or member is not type(None)]
-        return " or ".join(describe_type(member) for member in members)
-    if origin in (list, dict):
-        item = describe_type(arguments[-1])
-        return f"{'list' if origin is list else 'table'} of {f'({item})' if ',' in item or ' or ' in item else item}"
-    return _WORDS.get(hint) or str(hint.__qualname__)
-
-
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}

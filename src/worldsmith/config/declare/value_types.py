@@ -10,7 +10,7 @@ import math
 import types
 import typing
 from dataclasses import replace
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import Path, format_path
@@ -111,16 +111,18 @@ def mismatch(path: Path, expected: str, value: Any) -> Problem:
     return Problem(format_path(path), "", expected=expected, found=describe_value(value))
 
 
-def describe(hint: Any) -> str:
-    """What a hint asks for, in words: ``a whole number or null``."""
+def describe(hint: Any, *, null: bool = True) -> str:
+    """What a hint asks for, in words: ``a whole number, at least 1``. Without `null`, null is not mentioned."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return "any value"
+    if origin is Annotated:
+        return ", ".join([describe(arguments[0]), *map(str, arguments[1:])])
     if origin is Literal:
         choices = [f"'{choice}'" if isinstance(choice, str) else str(choice) for choice in arguments]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(member) for member in arguments)
+        return " or ".join(describe(member) for member in arguments if null or member is not type(None))
     if origin is list:
         return f"a list, each item {describe(arguments[0])}"
     if origin is dict:

@@ -6,7 +6,6 @@ stages are reported together.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -20,50 +19,18 @@ from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
 from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.toml.schema import TASKS, TomlField, remap
-from worldsmith.config.toml.words import build_overrides, experiment_required
-from worldsmith.config.tree.draft import Draft, finish, recipe_task
+from worldsmith.config.toml.words import experiment_required
+from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.words.overrides import (
     RECIPE_WORDS,
     Override,
     is_missing,
-    parse_overrides,
     recipe_name,
     set_value,
     take_recipe,
 )
-
-__all__ = [
-    "build_overrides",
-    "check_table",
-    "load_recipe_toml",
-    "parse_toml",
-    "read_recipe_text",
-    "read_recipe_toml",
-]
-
-
-def load_recipe_toml(
-    path: str | PathLike[str], tail: Sequence[str] = (), *, warnings: list[str] | None = None
-) -> Config:
-    """The resolved tree of a recipe TOML and its tail overrides.
-
-    What the user should know is added to `warnings`, or printed to stderr if that is None. Raises ConfigError with
-    every mistake.
-    """
-    problems: list[Problem] = []
-    overrides = parse_overrides(tail, problems)
-    draft, overrides = read_recipe_toml(path, overrides)
-    draft.problems = [*problems, *draft.problems]
-    loaded = finish(draft, overrides)
-    if warnings is not None:
-        warnings.extend(loaded.warnings)
-    else:
-        for note in loaded.warnings:
-            print(f"warning: {note}", file=sys.stderr)
-    tree: Config = loaded.tree
-    return tree
 
 
 def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:

@@ -9,12 +9,19 @@ recipes, ours and those of other packages, add keys of their own:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from worldsmith.config.declare.configurable import Config, field_hints, unknown_field
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.recipes.registry import import_supplied
+from worldsmith.config.sections import (
+    ActivationCheckpointingConfig,
+    CompileConfig,
+    JobConfig,
+    ParallelismConfig,
+)
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults
 
@@ -78,16 +85,15 @@ def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
     return [TomlField((*name.split("."), key), kind, default, doc) for key, kind, default, doc in rows]
 
 
+def _fields(section: str, config: type[Config], leave_out: Sequence[str] = (), **defaults: Any) -> list[TomlField]:
+    """The fields of a class, with the defaults that they have in a file where these are others."""
+    defaults = {**class_defaults(config), **defaults}
+    hints = {name: hint for name, hint in field_hints(config).items() if name not in leave_out}
+    return [TomlField((*section.split("."), name), hint, defaults[name], config) for name, hint in hints.items()]
+
+
 FIELDS: tuple[TomlField, ...] = (
-    *_section(
-        "job",
-        ("task", Literal["vfm", "vlm"], "vfm", "What is fine-tuned: vfm a video generator, vlm a reasoner."),
-        ("experiment", str, "", "The registered recipe that this file changes. Required."),
-        ("project", str, "", "First level of the run folder."),
-        ("group", str, "", "Second level of the run folder."),
-        ("name", str, "", "Last level of the run folder; empty: the time of the start, a new run each time."),
-        ("wandb_mode", Literal["online", "offline", "disabled"], "disabled", "Weights & Biases mode."),
-    ),
+    *_fields("job", JobConfig),
     *_section(
         "model",
         (
@@ -107,36 +113,9 @@ FIELDS: tuple[TomlField, ...] = (
         ("rate", float, 0.1, "Width of the average as a share of the run so far."),
         ("iteration_shift", int, 0, "Steps added to the iteration counter of the average."),
     ),
-    *_section(
-        "model.parallelism",
-        (
-            "data_parallel_shard_degree",
-            int,
-            -1,
-            "Ranks that share one copy of the weights; -1 takes all that are left.",
-        ),
-        ("data_parallel_replicate_degree", int, 1, "Copies of the sharded group."),
-        ("context_parallel_shard_degree", int, 1, "Ranks that share one sequence."),
-        ("cfg_parallel_shard_degree", int, 1, "Ranks that share the two halves of guidance."),
-        (
-            "fsdp_master_dtype",
-            Literal["float32", "bfloat16"],
-            "float32",
-            "Number format of weights, gradients and moments between steps.",
-        ),
-    ),
-    *_section(
-        "model.compile",
-        ("enabled", bool, False, "Compile the network."),
-        ("compile_dynamic", bool, True, "Compile once for changing shapes."),
-    ),
-    *_section(
-        "model.activation_checkpointing",
-        ("mode", Literal["selective", "full", "none"], "full", "What is recomputed in the backward pass."),
-        ("save_ops_regex", list[str], ["fmha"], "Ops whose outputs the selective mode keeps."),
-        ("preserve_rng_state", bool, True, "Repeat the random numbers in the recomputation."),
-        ("determinism_check", Literal["default", "match"], "default", "match compares recomputed tensors."),
-    ),
+    *_fields("model.parallelism", ParallelismConfig, leave_out=("reduce_every_pack",)),
+    *_fields("model.compile", CompileConfig),
+    *_fields("model.activation_checkpointing", ActivationCheckpointingConfig, mode="full"),
     *_section(
         "model.backbone",
         ("model_name", str, MISSING, "Hub name or folder of the backbone. vlm only."),

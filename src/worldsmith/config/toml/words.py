@@ -17,7 +17,7 @@ SELECTORS = {("job", "task"), ("job", "experiment")}
 def build_overrides(table: dict[str, Any]) -> list[str]:
     """The override words of a parsed recipe TOML: ``--``, ``experiment=<name>``, then its leaves in file order.
 
-    The words are for people and launch scripts; `load_recipe_toml` fills the tree from the typed values. Raises
+    The words are for people and launch scripts; `read_recipe_toml` fills the tree from the typed values. Raises
     ConfigError if the experiment is missing or the task unknown.
     """
     job = table.get("job", {})

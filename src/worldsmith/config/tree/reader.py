@@ -24,6 +24,7 @@ from worldsmith.config.declare.value_types import (
 )
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
 from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.access import children, walk
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import nearest_path
@@ -74,16 +75,10 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
 
 def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:
     """The required fields below a node that hold nothing, with their sections' classes."""
-    if isinstance(node, Config):
-        for name in field_names(type(node)):
-            value = getattr(node, name)
+    for where, section in walk(node, path):
+        for name, value in children(section) if isinstance(section, Config) else ():
             if value == UNSET:
-                yield (*path, name), type(node)
-            elif name != OPAQUE:
-                yield from unset_fields(value, (*path, name))
-    elif isinstance(node, (list, dict)):
-        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from unset_fields(item, (*path, key))
+                yield (*where, name), type(section)
 
 
 def untagged_class(classes: Iterable[Any]) -> type[Config] | None:

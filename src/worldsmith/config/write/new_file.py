@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.config.declare.ranges import describe_type
+from worldsmith.config.declare.value_types import describe
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
 from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
@@ -64,7 +64,7 @@ def _about(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
     hint = hint_at(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."
-    return f"{doc} ({describe_type(hint, null=False)}){default}"
+    return f"{doc} ({describe(hint, null=False)}){default}"
 
 
 def _prose(text: str) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.config.declare.ranges import annotated_hints, describe_type
-from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.value_types import describe, union_members
 from worldsmith.config.toml.schema import REFUSED, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
@@ -62,7 +62,7 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
         landing = [f"`{format_path(target)}`" if target else "no effect" for target in targets]
         landing[1] = "same" if landing[0] == landing[1] else landing[1]
         default = "" if entry.default in (None, MISSING) else f"`{write(entry.default, SHOWN)}`"
-        kind = describe_type(_type_of(entry, trees), null=False)
+        kind = describe(_type_of(entry, trees), null=False)
         lines.append(_row([f"`{entry.path[-1]}`", kind, default, entry.doc, *landing]))
     lines += [
         "",
@@ -121,7 +121,7 @@ class _TreePart:
             if has_sections(hint):
                 kind, default = _section_words(hint), "required" if name in required else ""
             else:
-                kind = describe_type(hint)
+                kind = describe(hint)
                 default = "required" if name in required else f"`{write(defaults[name], SHOWN)}`"
             self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
 

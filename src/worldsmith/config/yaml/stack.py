@@ -7,7 +7,8 @@ single values replaced, ``???`` counts as left out. A section that names another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.declare.class_tags import class_of
@@ -17,15 +18,14 @@ from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage, root_name
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import all_paths, children, find
-from worldsmith.config.tree.draft import Draft, Loaded, finish, recipe_task
+from worldsmith.config.tree.access import all_paths, find, walk
+from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.reader import Reader, require_set
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
-    parse_overrides,
     recipe_name,
     take_recipe,
     whole_tree_problem,
@@ -34,14 +34,6 @@ from worldsmith.config.yaml.dialects import CHOICE, detect, translate
 from worldsmith.config.yaml.text import Document, read_yaml
 
 RECIPE = "recipe"
-
-
-def load_stack(paths: Sequence[str], words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-    """The resolved tree of YAML files and override words. Raises ConfigError with every mistake of all of them."""
-    problems: list[Problem] = []
-    draft, overrides = read_stack(paths, parse_overrides(words, problems))
-    draft.problems = [*problems, *draft.problems]
-    return finish(draft, overrides, keep_unset=keep_unset)
 
 
 def read_stack(paths: Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
@@ -183,21 +175,8 @@ def _merge_plain(
         if key in below:
             for known in [known for known in spans if starts_with(known, here)]:
                 del spans[known]
-        spans.update((known, layer[known]) for known in _paths(value, here) if known in layer)
-        below[key] = _copy(value)
-
-
-def _paths(value: Any, path: Path) -> Iterator[Path]:
-    """The path of a value and of all that is in it."""
-    yield path
-    for key, child in children(value):
-        yield from _paths(child, (*path, key))
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(child) for key, child in value.items()}
-    return [_copy(child) for child in value] if isinstance(value, list) else value
+        spans.update((known, layer[known]) for known, _ in walk(value, here) if known in layer)
+        below[key] = copy.deepcopy(value)
 
 
 def _without(document: Document, *keys: str) -> Document:
