@@ -88,7 +88,10 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert error <= 1e-5 * float(gradient.norm()), f"{name}: off by {error}"
 
 
-@pytest.mark.parametrize("name", ["packed", "packed_4", "padded", "padded_4", "frozen", "recomputed", "adapters"])
+ON_ONE = ["packed", "packed_4", "padded", "padded_4", "frozen", "recomputed", "selective", "adapters"]
+
+
+@pytest.mark.parametrize("name", [*ON_ONE, pytest.param("compiled", marks=pytest.mark.slow)])
 def test_one_rank(name: str, plain: Any, tmp_path: Path) -> None:
     require_equal(reasoner_ranks.run_case(CASES[name], World(), tmp_path), plain(name))
 

@@ -13,10 +13,13 @@ from tiny_runs import make_long_clips
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "src/worldsmith/assets"
-READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "WORLD_SIZE")
+REASONER = ("VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
+READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "WORLD_SIZE", *REASONER)
 RECORDER = """#!/usr/bin/env bash
 printf '%s\\n' "$(basename "$0")" "$@"
-for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE; do echo "$name=${!name:-}"; done
+for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH; do
+    echo "$name=${!name:-}"
+done
 """
 
 
@@ -44,6 +47,19 @@ def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, re
     assert said[6:10] == ["train", f"--sft-toml={toml}", "--trainer.max_iter", "10"]
     assert f"BASE_CHECKPOINT_PATH={EXAMPLES}/checkpoints/Cosmos3-{tier.capitalize()}" in said
     assert f"WAN_VAE_PATH={EXAMPLES}/checkpoints/wan22_vae/Wan2.2_VAE.pth" in said
+
+
+def test_reasoners_have_their_own_paths(recorders: Path) -> None:
+    said = launch("launch_sft_videophy2_nano.sh", "--dryrun", path=recorders).stdout.splitlines()
+    toml = EXAMPLES / "toml/sft_config/videophy2_nano.toml"
+    assert said[:9] == ["worldsmith", "launch", "--nnodes", "1", "--nproc-per-node", "8", "train", f"--sft-toml={toml}",
+                        "--dryrun"]  # fmt: skip
+    assert f"VIDEOPHYSICS_ROOT={EXAMPLES}/data/videophysics" in said
+    assert f"VLM_SAFETENSORS_PATH={EXAMPLES}/checkpoints/Cosmos3-Nano-VLM" in said
+    said = launch("launch_sft_llava_ov.sh", path=recorders, VLM_SAFETENSORS_PATH="mine").stdout.splitlines()
+    assert f"--sft-toml={EXAMPLES / 'toml/sft_config/llava_ov.toml'}" in said
+    assert "VLM_SAFETENSORS_PATH=mine" in said
+    assert "VIDEOPHYSICS_ROOT=" in said
 
 
 def test_one_process_needs_no_launch_and_variables_win(recorders: Path) -> None:

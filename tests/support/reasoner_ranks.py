@@ -22,7 +22,7 @@ from tiny_reasoner import conversation, decoder, make_task, model_config, qwen3_
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 from torch.distributed.tensor import DTensor
 
-from worldsmith.config.sections import ActivationCheckpointingConfig, ParallelismConfig
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.models.parameter_names import native_parameters
@@ -53,6 +53,8 @@ class Case:
 
 
 REPLICATED = {"parallelism": ParallelismConfig(data_parallel_replicate_degree=2)}
+SELECTIVE = {"activation_checkpointing": ActivationCheckpointingConfig(mode="selective")}
+COMPILED = {"compile": CompileConfig(enabled=True)}
 FULL = {"activation_checkpointing": ActivationCheckpointingConfig(mode="full", determinism_check="match")}
 PADDED = {"sequence_packing": False}
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4, "lora_target_modules": "q_proj,linear_fc1"}
@@ -64,6 +66,8 @@ CASES: dict[str, Case] = {
     "tied": Case("qwen3_vl tied", steps=3),
     "replicated": Case(settings=REPLICATED),
     "recomputed": Case(settings=FULL),
+    "selective": Case(settings=SELECTIVE),
+    "compiled": Case(settings=COMPILED),
     "frozen": Case(freeze={"freeze_vision_encoder": True}, accumulate=4),
     "frozen_recomputed": Case(freeze={"freeze_vision_encoder": True, "freeze_mm_projector": True}, settings=FULL),
     "adapters": Case(settings=ADAPTERS, steps=2),

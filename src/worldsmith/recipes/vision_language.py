@@ -6,6 +6,7 @@ same runs, other in sizes and paths only.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -82,9 +83,10 @@ def llava_ov() -> Trainer.Config:
 def videophy2_nano(config: Trainer.Config) -> Trainer.Config:
     """Cosmos3-Nano scores the physical plausibility of clips from 1 to 5: VideoPhy-2, on 8 GPUs of 80 GB."""
     config.job.name = "videophy2_nano"
-    policy = cast(VisionLanguageModel.Config, config.model.config).policy
-    policy.backbone.safetensors_path = "${oc.env:VLM_SAFETENSORS_PATH}"
-    policy.freeze = FreezeConfig(freeze_vision_encoder=True)
+    model = cast(VisionLanguageModel.Config, config.model.config)
+    model.policy.backbone.safetensors_path = "${oc.env:VLM_SAFETENSORS_PATH}"
+    model.policy.freeze = FreezeConfig(freeze_vision_encoder=True)
+    model.parallelism.reduce_every_pack = True  # whole gradients of eight packs would need 31 GiB on each process
 
     config.optimizer.lr = 1e-6
     config.optimizer.lr_multipliers = {"model.visual": 1.0}
@@ -95,11 +97,17 @@ def videophy2_nano(config: Trainer.Config) -> Trainer.Config:
     config.trainer.grad_accum_iter = 8
 
     loader = cast(ChatLoader.Config, config.dataloader_train)
-    loader.dataset = ManifestDataset.Config(
-        path="${oc.env:VIDEOPHYSICS_ROOT,examples/data/videophysics}/videophy2_train"
-    )
+    root = "${oc.env:VIDEOPHYSICS_ROOT,examples/data/videophysics}"
+    loader.dataset = ManifestDataset.Config(path=f"{root}/videophy2_train")
     loader.processor = ChatProcessor.Config(media=MediaProcessor.Config(fps=2.0, max_frames=32))
     loader.shuffle = True
+
+    config.trainer.run_validation = True
+    config.trainer.validation_iter = 10
+    config.trainer.max_val_iter = 50
+    config.dataloader_val = dataclasses.replace(
+        loader, dataset=ManifestDataset.Config(path=f"{root}/videophy2_val"), num_workers=0
+    )
     return config
 
 
@@ -109,7 +117,9 @@ def videophy2_super(config: Trainer.Config) -> Trainer.Config:
     config.job.name = "videophy2_super"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone.model_name = "Qwen/Qwen3-VL-32B-Instruct"
-    model.parallelism = ParallelismConfig(data_parallel_shard_degree=-1, data_parallel_replicate_degree=1)
+    model.parallelism = dataclasses.replace(
+        model.parallelism, data_parallel_shard_degree=-1, data_parallel_replicate_degree=1
+    )
     return config
 
 
@@ -120,7 +130,9 @@ def videophy2_edge(config: Trainer.Config) -> Trainer.Config:
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone = BackboneConfig(model_name="nvidia/Cosmos3-Edge")
     model.policy.freeze = FreezeConfig(frozen_params=[r"model\.visual\."])
-    model.parallelism = ParallelismConfig(data_parallel_shard_degree=-1, data_parallel_replicate_degree=1)
+    model.parallelism = dataclasses.replace(
+        model.parallelism, data_parallel_shard_degree=-1, data_parallel_replicate_degree=1
+    )
     config.optimizer.lr_multipliers = {}
     return config
 
@@ -148,7 +160,9 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
     config.job.name = name
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.precision = "float32"
-    model.parallelism = ParallelismConfig()
+    model.parallelism = dataclasses.replace(
+        model.parallelism, data_parallel_shard_degree=-1, data_parallel_replicate_degree=1
+    )
     model.policy.backbone = BackboneConfig(model_name="${asset:tiny_reasoner}")
     config.checkpoint.init = "scratch"
     config.data_setting.max_tokens = 2048

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
+from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.models.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.objectives.next_token import NextToken
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.conversation import Turn
     from worldsmith.data.conversations.media.limits import Limits
 
 
@@ -92,9 +97,22 @@ class VisionLanguageTask(Task):
     def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
         return describe_parts(self.model.network, rates)
 
+    def traces(self, dataset: ChatDataset) -> Iterable[str]:
+        """The files of its images and videos, or what is said without any; a stream from afar is not read for it."""
+        if isinstance(dataset, MixedDataset):
+            return chain.from_iterable(map(self.traces, dataset.members.values()))
+        if not isinstance(dataset, ChatFile):
+            return super().traces(dataset)
+        return (trace_of(dataset.turns(index)) for index in range(len(dataset)))
+
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()
         yield "batches", self.model.describe_batches()
+
+
+def trace_of(turns: Sequence[Turn]) -> str:
+    sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
+    return repr(sorted(os.path.realpath(str(source)) for source in sources) or turns)
 
 
 def has_media(sample: ChatSample) -> bool:

@@ -12,9 +12,11 @@ from tiny_reasoner import conversation, make_task, mixed_batch, model_config, qw
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_sample import IGNORED
+from worldsmith.distributed.world import World
 from worldsmith.models.vision_language.policy import FreezeConfig
 from worldsmith.tasks.registry import task_of
 from worldsmith.tasks.vision_language import VisionLanguageTask
+from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 
 
@@ -82,3 +84,16 @@ def test_frozen_parts_are_not_looked_at(tmp_path: Path) -> None:
     task = make_task(model_config(write_folder(tmp_path, qwen3_vl()), freeze=freeze).build(seed=1))
     check(task, mixed_batch())
     assert task.first_gradients.unchecked == set()
+
+
+def test_a_network_in_bfloat16_keeps_its_frequencies_and_gives_nearly_the_same_loss(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        model = build_model(model_config(folder, precision=precision), World())
+        model.init_weights(1)
+        task = make_task(model)
+        losses[precision] = step_of(task, mixed_batch()).loss
+        assert {buffer.dtype for buffer in model.network.buffers()} == {torch.float32}
+    assert losses["float32"] == pytest.approx(losses["bfloat16"], rel=1e-2)
+    assert losses["float32"] != losses["bfloat16"]
