@@ -17,7 +17,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "worldsmith"
 FILES = sorted(PACKAGE.rglob("*.py"))
-FAMILY_PLACES = ("models/cosmos3/", "models/video_vae/", "tasks/cosmos3.py", "checkpoint/formats/cosmos3/", "recipes/")
+FAMILIES = ("cosmos3", "vision_language")
+FAMILY_PLACES = tuple(f"{place}/" for name in FAMILIES for place in (f"models/{name}", f"checkpoint/formats/{name}"))
+FAMILY_PLACES += (*(f"tasks/{name}.py" for name in FAMILIES), "models/video_vae/", "recipes/")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def test_a_family_is_named_in_its_places_only() -> None:
     named = [
         file.relative_to(PACKAGE).as_posix()
         for file in FILES
-        if re.search(r"cosmos3|Cosmos3|Wan(VAE|2)", file.read_text(encoding="utf-8"))
+        if re.search(r"cosmos3|Cosmos3|Wan(VAE|2)|vision_language|VisionLanguage", file.read_text(encoding="utf-8"))
     ]
     assert [name for name in named if not name.startswith(FAMILY_PLACES)] == []
 

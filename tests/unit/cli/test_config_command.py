@@ -37,7 +37,7 @@ def test_show_prints_the_resolved_tree_with_origins(capsys: pytest.CaptureFixtur
     assert told["eps"] == "flag --optimizer.eps 1e-6"
     assert told["weight_decay"] == "default"
     assert told["resolution"].startswith("recipe ")
-    assert told["path"].endswith("<- environment variable DATASET_PATH") or "${asset:" in told["path"]
+    assert "DATASET_PATH" in told["path"]
     tree = load(SHAPES, ["optimizer.eps=1e-6", "trainer.max_iter=700"]).tree
     assert from_yaml(out) == tree
     assert run(capsys, words[0], "--plain", *words[1:])[1] == to_yaml(tree)
