@@ -1,0 +1,101 @@
+"""The reasoner's demo: dataset, training, export, plain transformers; and that the tiny twin learns to look."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from worldsmith.data.conversations.conversation import say
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+
+ROOT = Path(__file__).parents[2]
+TOML = ROOT / "examples/toml/sft_config/falling_objects.toml"
+MEASURE = ROOT / "examples/measure_reasoner.py"
+LAST_LINE = re.compile(r"yes/no accuracy \d\.\d\d · plausibility within one \d\.\d\d, Pearson -?\d\.\d\d")
+# Enough to know eight clips by heart; what is learned of others takes the whole demo.
+SMALL = ["trainer.max_iter=100", "scheduler.warm_up_steps=[5]", "dataloader_train.max_samples_per_batch=8"]
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A program that ends well. `folder` is where its data set and runs are."""
+    environment = {**os.environ, "DATASET_PATH": str(folder / "data"), "WORLDSMITH_OUTPUT_ROOT": str(folder / "runs")}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, (words, done.stdout + done.stderr)
+    return done
+
+
+@pytest.fixture(scope="module")
+def measure() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measure_reasoner", MEASURE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo at its smallest: data/, and runs/ with the run and its export."""
+    place = tmp_path_factory.mktemp("reasoner")
+    for words in commands(place):
+        python(place, "-m", "worldsmith", *words)
+    return place
+
+
+def commands(folder: Path) -> list[list[str]]:
+    run = str(folder / "runs/worldsmith/demo/falling_objects")
+    return [
+        ["dataset", "falling-objects", str(folder / "data"), "--clips", "8", "--val-clips", "4"],
+        ["train", f"--sft-toml={TOML}", "--", *SMALL],
+        ["export", run, "--dtype", "float32", "-o", f"{run}/reasoner"],
+    ]
+
+
+def test_the_demo_ends_with_its_figures(folder: Path) -> None:
+    run = folder / "runs/worldsmith/demo/falling_objects"
+    done = python(folder, str(MEASURE), str(run / "reasoner"), str(folder / "data"), "--out", str(run / "evaluation"))
+    assert LAST_LINE.fullmatch(done.stdout.splitlines()[-1]), done.stdout
+    answers = json.loads((run / "evaluation/answers.json").read_text())
+    assert [len(answers[kind]) for kind in ("questions", "swapped", "scores")] == [28, 28, 4]
+    figures = json.loads((run / "evaluation/summary.json").read_text())
+    right = [entry["answer"] == entry["truth"] for entry in answers["questions"]]
+    assert figures["yes_no_accuracy"] == pytest.approx(sum(right) / 28, abs=1e-3)
+
+
+def test_a_second_start_does_nothing(folder: Path) -> None:
+    for words in commands(folder):
+        done = python(folder, "-m", "worldsmith", *words)
+        said = done.stdout + done.stderr
+        assert re.search(r"nothing to do|complete|is already there|up to date", said), (words, said)
+
+
+def test_the_tiny_twin_learns_scores_from_the_frames(folder: Path, measure: ModuleType) -> None:
+    """Of the clips that it was trained on: all right with their own frames, and not with those of others."""
+    judge = measure.Judge(folder / "runs/worldsmith/demo/falling_objects/reasoner")
+    scores = measure.read(ManifestDataset.Config(path=str(folder / "data/videophy2_train")).build())
+    swapped = [(key, measure.other_frames(turns, scores[-1 - i][1])) for i, (key, turns) in enumerate(scores)]
+    own, others = (
+        [answer == measure.truth(turns) for answer, (_, turns) in zip(judge.answer(asked), scores)]
+        for asked in (scores, swapped)
+    )
+    assert all(own)
+    assert sum(others) <= 4
+
+
+def test_figures_are_those_of_the_formulas(measure: ModuleType) -> None:
+    turns = {text: (say("assistant", text),) for text in ("1", "3", "5", "yes", "no")}
+    scores = [("a", turns["1"]), ("b", turns["3"]), ("c", turns["5"]), ("d", turns["5"])]
+    found = measure.plausibility(scores, ["1", "Score: 4", "10", "3"])
+    assert found == {"accuracy": 0.25, "within_one": 0.5, "pearson": 0.655, "answers_without_a_score": 1}
+    asked = [("v-rises", turns["yes"]), ("w-rises", turns["no"]), ("v-left", turns["no"])]
+    figures = measure.yes_no(asked, [" Yes", "yes", "No "])
+    assert figures == {"yes_no_accuracy": 0.667, "yes_no_accuracy_rises": 0.5, "yes_no_accuracy_left": 1.0}
