@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from worldsmith.actions.action import Action, Result
+from worldsmith.config import UserError, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.config.load import load
+from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets import llava, llava_onevision, messages  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
@@ -27,13 +30,16 @@ class PreviewChats(Action):
 
     What is supervised is green, or stands in [[ ]] where there are no colours. --dataset names the kind:
     ManifestDataset (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder.
+    With --run in place of a model, all of this is what the run trains on.
     """
 
     places: ClassVar[tuple[str, ...]] = ("model",)
 
     class Config(Action.Config):
-        model: str
+        model: str | None = None
         """Folder with the tokenizer, the chat template and the preprocessor files, or a hub repository's org/name."""
+        run: str | None = None
+        """A reasoner's recipe, its TOML or YAML file, or a run folder, in place of model, dataset and processor."""
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The data set."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
@@ -47,13 +53,30 @@ class PreviewChats(Action):
         out: str | None = None
         """Folder for the frames as PNG files; null: they are shown in the terminal, if it has colours."""
 
+        def check(self) -> None:
+            if (self.model is None) == (self.run is None):
+                raise wrong(self, "model", "run", why="one of them says what is shown", remedy="set exactly one")
+            for name, default in (("dataset", ManifestDataset.Config()), ("processor", ChatProcessor.Config())):
+                if self.run is not None and getattr(self, name) != default:
+                    raise wrong(self, "run", why=f"the run has a {name} of its own", remedy=f"leave {name} out")
+
     config: Config
+
+    def sources(self) -> tuple[ChatDataset, ChatProcessor]:
+        """Raises UserError for a run that is no reasoner's."""
+        config = self.config
+        if config.run is None:
+            folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")
+            return config.dataset.build(), config.processor.build(folder=folder)
+        tree = load(config.run).tree
+        loader = tree.dataloader_train
+        if not isinstance(loader, ChatLoader.Config):
+            raise UserError(f"{config.run} trains on clips with captions, not on conversations; its dry run shows one")
+        return loader.dataset.build(), loader.processor.build(folder=tree.model.config.build(device="meta").folder)
 
     def run(self) -> Result:
         config = self.config
-        patterns = ("*.json", "*.jinja", "*.txt")
-        processor = config.processor.build(folder=local_folder(config.model, file_patterns=patterns, field="model"))
-        dataset = config.dataset.build()
+        dataset, processor = self.sources()
         reasons = Counter(rejection.reason for rejection in dataset.rejections)
         left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) or "none"
         lines = [f"{dataset.name}: {dataset.num_records} records; left out: {left_out}"]

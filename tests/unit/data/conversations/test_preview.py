@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from PIL import Image
 
 from worldsmith.assets import asset_path
 from worldsmith.cli.main import main
+from worldsmith.config.load import load
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.conversations.media.patches import patchify, unpatchify
 from worldsmith.data.conversations.preview import Stretch, contact_sheet, in_terminal, written
 
@@ -62,10 +65,11 @@ def chats(tmp_path: Path, write_clip: Callable) -> Path:
 
 def test_the_command(chats: Path, tmp_path: Path, capsys: Any) -> None:
     command = ["dataset", "preview", MODEL, "--dataset", "LlavaDataset", "--dataset.path", str(chats)]
+    command += ["--processor.media.nframes", "4"]
     assert main([*command, "--out", str(tmp_path / "png"), "--frames", "2"]) == 0
     out = capsys.readouterr().out
     assert "annotations.json: 4 records; left out: no_answer 1" in out
-    assert "v.mp4: 49 tokens, 2 supervised" in out
+    assert re.search(r"v\.mp4: \d+ tokens, 2 supervised", out)
     assert "<0.1 seconds><|vision_start|><|video_pad|>×6<|vision_end|><0.8 seconds>" in out
     assert "Is it plausible?<|im_end|>\n<|im_start|>assistant\n[[yes<|im_end|>]]" in out
     assert f"video: 96×64 px, 4 frames, {tmp_path / 'png' / 'v.mp4_0.png'}" in out
@@ -84,3 +88,26 @@ def test_the_command_as_data(chats: Path, capsys: Any) -> None:
     assert [s["text"] for s in sample["text"] if s["supervised"]] == ["no<|im_end|>"]
     assert sum(s["tokens"] for s in sample["text"]) == sample["tokens"]
     assert sample["media"] == [{"kind": "image", "frames": 1, "height": 64, "width": 64}]
+
+
+def test_a_run_shows_what_it_trains_on(chats: Path, tmp_path: Path, capsys: Any) -> None:
+    dataset = {"type": "worldsmith.data.conversations.datasets.llava.LlavaDataset", "path": str(chats)}
+    run = load("videophy2_nano_tiny", [f"dataloader_train.dataset={json.dumps(dataset)}"]).tree
+    (tmp_path / "run.yaml").write_text(to_yaml(run))
+    assert main(["dataset", "preview", "--run", str(tmp_path / "run.yaml"), "--count", "1"]) == 0
+    assert "[[yes<|im_end|>]]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "set exactly one"),
+        ([MODEL, "--run", "videophy2_nano_tiny"], "set exactly one"),
+        (["--run", "videophy2_nano_tiny", "--dataset.path", "a"], "the run has a dataset of its own"),
+        (["--run", "vision_sft_tiny"], "trains on clips with captions"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(words: list[str], message: str, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DATASET_PATH", "nowhere")
+    assert main(["dataset", "preview", *words]) == 2
+    assert message in capsys.readouterr().err
