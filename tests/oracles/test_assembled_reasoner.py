@@ -102,6 +102,23 @@ def test_language_model_and_tower_of_a_generator(
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (stock / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.parametrize("prefix", ["", "vision_encoder."])
+def test_a_repository_with_one_index_at_its_root(trained: Any, stock: Path, tmp_path: Path, prefix: str) -> None:
+    """One weight_map over transformer/ and vision_encoder/, with the names of the tower's own folder or longer ones."""
+    source = write_generator(tmp_path / "generator", "diffusers", trained, prefix)
+    weight_map = {}
+    for folder, file in (
+        ("transformer", "diffusion_pytorch_model.safetensors"),
+        ("vision_encoder", "model.safetensors"),
+    ):
+        tensors = load_file(source / folder / file)
+        (source / folder / file).rename(source / folder / "part.safetensors")
+        weight_map |= dict.fromkeys(tensors, f"{folder}/part.safetensors")
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assemble(str(source), tmp_path / "out", base=str(stock))
+    assert torch.equal(logits(from_pretrained(tmp_path / "out")), logits(trained))
+
+
 @pytest.mark.parametrize("layout", ["diffusers", "dcp"])
 def test_a_generator_without_a_tower_gets_that_of_the_model_folder(
     trained: Any, stock: Path, tmp_path: Path, layout: str
@@ -171,6 +188,13 @@ class TestMistakes:
         self.without(source, ".visual.")
         edit_config(source, vlm_config={"include_visual": True})
         self.refused(source, stock, r"config\.json says include_visual, and there is no vision tower")
+
+    def test_a_tower_that_an_index_lists(self, trained: Any, stock: Path, tmp_path: Path) -> None:
+        """A repository of which a part was downloaded."""
+        source = write_generator(tmp_path / "repository", "diffusers", trained, None)
+        weight_map = {"vision_encoder.pos_embed.weight": "vision_encoder/model.safetensors"}
+        (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        self.refused(source, stock, r"index\.json lists files in vision_encoder/, and there is no vision tower")
 
     def test_another_language_model(self, source: Path, stock: Path) -> None:
         text = json.loads((stock / "config.json").read_text())["text_config"]

@@ -198,3 +198,8 @@ def test_experts_are_read_and_written_as_their_folders_keep_them(tmp_path: Path,
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert torch.equal(logits(from_pretrained(tmp_path / "out")), expected)
+    rounded = from_pretrained(tmp_path / "base", dtype=torch.bfloat16).state_dict()
+    export(find_model(run), tmp_path / "rounded")
+    exact = {name for name, p in load_file(tmp_path / "rounded/model.safetensors").items() if p.dtype == torch.float32}
+    assert exact == {name for name, value in rounded.items() if value.dtype == torch.float32}
+    assert bool(exact) == (kind == "deepseek_v3")

@@ -124,13 +124,13 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-def from_pretrained(folder: Path) -> Any:
+def from_pretrained(folder: Path, **settings: Any) -> Any:
     """The model of a folder, if transformers misses no weight and finds none too many."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     visual = json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
-    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    model, info = kind.from_pretrained(folder, output_loading_info=True, **settings)
     assert all(not found for found in info.values()), info
     return model
 

@@ -140,8 +140,9 @@ def export_weights(
         require_only(out, {ABOUT, *present["files"]})
     with folder_aside(out) as aside:
         keys = {name: layout.key(name) for name in source.shapes}
+        dtype_of = formats.stored_dtype(dtype, spec.config)
         about["weights_sha256"] = write_safetensors(
-            aside, STEM, source, keys, formats.stored_dtype(dtype), average=average, max_shard_size=max_shard_size
+            aside, STEM, source, keys, dtype_of, average=average, max_shard_size=max_shard_size
         )
         if present is not None and same_export(present, about) and is_whole(out, present):
             return False

@@ -186,8 +186,8 @@ class FamilyFormats:
 
         return {"native": NATIVE}
 
-    def stored_dtype(self, dtype: DType) -> Callable[[str], torch.dtype]:
-        """The dtype of each weight in an export in `dtype`, by native name."""
+    def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
+        """The dtype of each weight in an export in `dtype`, by its name there; `config` is that of the model."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Weights = Literal["auto", "ema", "live", "untrained"]
-FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
+FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
 """What a hub repository's model consists of."""
 
 
@@ -87,7 +87,8 @@ def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
             return of_export(path, spec, {}), None
     raise FileNotFoundError(
         f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
-        "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json) or a native export"
+        "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json), a folder for transformers, "
+        "or a native export"
     )
 
 

@@ -11,6 +11,7 @@ from worldsmith.checkpoint.formats.family_formats import Naming
 from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
 from worldsmith.checkpoint.sources.safetensors_weights import (
     SafetensorsWeights,
+    read_weight_map,
     tensor_files,
     unwrapped,
     weight_folder,
@@ -35,17 +36,19 @@ def find_tower(source: WeightSource) -> WeightSource | None:
         places = {name: (source, there) for name, there in inside.items()}
         return JoinedWeights(f"vision tower in {source.describe}", places) if places else None
     plain = unwrapped(source.files)
-    keys = {name: plain[key] for name, key in tower_names(plain, beside=True).items()}
-    if keys:
-        return tower_in(source.path, source.files, keys)
+    own = [key for key, stored in plain.items() if source.files[stored].parent.name == ENCODER]
+    names = {**tower_names(plain, beside=True), **tower_names(own, beside=True, bare=True)}
+    if names:
+        return tower_in(source.path, source.files, {name: plain[key] for name, key in names.items()})
     for folder in (source.path / ENCODER, source.path.parent / ENCODER):
         if weight_folder(folder) is not None:
             files = tensor_files(folder)
             return tower_in(folder, files, tower_names(files, beside=True, bare=True))
-    if claims_tower(source.path):
+    claim = claim_of_tower(source.path)
+    if claim is not None:
         raise UserError(
-            f"{source.path / 'config.json'} says include_visual, and there is no vision tower: neither among the "
-            f"tensors nor in {ENCODER}/. Download it too; the tower of another model is not the one that was trained"
+            f"{claim}, and there is no vision tower: neither among the tensors nor in {ENCODER}/. Download it too; the "
+            "tower of another model is not the one that was trained"
         )
     return None
 
@@ -71,10 +74,15 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
     return found
 
 
-def claims_tower(folder: Path) -> bool:
-    """Whether the config beside the weights says that the model has a tower."""
-    file = folder / "config.json"
-    return file.is_file() and says_visual(read_json_object(file))
+def claim_of_tower(folder: Path) -> str | None:
+    """What says, beside the weights or in the repository around them, that there is a tower; None: nothing does."""
+    config = folder / "config.json"
+    if config.is_file() and says_visual(read_json_object(config)):
+        return f"{config} says include_visual"
+    for index in (place / "model.safetensors.index.json" for place in (folder, folder.parent)):
+        if index.is_file() and any(Path(file).parent.name == ENCODER for file in read_weight_map(index).values()):
+            return f"{index} lists files in {ENCODER}/"
+    return None
 
 
 def says_visual(config: Any) -> bool:

@@ -114,7 +114,7 @@ class Cosmos3Formats(FamilyFormats):
 
         return {"diffusers": DIFFUSERS, **super().exports(), "adapter": ADAPTER}
 
-    def stored_dtype(self, dtype: DType) -> Callable[[str], torch.dtype]:
+    def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but the time embedder's, which every reader of such networks keeps in float32."""
         import torch
 

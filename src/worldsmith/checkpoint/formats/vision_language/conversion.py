@@ -39,6 +39,11 @@ class Conversion:
         own = get_model_conversion_mapping(self.model, add_legacy=False)
         self.model._weight_conversions = [step for step in own if not isinstance(step, PrefixChange)]
 
+    @property
+    def kept_exact(self) -> list[str]:
+        """Parts of names: what transformers keeps in float32 in a bfloat16 model."""
+        return sorted(self.model._keep_in_fp32_modules_strict or ())
+
     def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
         """Weights that a folder holds as they are (name in the network → name there), and those made of several."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key

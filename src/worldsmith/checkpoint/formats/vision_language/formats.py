@@ -6,11 +6,11 @@ Weights have the same names in the network and in the files.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from worldsmith.checkpoint.formats.family_formats import Export, FamilyFormats, Joined, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Joined, Naming, NetworkDifference
 from worldsmith.checkpoint.formats.vision_language.conversion import find_conversion
 from worldsmith.checkpoint.formats.vision_language.model_card import adapter_card, folder_card
 from worldsmith.checkpoint.formats.vision_language.model_folder import (
@@ -30,6 +30,7 @@ from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -103,6 +104,14 @@ class VisionLanguageFormats(FamilyFormats):
         from worldsmith.checkpoint.formats.vision_language.peft_adapter import ADAPTER
 
         return {"hf": FOLDER, "adapter": ADAPTER}
+
+    def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
+        """All in `dtype` but what the model's class in transformers keeps in float32, such as a router's balance."""
+        import torch
+
+        target: torch.dtype = getattr(torch, dtype)
+        kept = [] if config is None else find_conversion(read_json_object(model_folder(config) / CONFIG)).kept_exact
+        return lambda name: torch.float32 if any(part in kept for part in name.split(".")) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """The folder is named from which all but the weights is; the export itself takes its place."""
