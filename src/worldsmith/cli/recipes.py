@@ -13,7 +13,7 @@ from typing import Any
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, owner_of
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.recipes.packages import broken_packages
+from worldsmith.config.recipes.packages import load_installed
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.difference import differences as tree_differences
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             if args.name:
                 raise
             broken += error.problems
-    for problem in [*broken_packages(), *broken]:
+    for problem in [*load_installed(), *broken]:
         print(f"warning: {problem.render()}", file=sys.stderr)
     if args.name:
         print_one(found[0], args.json)

@@ -23,29 +23,25 @@ from worldsmith.config.recipes.registry import Recipe, check_shape, registered
 from worldsmith.config.tree.suggest import did_you_mean
 
 GROUP = "worldsmith.recipes"
-_LOADED: set[tuple[str, str]] = set()
-_BROKEN: dict[tuple[str, str], Problem] = {}
+_LOADED: dict[tuple[str, str, str], list[Problem]] = {}
+"""The entry points that were imported (group, name, value), and what is wrong with them."""
 
 
-def load_installed() -> None:
-    """Imports the recipes of installed packages, once each. What fails is kept for `broken_packages`."""
+def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
+    """Imports what installed packages bring for an entry point group, once each; returns why some of it is missing."""
     from importlib.metadata import entry_points
 
-    for point in sorted(entry_points(group=GROUP)):
-        key = (point.name, point.value)
+    for point in sorted(entry_points(group=group)):
+        key = (group, point.name, point.value)
         if key in _LOADED:
             continue
-        _LOADED.add(key)
+        _LOADED[key] = []
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
         try:
-            import_module(point.module, f"the recipes of {package} (entry point '{point.name}' of {GROUP})")
+            import_module(point.module, f"the {what} of {package} (entry point '{point.name}' of {group})")
         except ConfigError as error:
-            _BROKEN[key] = error.problems[0]
-
-
-def broken_packages() -> list[Problem]:
-    """Why the recipes of some installed packages are missing."""
-    return list(_BROKEN.values())
+            _LOADED[key] = error.problems
+    return [problem for key, problems in _LOADED.items() if key[0] == group for problem in problems]
 
 
 def import_recipes(name: str) -> ModuleType:

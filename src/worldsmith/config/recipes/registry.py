@@ -94,13 +94,13 @@ def find_recipe(name: str) -> Recipe:
     """The registration of a recipe. Raises ConfigError, with the nearest name, for one that does not exist."""
     if is_recipe(name):
         return _RECIPES[name]
-    from worldsmith.config.recipes.packages import broken_packages
+    from worldsmith.config.recipes.packages import load_installed
 
     names = recipe_names()
     advice = did_you_mean(name, names)
     listing = f"there are: {', '.join(names)}" if names else "none is registered"
     problem = Problem("", f"no recipe is named '{name}'", hint=f"{advice} {listing}" if advice else listing)
-    raise ConfigError([problem, *broken_packages()])
+    raise ConfigError([problem, *load_installed()])
 
 
 def get_recipe(name: str) -> Config:

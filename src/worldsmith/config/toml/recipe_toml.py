@@ -60,17 +60,14 @@ class _Loader:
     draft: Draft
     table: dict[str, Any]
     spans: dict[Path, Span]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(init=False)
     keys: dict[Path, Place] = field(init=False)
     values: dict[Path, Place] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.problems = self.draft.problems
         self.keys = {path: span.key for path, span in self.spans.items()}
         self.values = {path: span.value for path, span in self.spans.items()}
-
-    @property
-    def file(self) -> str:
-        return self.draft.source
 
     def load(self, overrides: Sequence[Override]) -> None:
         mistakes: list[Problem] = []
@@ -83,7 +80,6 @@ class _Loader:
         values += check_table(rest, late, self.draft.tree, self.draft.task or TASKS[0])
         mistakes += late
         self.problems += [self.located(mistake) for mistake in late]
-        self.draft.problems = self.problems
         if self.draft.tree is None or self.draft.task is None:
             return
         self.draft.recipes = lambda: lineage(name)
@@ -94,7 +90,7 @@ class _Loader:
     def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
         """Puts a fresh tree of the recipe that the file, or an ``experiment=`` word, names into the draft."""
         given = {entry.path: value for entry, value in values}
-        name, place = given.get(("job", "experiment"), ""), self.value_place(("job", "experiment"))
+        name, place = given.get(("job", "experiment"), ""), self.values.get(("job", "experiment"))
         for override in overrides:
             if override.path in RECIPE_WORDS:
                 name, place = recipe_name(override), override.place
@@ -122,7 +118,7 @@ class _Loader:
             message = f"the recipe '{name}' has task '{own}', the file says '{task}'"
             if ("job", "task") not in given:
                 message = f"the recipe '{name}' has task '{own}', and a file without a task means '{task}'"
-            found = self.value_place(("job", "task")) or place
+            found = self.values.get(("job", "task")) or place
             self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
         self.draft.tree, self.draft.task = tree, own
         return str(name)
@@ -140,8 +136,8 @@ class _Loader:
                 self.note_places(entry.path, entry.path, value)
                 continue
             if target is None:
-                place = self.value_place(entry.path)
-                where = f"{self.file}:{place.line}: " if place else ""
+                place = self.values.get(entry.path)
+                where = f"{self.draft.source}:{place.line}: " if place else ""
                 self.draft.warnings.append(f"{where}{format_path(entry.path)} has no effect for task '{task}'")
                 continue
             leaves = flatten(value) if isinstance(value, dict) and value else [((), value)]
@@ -157,7 +153,7 @@ class _Loader:
             span = self.spans.get(source)
             text = f"the recipe has no '{format_path(target)}', where this key would go"
             advice = "remove the key, or choose a recipe that has it"
-            place = span.key if span else self.value_place(source)
+            place = span.key if span else self.values.get(source)
             mistakes.append(Problem(format_path(source), text, hint=advice, place=place))
         else:
             set_value(tree, target, value, mistakes)
@@ -168,10 +164,10 @@ class _Loader:
     def note_places(self, target: Path, source: Path, value: Any) -> None:
         """Remembers where a value, and each item of a list, was written."""
         places = self.draft.places
-        if place := self.value_place(source):
+        if place := self.values.get(source):
             places[target] = place
         for index in range(len(value) if isinstance(value, list) else 0):
-            if item := self.value_place((*source, index)):
+            if item := self.values.get((*source, index)):
                 places[(*target, index)] = item
 
     def target(self, path: str, task: str) -> Path:
@@ -179,10 +175,7 @@ class _Loader:
         names = tuple(part for part in parts if isinstance(part, str))
         return remap(names, task) or () if names else ()
 
-    def value_place(self, path: Path) -> Place | None:
-        return self.values.get(path)
-
     def located(self, problem: Problem) -> Problem:
         """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
         wrong_value = problem.expected is not None
-        return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.file))
+        return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.draft.source))

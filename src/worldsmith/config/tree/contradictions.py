@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import Problem, WrongValueError
 from worldsmith.config.tree.access import find, walk
 from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
@@ -15,9 +14,14 @@ from worldsmith.config.tree.paths import Path, format_path
 PARALLELISM: Path = ("model", "config", "parallelism")
 
 
-def alternatives_of(section: Config) -> list[tuple[str, ...]]:
-    """The groups of fields of which at most one may be set: the class's ``_alternatives: ClassVar``."""
-    return list(getattr(type(section), "_alternatives", ()))
+def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
+    """The fields that are set although at most one may be, with their section: the class's ``_alternatives``."""
+    groups = [
+        (path, section, [name for name in group if getattr(section, name) is not None])
+        for path, section in walk(tree)
+        for group in getattr(type(section), "_alternatives", ())
+    ]
+    return [(path, section, given) for path, section, given in groups if len(given) > 1]
 
 
 def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
@@ -67,16 +71,12 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
 def contradictions(tree: Any) -> list[Problem]:
     """Alternatives that are both set. `concerns` of each names the values."""
     problems = []
-    for path, section in walk(tree):
-        for group in alternatives_of(section) if isinstance(section, Config) else ():
-            given = [(name, getattr(section, name)) for name in group if getattr(section, name) is not None]
-            if len(given) > 1:
-                values = " and ".join(f"{name} = {value}" for name, value in given)
-                names = [format_path((*path, name)) for name, _ in given]
-                null = f"{names[0]}=null"
-                advice = f"keep one: leave the other out of the file, or write it as {null} after -- (TOML has no null)"
-                message = f"{values} cannot both be set"
-                problems.append(Problem(format_path(path), message, hint=advice, concerns=tuple(names)))
+    for path, section, given in alternatives(tree):
+        values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)
+        names = tuple(format_path((*path, name)) for name in given)
+        null = f"{names[0]}=null"
+        advice = f"keep one: leave the other out of the file, or write it as {null} after -- (TOML has no null)"
+        problems.append(Problem(format_path(path), f"{values} cannot both be set", hint=advice, concerns=names))
     return problems
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.tree.access import ABSENT, find, walk
-from worldsmith.config.tree.contradictions import alternatives_of, degree_problems, remarks
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.contradictions import alternatives, degree_problems, remarks
 from worldsmith.config.tree.difference import changes, differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
@@ -129,18 +129,16 @@ def give_way(draft: Draft) -> None:
     The later layer wins: recipe, file, flags, override words. Two alternatives in one layer are left alone, as a
     contradiction. A warning says what was cleared. TOML has no null, so a file could not choose otherwise.
     """
-    for path, section in list(walk(draft.tree)):
-        for group in alternatives_of(section) if isinstance(section, Config) else ():
-            given = [name for name in group if getattr(section, name) is not None]
-            layers = {name: _layer(draft.places.get((*path, name))) for name in given}
-            chosen = [name for name in given if layers[name] == max(layers.values()) > 0]
-            for name in given if len(chosen) == 1 else ():
-                if name == chosen[0]:
-                    continue
-                was = f"{format_path((*path, name))} = {getattr(section, name)}"
-                draft.warnings.append(f"{was} is dropped, since {chosen[0]} is set")
-                setattr(section, name, None)
-                remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
+    for path, section, given in alternatives(draft.tree):
+        layers = {name: _layer(draft.places.get((*path, name))) for name in given}
+        chosen = [name for name in given if layers[name] == max(layers.values()) > 0]
+        for name in given if len(chosen) == 1 else ():
+            if name == chosen[0]:
+                continue
+            was = f"{format_path((*path, name))} = {getattr(section, name)}"
+            draft.warnings.append(f"{was} is dropped, since {chosen[0]} is set")
+            setattr(section, name, None)
+            remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
 
 
 def _layer(place: Place | None) -> int:

@@ -22,7 +22,8 @@ MISSING = "???"
 
 def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
     """Plain dicts, lists and scalars, with the root's class in ``type``. With `custom`, the opaque data too."""
-    return {TAG: tag_of(type(config)), **_fields_to_dict(config, custom)}
+    found: dict[str, Any] = _to_plain(config, Any, custom)
+    return found
 
 
 def class_defaults(cls: type[Config]) -> dict[str, Any]:
@@ -51,26 +52,18 @@ def to_yaml(config: Config, *, custom: bool = False) -> str:
 
 def plain(value: Any) -> Any:
     """A value of a tree as plain data, with the class of every section."""
-    if isinstance(value, Config):
-        return to_dict(value, custom=True)
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _fields_to_dict(config: Config, custom: bool) -> dict[str, Any]:
-    hints = field_hints(type(config))
-    return {
-        name: copy.deepcopy(getattr(config, name)) if name == OPAQUE else _to_plain(getattr(config, name), hint, custom)
-        for name, hint in hints.items()
-        if name != OPAQUE or custom
-    }
+    return _to_plain(value, Any, custom=True)
 
 
 def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
     if isinstance(value, Config):
-        plain = _fields_to_dict(value, custom)
-        return plain if nested_config_classes(hint) == [type(value)] else {TAG: tag_of(type(value)), **plain}
+        found = {} if nested_config_classes(hint) == [type(value)] else {TAG: tag_of(type(value))}
+        for name, inner in field_hints(type(value)).items():
+            if name == OPAQUE and custom:
+                found[name] = copy.deepcopy(getattr(value, name))
+            elif name != OPAQUE:
+                found[name] = _to_plain(getattr(value, name), inner, custom)
+        return found
     if isinstance(value, (list, dict)):
         inner = item_hint(hint, type(value))
         if isinstance(value, list):

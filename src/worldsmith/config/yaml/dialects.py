@@ -9,8 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from worldsmith.config.declare.class_tags import class_of
@@ -190,18 +188,10 @@ def _own_keys() -> list[str]:
     return ["recipe", "type", *field_names(class_of(root_name()))]
 
 
-@cache
 def _load_installed() -> list[Problem]:
-    """Imports the dialects of installed packages; returns why some are missing."""
-    from worldsmith.config.recipes.packages import import_module
+    from worldsmith.config.recipes.packages import load_installed
 
-    broken: list[Problem] = []
-    for point in sorted(entry_points(group=GROUP)):
-        try:
-            import_module(point.module, f"the dialect '{point.name}' (entry point of {GROUP})")
-        except ConfigError as error:
-            broken += error.problems
-    return broken
+    return load_installed(GROUP, "dialect")
 
 
 _DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the run tree", _is_ours, None, __name__)
