@@ -109,7 +109,7 @@ def test_a_dry_run_plans_full_sizes_for_eight_processes(
     assert f"model        vision_language: {total / 1e9:.1f}B parameters" in plan
     assert "language     " in plan
     assert f"step         {8 if recipe == 'llava_ov' else 64} packs" in plan
-    assert "first pack   1 samples" in plan
+    assert "first pack   1 sample," in plan
     assert ("vision       415,891,440 in 327 tensors frozen" in plan) == (recipe != "llava_ov")
     share = 4 * total / 8 / 2**30
     assert f"(weights {share:.2f} GiB, gradients " in plan

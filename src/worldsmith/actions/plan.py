@@ -210,4 +210,4 @@ def data_lines(
 
 
 def describe_pack(seen: Preview) -> str:
-    return f"{seen.samples} samples, {seen.tokens} tokens; {seen.first}"
+    return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"
