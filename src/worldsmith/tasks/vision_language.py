@@ -83,7 +83,7 @@ class VisionLanguageTask(Task):
         if weight == 0 and self.in_first_step:
             raise UserError(
                 "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "
-                " `worldsmith dataset preview`, and check its roles and the chat template"
+                "`worldsmith dataset preview`, and check the roles and the chat template"
             )
         if weight == 0:
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_reasoner import conversation, make_task, mixed_batch, model_config, qwen3_vl, write_folder
+from tiny_reasoner import DECODERS, conversation, decoder, make_task, mixed_batch, model_config, qwen3_vl, write_folder
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_sample import IGNORED
@@ -86,14 +86,16 @@ def test_frozen_parts_are_not_looked_at(tmp_path: Path) -> None:
     assert task.first_gradients.unchecked == set()
 
 
-def test_a_network_in_bfloat16_keeps_its_frequencies_and_gives_nearly_the_same_loss(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path)
+@pytest.mark.parametrize("name", ["qwen3_vl", *DECODERS])
+def test_a_network_in_bfloat16_keeps_its_frequencies_and_gives_nearly_the_same_loss(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, decoder(name) if name in DECODERS else qwen3_vl())
+    samples = [conversation(index) for index in range(1, 4)] if name in DECODERS else mixed_batch()
     losses = {}
     for precision in ("float32", "bfloat16"):
         model = build_model(model_config(folder, precision=precision), World())
         model.init_weights(1)
         task = make_task(model)
-        losses[precision] = step_of(task, mixed_batch()).loss
-        assert {buffer.dtype for buffer in model.network.buffers()} == {torch.float32}
+        losses[precision] = step_of(task, samples).loss
+        assert torch.bfloat16 not in {buffer.dtype for buffer in model.network.buffers()}
     assert losses["float32"] == pytest.approx(losses["bfloat16"], rel=1e-2)
     assert losses["float32"] != losses["bfloat16"]

@@ -73,7 +73,7 @@ def parts_of(network: Any) -> NetworkParts:
     blocks = [] if visual is None else list(visual.modules())
     embeddings = network.get_input_embeddings()
     tied = network.get_output_embeddings().weight is embeddings.weight
-    exact = set(network._keep_in_fp32_modules or ()) | set(network._keep_in_fp32_modules_strict or ())
+    exact = set(network._keep_in_fp32_modules_strict or ())  # the others are kept for float16 alone
     return NetworkParts(
         layers=layers,
         uncompiled=[layer for layer in layers if any(layer is block for block in blocks)],

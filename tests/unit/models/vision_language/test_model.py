@@ -15,6 +15,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.sections import ParallelismConfig
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.models.vision_language.policy import FreezeConfig
 
 
 def make(tmp_path: Path, config: Any = None, *, device: str = "cpu", **settings: Any) -> VisionLanguageModel:
@@ -81,6 +82,16 @@ def test_adapters_begin_without_effect(tmp_path: Path) -> None:
     assert all(bool(p.any()) == ("lora_A" in name) for name, p in trained.items())
 
 
+def test_adapters_of_a_frozen_part_are_not_trained(tmp_path: Path) -> None:
+    settings = {"lora_enabled": True, "lora_rank": 4, "freeze": FreezeConfig(freeze_vision_encoder=True)}
+    model = make(tmp_path, **settings, lora_target_modules="linear_fc1")
+    trained = [name for name, p in native_parameters(model.network).items() if p.requires_grad]
+    assert trained
+    assert all("merger" in name and ".lora_" in name for name in trained)
+    with pytest.raises(ValueError, match="everything is frozen"):
+        make(tmp_path, **settings, lora_target_modules="mlp.linear_fc1")
+
+
 def test_parts_are_decoder_layers_and_vision_blocks(tmp_path: Path) -> None:
     model = make(tmp_path)
     parts, inner = model.parts(), model.network.model
@@ -136,6 +147,8 @@ def write_settings(folder: Path, **settings: Any) -> Path:
 def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_type is 'vit'; with images and videos .* qwen3_vl"):
         make(tmp_path / "vit", AutoConfig.for_model("vit"))
+    with pytest.raises(ValueError, match=r"'cosmos3_edge' is not trained here: its pictures are cut"):
+        make(tmp_path / "edge", AutoConfig.for_model("cosmos3_edge"))
     with pytest.raises(ValueError, match=r"final_logit_softcapping = 30.0: .*not trained here"):
         make(tmp_path / "gemma", AutoConfig.for_model("gemma2"))
     with pytest.raises(ValueError, match=r"policy.backbone.model_name is empty"):
