@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 SAVING = ".saving_"
 REMOVING = ".removing_"
-NUMBERS = itertools.count()
 
 
 def sync_folder(folder: Path) -> None:
@@ -43,20 +42,23 @@ def sync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -> Iterator[Path]:
     """A path to write a file to, which takes the place of `path` when the block ends well and is removed otherwise.
 
-    A reader sees the old content or the new one, never a part.
+    A reader sees the old content or the new one, never a part. It is in the folder `within`, of the same file system
+    (None: beside `path`). What is not `durable` may be lost, or be empty, when the power goes.
     """
-    aside = path.with_name(f"{SAVING}{path.name}.{os.getpid()}.{next(NUMBERS)}")
+    aside = (within or path.parent) / f"{SAVING}{path.name}.{uuid.uuid4().hex}"
     try:
         yield aside
-        sync_file(aside)
+        if durable:
+            sync_file(aside)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

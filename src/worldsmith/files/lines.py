@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 
@@ -17,3 +21,25 @@ def read_lines(path: Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a whole line to a file that is made if need be; a last line that was cut off is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        start = "" if file.read(1) in (b"", b"\n") else "\n"
+        append(file, f"{start}{line}\n".encode())
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Adds all of it at once: a reader never sees a half of it. Or raises OSError and leaves the file as it was."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(data) != len(data):  # the disk was full after a part of it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise

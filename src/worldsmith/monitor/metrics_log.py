@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import replacing
+from worldsmith.files.lines import append
 
 logger = logging.getLogger(__name__)
 
@@ -65,18 +62,6 @@ class MetricsLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def append(file: FileIO, line: bytes) -> None:
-    """Writes the whole line, or raises OSError and leaves the file as it was."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        if file.write(line) != len(line):  # the disk was full after a part of it
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        with suppress(OSError):
-            file.truncate(end)
-        raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from io import BytesIO, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.monitor.metrics_log import append
+from worldsmith.files.lines import append
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event

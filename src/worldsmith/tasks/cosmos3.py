@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -153,7 +154,7 @@ class Cosmos3Task(Task):
         tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
         latents = tokenizer.build(device="cpu").encode(video[:, :5])
         shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
-        return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}")
+        return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {told(pack[0].caption)}")
 
     def describe_data(self, loader: VideoLoader) -> str:
         from worldsmith.data.clips.summary import summarize
@@ -165,6 +166,13 @@ class Cosmos3Task(Task):
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
         return self.latent_cache is not None and any(sample.latents is None for sample in batch)
+
+
+def told(caption: str) -> str:
+    """The caption as the model gets it, shortened for people."""
+    return (
+        f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"
+    )
 
 
 def layout_of(sample: VideoSample) -> SampleLayout:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,13 @@ def test_another_shape_than_expected_is_damage(cache: LatentCache) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing_visible(cache: LatentCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash between writing and renaming: no file under the key, and old leftovers are swept later."""
-    key = cache.key_for(a=1)
-
-    def crash(self: Path, target: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        cache.put(key, torch.zeros(48, 1, 2, 2))
+    """A process is killed between writing and renaming: no file under the key, and old leftovers are swept later."""
+    key, latents = cache.key_for(a=1), torch.zeros(48, 1, 2, 2)
+    monkeypatch.setattr(os, "replace", lambda *paths: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if child == 0:
+        cache.put(key, latents)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert cache.get(key) is None
     (left,) = (cache.folder / "incoming").iterdir()
     LatentCache(cache.folder, "vae-1")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.data.content_mark import content_mark
+from worldsmith.files.atomic import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,16 +110,12 @@ class LatentCache:
             self._complain(error)
 
     def _write(self, key: str, data: bytes) -> None:
-        # No fsync: after a power cut the file may be empty, which the next get() notices.
-        incoming, path = self.incoming / f"{key}.{os.getpid()}.{time.monotonic_ns()}", self.path_for(key)
-        for folder in (incoming.parent, path.parent):
+        path = self.path_for(key)
+        for folder in (self.incoming, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        try:
+        # Not durable: after a power cut the file may be empty, which the next get() notices.
+        with replacing(path, within=self.incoming, durable=False) as incoming:
             incoming.write_bytes(data)
-            incoming.replace(path)
-        except OSError:
-            incoming.unlink(missing_ok=True)
-            raise
 
     def _probe(self) -> None:
         """Raises OSError when nothing can be written, before there is something to write."""

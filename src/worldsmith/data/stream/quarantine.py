@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from worldsmith.data.stream.errors import DataError
+from worldsmith.files.lines import append_line
 
 log = logging.getLogger(__name__)
 
@@ -127,15 +128,3 @@ def read_keys(file: Path) -> set[str]:
             except (ValueError, KeyError, TypeError):
                 continue
     return keys
-
-
-def append_line(file: Path, line: str) -> None:
-    """One write of one whole line, so that a reader never sees a half of it; repairs a cut last line first."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "ab+") as out:
-        size = out.seek(0, 2)
-        if size:
-            out.seek(size - 1)
-            if out.read(1) != b"\n":
-                line = "\n" + line
-        out.write((line + "\n").encode())
