@@ -20,6 +20,7 @@ from worldsmith.data.video_writer import write_video
 
 FORMAT_VERSION = 1
 SPLITS = {"train": 0, "val": 1}
+RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def make_dataset(
 def draw_scenes(plan: FallingPlan, split: str) -> list[Scene]:
     """The scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
 
-    They come in rounds of 60, in which scores, broken laws, colours, shapes and halves are equally frequent.
+    They come in rounds of 60, in which each score comes 12 times, and each broken law, each shape, each half of the
+    picture and red objects 30 times.
     """
     scenes = []
     for index in range(plan.counts[split]):
@@ -96,7 +98,7 @@ def draw_scenes(plan: FallingPlan, split: str) -> list[Scene]:
         order = np.random.default_rng([plan.seed, SPLITS[split], 0, round_index])
         laws, colour, shape, half = (int(order.permutation(len(ROUND))[place]) for _ in range(4))
         rng = np.random.default_rng([plan.seed, SPLITS[split], 1, index])
-        object_ = COLOURS[colour % len(COLOURS)], SHAPES[shape % len(SHAPES)], half % 2 == 0
+        object_ = RED_IN_HALF[colour % len(RED_IN_HALF)], SHAPES[shape % len(SHAPES)], half % 2 == 0
         scenes.append(sample_scene(rng, ROUND[laws], *object_))
     return scenes
 
@@ -111,15 +113,14 @@ def score_conversation(scene: Scene) -> dict[str, Any]:
 def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterator[dict[str, Any]]:
     """The LLaVA-style records of a split."""
     rng = np.random.default_rng([plan.seed, SPLITS[split], 2])
-    for index, (scene, questions) in enumerate(zip(scenes, ask(scenes))):
+    for index, scene in enumerate(scenes):
+        questions = ask(scene)
         if split == "train":
             yield record(index, "description", [(DESCRIBE, describe(scene))])
-            # Both questions about the colour would tell of each other in one conversation.
-            others = [questions[i] for i in rng.permutation(len(questions) - 2)]
-            colours = [questions[i - 2] for i in rng.permutation(2)]
-            half = len(others) // 2
-            for number, part in enumerate(([*others[:half], colours[0]], [*others[half:], colours[1]]), start=1):
-                yield record(index, f"questions-{number}", [turn(part[i]) for i in rng.permutation(len(part))])
+            turns = [turn(questions[i]) for i in rng.permutation(len(questions))]
+            half = len(turns) // 2
+            yield record(index, "questions-1", turns[:half])
+            yield record(index, "questions-2", turns[half:])
         else:
             for question in questions:
                 yield record(index, question.topic, [turn(question)])

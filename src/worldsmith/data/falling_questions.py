@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worldsmith.data.falling_objects import COLOURS, VIOLATIONS, Scene
+from worldsmith.data.falling_objects import VIOLATIONS, Scene
 
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# By topic, what is asked of every clip: whether it breaks a law, and where the object is.
+# By topic, what is asked of every clip: whether it breaks a law, and of which colour and where the object is.
 QUESTIONS = {
     "rises": "Does the object fall upwards?",
     "passes": "Does the object pass through the bar?",
     "vanishes": "Does the object vanish?",
     "changes": "Does the object change its colour?",
     "left": "Is the object on the left?",
+    "red": "Is the object red at the start?",
 }
-COLOUR_QUESTION = "Is the object {colour} at the start?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +29,10 @@ class Question:
     answer: str
 
 
-def ask(scenes: Sequence[Scene]) -> list[list[Question]]:
-    """For each scene the questions of all topics, then one about its own colour and one about another.
-
-    Half of the scenes break each law and are on each side, and every colour takes its turn as the other one. So each
-    wording is answered with yes as often as with no.
-    """
-    seen: dict[str, int] = defaultdict(int)
-    asked = []
-    for scene in scenes:
-        facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left}
-        questions = [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
-        others = [colour for colour in COLOURS if colour != scene.colour]
-        another = others[seen[scene.colour] % len(others)]
-        seen[scene.colour] += 1
-        questions.append(Question("colour", COLOUR_QUESTION.format(colour=scene.colour), "yes"))
-        questions.append(Question("another_colour", COLOUR_QUESTION.format(colour=another), "no"))
-        asked.append(questions)
-    return asked
+def ask(scene: Scene) -> list[Question]:
+    """The questions of all topics. Each is answered with yes for half of the scenes of a round."""
+    facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
+    return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
 
 
 def describe(scene: Scene) -> str:
@@ -66,5 +50,4 @@ def describe(scene: Scene) -> str:
 
 def all_sentences() -> list[str]:
     """Every request that the dataset can hold, in a fixed order."""
-    questions = [*QUESTIONS.values(), *(COLOUR_QUESTION.format(colour=colour) for colour in COLOURS)]
-    return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in questions)]
+    return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from worldsmith.data.falling_objects import BAR, CANVAS, COLOURS, ROUND, SHAPES, VIOLATIONS, path, render, sample_scene
+from worldsmith.data.falling_objects import BAR, CANVAS, ROUND, VIOLATIONS, path, render, sample_scene
 from worldsmith.data.falling_questions import QUESTIONS, ask, describe
 from worldsmith.data.moving_shapes import RGB
 
@@ -62,27 +62,17 @@ def test_a_round_has_each_score_and_each_broken_law_equally_often():
     assert set(ROUND) == set(CASES)
 
 
-def test_answers_are_true_and_every_wording_has_yes_as_often_as_no():
-    scenes = [
-        sample_scene(np.random.default_rng(i), broken, colour, shape, left)
-        for i, (broken, colour, shape, left) in enumerate(itertools.product(ROUND, COLOURS, SHAPES, (True, False)))
-    ]
-    answers = {}
-    for scene, questions in zip(scenes, ask(scenes)):
-        assert [q.topic for q in questions] == [*QUESTIONS, "colour", "another_colour"]
-        for question in questions:
-            answers.setdefault(question.text, []).append(question.answer)
-            assert question.answer == ("yes" if true_of(scene, question.text) else "no")
-    assert len(answers) == len(QUESTIONS) + len(COLOURS)
-    for text, found in answers.items():
-        assert found.count("yes") == found.count("no") > 0, text
+def test_answers_are_true(scene):
+    questions = ask(scene)
+    assert [question.topic for question in questions] == list(QUESTIONS)
+    for question in questions:
+        assert question.answer == ("yes" if true_of(scene, question.text) else "no")
 
 
 def true_of(scene, text):
     """The same questions, answered by reading them."""
-    for colour in COLOURS:
-        if colour in text:
-            return scene.colour == colour
+    if "red" in text:
+        return scene.colour == "red"
     if "on the left" in text:
         return np.nonzero(coloured(render(scene)[0]))[1].mean() < 32
     facts = {"upwards": "rises", "pass through": "passes", "vanish": "vanishes", "change": "changes"}
