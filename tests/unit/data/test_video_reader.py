@@ -12,7 +12,7 @@ from PIL import Image
 from worldsmith.data.clips.framing import CoverCrop, Framing, cover_and_crop
 from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.video_file import VideoInfo, examine
+from worldsmith.data.video_file import VideoInfo, decode, examine, opened, pick, pick_few
 
 
 def look(path: Path) -> VideoInfo:
@@ -243,4 +243,56 @@ def write_audio(path: Path) -> None:
             frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
             frame.sample_rate, frame.pts = 16000, number * 1024
             container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"bf": "0"}),
+        ("libx264", {"bf": "3", "x264-params": "open-gop=1:keyint=12:b-pyramid=normal"}),
+        ("libx264", {"bf": "8", "b_strategy": "0"}),
+        ("mpeg4", {"bf": "2"}),
+    ],
+)
+def test_frames_that_lie_apart_are_the_same_as_one_by_one(tmp_path: Path, name: str, codec: str, options: dict) -> None:
+    path = str(tmp_path / name)
+    write_moving(path, codec, options)
+    info = examine(path)[1]
+    whole = [frame.to_ndarray(format="rgb24") for frame in pick(path, info, range(info.num_frames))]
+    assert len(whole) == info.num_frames == 50
+    for indices in ([0, 49], [49], [7], [0, 1, 2, 30], list(range(0, 50, 5)), list(range(50))):
+        found = [frame.to_ndarray(format="rgb24") for frame in pick_few(path, info, indices)]
+        assert len(found) == len(indices)
+        assert all(np.array_equal(frame, whole[index]) for frame, index in zip(found, indices))
+
+
+def test_frames_that_nothing_is_built_on_are_not_decoded(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.mp4")
+    write_moving(path, "libx264", {"bf": "3", "b_strategy": "0"})
+    with opened(path) as (container, stream):
+        decoded = list(decode(container, stream, examine(path)[1], needed=set()))
+    assert 10 < len(decoded) < 30
+
+
+def test_a_cut_file_is_cut_for_frames_that_lie_apart(tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"
+    write_moving(str(path), "libx264", {"bf": "3"})
+    info = examine(str(path))[1]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(SampleError, match="truncated"):
+        list(pick_few(str(path), info, [0, 49]))
+
+
+def write_moving(path: str, codec: str, options: dict[str, str]) -> None:
+    """50 frames of a pattern that moves, with a cut to noise now and then."""
+    random = np.random.RandomState(1)
+    pattern = random.randint(0, 256, (64, 96, 3)).astype(np.uint8)
+    with av.open(path, "w") as container:
+        stream = container.add_stream(codec, rate=24, options=options)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for number in range(50):
+            picture = np.roll(pattern, 3 * number, axis=1) if number % 17 else random.randint(0, 256, pattern.shape)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")))
         container.mux(stream.encode())

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from worldsmith.data.video_file import VideoInfo, pick
+from worldsmith.data.video_file import VideoInfo, pick_few
 
 
 def read_video(path: str, info: VideoInfo, indices: Sequence[int], size: tuple[int, int]) -> np.ndarray:
     """The frames `indices` as uint8 [T, 3, H, W] at `size` = (H, W), upright. Raises SampleError."""
     frames = np.empty((len(indices), 3, *size), np.uint8)
-    for number, frame in enumerate(pick(path, info, indices)):
+    for number, frame in enumerate(pick_few(path, info, indices)):
         upright = np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), info.rotation))
         frames[number] = scaled(torch.from_numpy(upright).permute(2, 0, 1)[None], size)[0].numpy()
     return frames
