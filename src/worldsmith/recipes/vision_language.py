@@ -195,12 +195,14 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     config.checkpoint.save_iter = 500
     config.checkpoint.keep_latest_k = 2
 
-    root = "${oc.env:DATASET_PATH}/videophy2_train"
+    train, val = ("${oc.env:DATASET_PATH}/videophy2_" + split for split in ("train", "val"))
     loader = cast(ChatLoader.Config, config.dataloader_train)
     loader.dataset = MixedDataset.Config(
-        datasets={"scores": ManifestDataset.Config(path=root), "questions": LlavaDataset.Config(path=root)}
+        datasets={"scores": ManifestDataset.Config(path=train), "questions": LlavaDataset.Config(path=train)}
     )
     loader.processor = ChatProcessor.Config()
     loader.max_sequence_length = None
     loader.max_samples_per_batch = 16
+    config.trainer.validation_iter = 500
+    config.dataloader_val = dataclasses.replace(loader, dataset=ManifestDataset.Config(path=val))
     return config
