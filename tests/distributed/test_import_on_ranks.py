@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tiny_runs
 from runs import Runs
+from safetensors.torch import load_file
 from stored_models import write_tiny_base
 
 from worldsmith.checkpoint.formats.convert import convert
@@ -48,3 +50,22 @@ def start_on_one_and_two(runs: Runs, source: str) -> None:
     assert (len(report["copied"]), len(report["initialised"])) == (copies, initial)
     assert len(report["loaded"]) == 34 - initial
     assert len(report["started_live"]) == 34
+
+
+def test_two_ranks_of_a_reasoner_start_from_its_model_folder(tmp_path: Path) -> None:
+    """The first step's rate is almost zero: its checkpoint holds the folder's weights (to 1e-8)."""
+    runs = Runs(tmp_path, family="reasoner")
+    try:
+        for ranks in (1, 2):
+            job = {"ranks": ranks, "accumulate": 2 // ranks, "samples": 2, "steps": 1, "cycle": 8}
+            runs.start(f"run_{ranks}", job=job, save_iter=1)
+    finally:
+        runs.close()
+    stored = load_file(runs.world / "model" / "model.safetensors")
+    one, two = (tiny_runs.read_checkpoint(runs.checkpoint(f"run_{ranks}", 1)) for ranks in (1, 2))
+    for found in (one, two):
+        weights = {name.removeprefix("model/net."): p for name, p in found.items() if name.startswith("model/net.")}
+        assert weights.keys() == stored.keys()
+        assert not [name for name, value in stored.items() if (weights[name] - value).abs().max() > 1e-8]
+    losses = [tiny_runs.read_losses(runs.folder / f"run_{ranks}")[0][1] for ranks in (1, 2)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

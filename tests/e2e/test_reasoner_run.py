@@ -13,8 +13,10 @@ from kill_workers import KillWorkers
 from peft import PeftModel
 from reasoner_runs import reasoner_config
 from reasoners import from_pretrained, logits
+from safetensors.torch import load_file
 from toy_runs import read_checkpoint, read_losses
 
+from worldsmith.actions.plan import plan_run
 from worldsmith.cli.main import main
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
@@ -41,6 +43,20 @@ def test_it_starts_from_its_model_folder_and_learns(world: Path, whole: Path) ->
     assert (report["missing"], report["unexpected"], report["initialised"], report["skipped"]) == ([], [], [], [])
     losses = [line[1] for line in read_losses(whole)]
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_dryrun_says_what_would_be_read(world: Path, whole: Path, tmp_path: Path) -> None:
+    config = resolve(reasoner_config(world))
+    text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
+    count = len(load_file(world / "model" / "model.safetensors"))
+    assert f"(new, {world / 'model'})" in text
+    assert f"weights      weights from Hugging Face folder {world / 'model'}: {count} tensors loaded" in text
+    config.checkpoint.load_path = str(whole)
+    text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
+    assert f"weights      checkpoint.load_path = {whole}; model.config.policy.backbone.model_name is not read" in text
+    config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
+    assert "(new, random weights)" in "\n".join(plan_run(config, tmp_path / "run", world_size=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_saved_config_rebuilds_the_run(world: Path, whole: Path, tmp_path: Path) -> None:

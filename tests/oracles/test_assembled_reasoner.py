@@ -16,7 +16,9 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.vision_language.assemble import assemble
+from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 
@@ -144,6 +146,26 @@ def test_a_tower_that_is_named_comes_before_the_source_s_own(trained: Any, stock
         from_pretrained(tmp_path / "out").model.visual.pos_embed.weight,
         from_pretrained(stock).model.visual.pos_embed.weight,
     )
+
+
+def test_the_command_and_what_the_folder_is_then(
+    trained: Any, stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of ours, with the same logits, which can be exported; its card and its record say what it is made of."""
+    source, out = write_generator(tmp_path / "generator", "native", trained, ""), tmp_path / "out"
+    words = ["convert", "--checkpoint-path", str(source), "--to", "vlm", "--vlm-model-name", str(stock), "-o", str(out)]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"language model: {len(dict(trained.model.language_model.named_parameters())) + 1} tensors from" in said
+    assert f"to train from it: model.config.policy.backbone.model_name={out}" in said
+    about = json.loads((out / "worldsmith.json").read_text())
+    assert about["assembled_from"]["language"] == f"native export {source}"
+    assert about["assembled_from"]["vision"] == f"vision tower in {source}"
+    model = find_model(out)
+    assert torch.equal(logits(model.load(full_precision=True).network), logits(trained))
+    assert main(["export", str(out), "-o", str(tmp_path / "again"), "--dtype", "float32"]) == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    assert not (tmp_path / "again" / "tensor_origins.json").exists()
 
 
 def test_tied_embeddings_have_no_head(tmp_path: Path) -> None:

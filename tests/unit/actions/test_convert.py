@@ -117,3 +117,20 @@ def test_a_released_network_is_known_by_its_shapes(tier: Callable[[], NetworkCon
     assert released_tier(shapes) == tier()
     shapes["language_model.model.norm.weight"] = [7]
     assert released_tier(shapes) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vlm-model-name", "stock"], 'vlm_model_name = "stock" and to = "dcp"'),
+        (["--to", "native", "--vision-tower", "other"], 'vision_tower = "other" and to = "native"'),
+        (["--to", "vlm", "--action-gen"], 'action_gen = true and to = "vlm"'),
+        (["--to", "vlm", "--seed", "3"], 'seed = 3 and to = "vlm"'),
+    ],
+)
+def test_settings_of_another_target_are_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["convert", str(source), "-o", str(tmp_path / "out"), *words]) == 2
+    assert f"{message}: the former has no effect" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
