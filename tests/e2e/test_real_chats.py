@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from model_folder import write_limits
 from PIL import Image
+from toy_runs import read_losses
 
 from worldsmith.assets import asset_path
+from worldsmith.cli.main import main
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -96,3 +98,22 @@ def test_tokens_are_bounded_by_the_settings(chats: Path) -> None:
         assert count <= 16
         # The formula scales by the frames as they are; an odd number of them is one more in tokens.
         assert plan.tokens <= 16 * 256 * 256 / (2 * 32 * 32) * (count + count % 2) / count
+
+
+def test_twenty_steps_learn_the_one_answer(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny twin of videophy2_nano on clips and images together."""
+    for name, value in {"VLM_SAFETENSORS_PATH": "none", "WORLDSMITH_OUTPUT_ROOT": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    kind = f"{LlavaDataset.__module__}.LlavaDataset"
+    words = [
+        *("--trainer.max_iter", "20", "--trainer.grad_accum_iter", "1", "--trainer.run_validation", "false"),
+        *("--trainer.cpu_threads", "1", "--optimizer.lr", "1e-3", "--data_setting.max_tokens", "16000"),
+        *("--dataloader_train.processor.media.fps", "1", "--dataloader_train.processor.media.max_frames", "6"),
+        *("--dataloader_train.processor.media.max_pixels", "65536"),
+        *("--", f"dataloader_train.dataset={{type: {kind}, path: {chats}}}", "dataloader_val=null"),
+    ]
+    assert main(["train", "videophy2_nano_tiny", *words]) == 0
+    losses = [loss for _, loss, *_ in read_losses(tmp_path / "worldsmith/sft/videophy2_nano_tiny")]
+    assert len(losses) == 20
+    assert losses[-1] < 0.7 * losses[0]
+    assert not (tmp_path / "worldsmith/sft/videophy2_nano_tiny/quarantine.jsonl").exists()
