@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_a_run_trains_all_but_the_vision_encoder_and_resumes_bit_for_bit(
     again = read_checkpoint(run / "checkpoints/iter_000000004")
     assert again.keys() == last.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in last.items())
+
+
+def test_the_guide_shows_what_a_dry_run_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table,) = re.findall(r"```text\n(.*?)```", (ROOT / "docs/reasoner.md").read_text(), re.DOTALL)
+    assert main(["train", "videophy2_nano_tiny", "--dryrun"]) == 0
+    assert table in capsys.readouterr().out
 
 
 def test_packs_of_two_and_adapters_train_in_bfloat16(folder: Path) -> None:
