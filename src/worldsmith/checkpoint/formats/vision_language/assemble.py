@@ -20,7 +20,7 @@ from worldsmith.checkpoint.formats.export_folder import (
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.family_formats import DType
 from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.checkpoint.formats.vision_language.model_folder import FILES, with_dtype
+from worldsmith.checkpoint.formats.vision_language.model_folder import FILES, ORIGINS, with_dtype
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 FAMILY = "vision_language"
 VISUAL = "model.visual."
 HEAD, TABLE = "lm_head.weight", "model.language_model.embed_tokens.weight"
-ORIGINS = "tensor_origins.json"
 STOCK = {4096: "Qwen/Qwen3-VL-8B-Instruct", 5120: "Qwen/Qwen3-VL-32B-Instruct"}
 """Hidden size of a released generator's language model → the model whose tower belongs to it."""
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
@@ -17,7 +18,9 @@ CONFIG = "config.json"
 FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
 """Config, tokenizer, chat template, and the preprocessors' settings."""
 WEIGHT_INDEX = "*.index.json"
-OTHERS = (CONFIG, WEIGHT_INDEX, "worldsmith.json", MANIFEST, "load_report.json", "adapter_config.json")
+ORIGINS = "tensor_origins.json"
+"""In an assembled folder: where each of its tensors comes from."""
+OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json")
 """Files that belong to the weights, not to what surrounds them."""
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
 """Settings that change nothing in what stored weights compute."""
