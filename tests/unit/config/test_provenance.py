@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from types import ModuleType
@@ -156,7 +157,7 @@ class TestShippedRecipes:
 
     @pytest.fixture(autouse=True)
     def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH"):
+        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VLM_SAFETENSORS_PATH"):
             monkeypatch.setenv(name, "/data")
 
     def shipped(self) -> list[str]:
@@ -190,7 +191,7 @@ class TestShippedRecipes:
             for tree_path, told in found:
                 name = [part for part in tree_path if isinstance(part, str)][-1]
                 assert told.line is not None
-                assert lines[told.line - 1].startswith(f"{name} = "), (tree_path, told)
+                assert re.search(rf'(^|[\s"]){re.escape(name)}"? = ', lines[told.line - 1]), (tree_path, told)
 
     def test_the_text_with_origins_is_yaml_of_the_same_tree(self) -> None:
         for name in self.shipped():
