@@ -45,6 +45,11 @@ class Problem:
     concerns: tuple[str, ...] = ()
 
     @property
+    def keys(self) -> Path:
+        """The path as keys; of the whole tree there are none."""
+        return parse_path(self.path) if self.path else ()
+
+    @property
     def file(self) -> str | None:
         return self.place.file if self.place else None
 
@@ -193,8 +198,7 @@ def _shown(value: Any) -> str:
 
 def _caret(place: Place) -> list[str]:
     """The source line and a caret under the place; long lines are cut to a window around it."""
-    source = (place.source or "").rstrip("\r\n").replace("\t", " ")
-    source = "".join(letter if letter.isprintable() else "?" for letter in source)
+    source = values.printable((place.source or "").rstrip("\r\n").replace("\t", " "))
     column = place.column or 1
     start = max(0, column - 60) if len(source) > 110 else 0
     shown = source[start : start + 110]

@@ -11,7 +11,6 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.recipe_toml import read_recipe_toml
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
-from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.overrides import (
@@ -75,7 +74,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
     problems: list[Problem] = []
     tree = read_tree(document.data, None, problems)
     problems = [problem.at(Place(file)) for problem in locate(problems, document.places)]
-    broken = [parse_path(problem.path) for problem in problems if problem.path]
+    broken = [problem.keys for problem in problems if problem.path]
     name = getattr(find(tree, ("job",)), "experiment", "")
     chosen, rest = take_recipe(overrides)
     if chosen and recipe_name(chosen) != name:

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.sources.weight_source import require_weights
 from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.access import find, walk
 from worldsmith.config.tree.paths import Path as Keys
-from worldsmith.config.tree.paths import format_path, parse_path
+from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
@@ -38,7 +38,7 @@ def check_files(
     those of a tree that is resolved apart from them: what they leave unsaid is not looked for.
     """
     config = config if mistakes else resolve(config)
-    wrong = [parse_path(problem.path) for problem in mistakes if problem.path]
+    wrong = [problem.keys for problem in mistakes if problem.path]
     problems = []
     needs_base = True
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +26,7 @@ def trust(package: str) -> None:
     name = package.partition(".")[0]
     if not all(part.isidentifier() for part in package.split(".")):
         raise ValueError(f"'{package}' is no package name; write --trust PACKAGE, such as --trust my_models")
-    if is_standard_library(name):
+    if name in sys.stdlib_module_names:
         raise ValueError(
             f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes"
         )
@@ -36,10 +35,6 @@ def trust(package: str) -> None:
 
 def trusted_packages() -> list[str]:
     return sorted(_TRUSTED)
-
-
-def is_standard_library(package: str) -> bool:
-    return package in sys.stdlib_module_names
 
 
 def tag_of(cls: type) -> str:
@@ -57,7 +52,8 @@ def tag_of(cls: type) -> str:
 
 def class_of(tag: Any) -> type[Config]:
     """The Config class that a tag names. Raises ValueError, saying why not."""
-    found = import_name(tag, _TRUSTED)
+    _check_name(tag)
+    found = _named(tag)
     if isinstance(found, type) and issubclass(found, Configurable):
         return found.Config
     if isinstance(found, type) and issubclass(found, Config):
@@ -65,21 +61,20 @@ def class_of(tag: Any) -> type[Config]:
     raise ValueError(f"'{tag}' is neither a component nor a config section")
 
 
-def check_name(tag: Any, packages: Collection[str]) -> None:
-    """Raises ValueError for text that is no dotted name, or that starts outside `packages`. Imports nothing."""
+def _check_name(tag: Any) -> None:
+    """Raises ValueError for text that is no dotted name, or that starts outside the trusted packages."""
     if not isinstance(tag, str) or not _TAG.fullmatch(tag):
         raise ValueError(f"'{tag}' is no class name; write it as package.module.Class")
     package = tag.partition(".")[0]
-    if package not in packages:
+    if package not in _TRUSTED:
         way_out = f"if it is yours to trust, add --trust {package}"
-        if is_standard_library(package):
+        if package in sys.stdlib_module_names:
             way_out = "Python's own library cannot be trusted"
-        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(sorted(packages))}); {way_out}")
+        raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {way_out}")
 
 
-def import_name(tag: Any, packages: Collection[str]) -> Any:
-    """What a dotted name stands for. Raises ValueError if it is not to be found, or outside `packages`."""
-    check_name(tag, packages)
+def _named(tag: str) -> Any:
+    """What a dotted name stands for. Raises ValueError if it is not to be found."""
     parts = tag.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = _import(".".join(parts[:length]), tag)

@@ -25,7 +25,7 @@ from worldsmith.config.declare.value_types import (
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import children, walk
-from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.yaml.text import advice_on, read_yaml
@@ -57,7 +57,7 @@ def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> An
 
 def require_set(tree: Config, problems: list[Problem], hint: str | None = None) -> Config | None:
     """The tree, with a problem for each required field that holds nothing; None if there is such a one at its top."""
-    broken = [parse_path(problem.path) for problem in problems if problem.path]
+    broken = [problem.keys for problem in problems if problem.path]
     for path, section in unset_fields(tree):
         if not any(starts_with(bad, path) for bad in broken):
             problems.append(Problem(format_path(path), f"{section.__qualname__} needs '{path[-1]}'", hint=hint))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -62,7 +63,7 @@ def try_resolve(
         return tree, [Problem("", "references are chained too deeply")]
     if sources is not None:
         sources.update(resolver.sources)
-    bad = [*broken, *map(_path_of, resolver.problems), *resolver.kept]
+    bad = [*broken, *(problem.keys for problem in resolver.problems), *resolver.kept]
     bad += [path for path, value in resolver.done.items() if value is _FAILED]  # also what refers to a mistake
     if resolved is _FAILED:
         return tree, resolver.problems
@@ -73,9 +74,9 @@ def try_resolve(
 
 def said_once(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
     """Without those that a section has because it takes the values of another by reference, which has them too."""
-    first = {problem.message: _path_of(problem) for problem in reversed(problems)}
+    first = {problem.message: problem.keys for problem in reversed(problems)}
     repeating = {path[:-1] for path in sources}
-    return [p for p in problems if first[p.message] == _path_of(p) or _path_of(p) not in repeating]
+    return [p for p in problems if first[p.message] == p.keys or p.keys not in repeating]
 
 
 class _Resolver:
@@ -118,7 +119,8 @@ class _Resolver:
                 return found
             count = len(self.problems)
             fitted = fit(copy.deepcopy(found), hint, path, self.problems, references=False)
-            self.problems[count:] = [_came_from(problem, raw) for problem in self.problems[count:]]
+            wrong = [replace(problem, found=f"{problem.found} from {raw}") for problem in self.problems[count:]]
+            self.problems[count:] = wrong
             return fitted if len(self.problems) == count else _FAILED
         if isinstance(raw, Config):
             return self.section(path, raw)
@@ -280,11 +282,3 @@ def _closing(text: str, start: int) -> int | None:
             if depth == 0:
                 return index
     return None
-
-
-def _came_from(problem: Problem, raw: str) -> Problem:
-    return Problem(problem.path, problem.message, problem.expected, f"{problem.found} from {raw}", problem.hint)
-
-
-def _path_of(problem: Problem) -> Path:
-    return parse_path(problem.path) if problem.path else ()

@@ -9,6 +9,7 @@ from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.provenance import origin_of
+from worldsmith.config.write.values import printable
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 
 COLUMN = 56
@@ -38,8 +39,7 @@ def comment(loaded: Loaded, path: Path, value: Any) -> str:
     told = [str(origin_of(loaded.provenance, path))]
     if isinstance(value, list) and value:
         told = [str(origin_of(loaded.provenance, (*path, index))) for index in range(len(value))]
-    text = ", ".join(dict.fromkeys(told))
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(", ".join(dict.fromkeys(told)))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

@@ -19,7 +19,7 @@ from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE, plain, to_dict
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
 from worldsmith.config.write.toml import write_toml
-from worldsmith.config.write.values import JSON, TOML, WORD, YAML, Syntax, write
+from worldsmith.config.write.values import JSON, TOML, WORD, YAML, Syntax, printable, write
 from worldsmith.config.yaml.text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
@@ -87,7 +87,7 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
         raise UserError(f"there is a recipe '{name}' already; choose another with --name")
     module = find_recipe(base[0]).module if base else ""
     needs = "" if module.startswith("worldsmith.") or module == "__main__" else module
-    origin = f"A recipe made from {_one_line(loaded.source)}."
+    origin = f"A recipe made from {printable(loaded.source)}."
     return write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
 
 
@@ -100,11 +100,7 @@ def _word(change: Change) -> str:
 
 
 def _comment(recipe: str) -> str:
-    return f"# What this file leaves out keeps the value of the recipe {_one_line(recipe)}."
-
-
-def _one_line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f"# What this file leaves out keeps the value of the recipe {printable(recipe)}."
 
 
 def _free_name(loaded: Loaded) -> str:

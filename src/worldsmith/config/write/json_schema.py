@@ -37,7 +37,7 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
     writer = TreeSchema()
     roots = list(dict.fromkeys(type(tree) for tree in trees.values()))
     if len(trees) == 1:
-        root = {**writer.section(roots[0], next(iter(trees.values()))), "required": _required(roots[0])}
+        root = {**writer.section(roots[0], next(iter(trees.values()))), "required": [TAG, *required_fields(roots[0])]}
     else:
         entries = [{**writer.ref(cls), "required": [TAG]} for cls in roots]
         root = entries[0] if len(entries) == 1 else {"anyOf": entries}
@@ -159,10 +159,6 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
         if is_config_class(member):
             visit(member)
     return found
-
-
-def _required(cls: type[Config]) -> list[str]:
-    return [TAG, *required_fields(cls)]
 
 
 def about(cls: type[Config]) -> Schema:

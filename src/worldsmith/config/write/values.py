@@ -88,6 +88,11 @@ def _json_text(text: str) -> str:
     return escape_odd(json.dumps(_whole(text), ensure_ascii=False))
 
 
+def printable(text: str) -> str:
+    """Text on one line that harms no terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def escape_odd(text: str) -> str:
     return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

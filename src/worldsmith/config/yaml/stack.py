@@ -20,7 +20,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import all_paths, find, walk
 from worldsmith.config.tree.draft import Draft, recipe_task
-from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.reader import Reader, require_set
 from worldsmith.config.words.overrides import (
@@ -70,7 +70,7 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
     if chosen_by_word and draft.tree is not None:  # also over a file that names another one
         draft.tree.job.experiment = recipe_name(chosen_by_word)
     draft.task = recipe_task(draft.tree)
-    draft.broken = [parse_path(problem.path) for problem in draft.problems if problem.path]
+    draft.broken = [problem.keys for problem in draft.problems if problem.path]
     return draft
 
 
