@@ -132,10 +132,6 @@ class ConfigError(ValueError):
         more = [f"and {count - SHOWN} more; mend these first"] if count > SHOWN else []
         return "\n\n".join([title, *(problem.render() for problem in self.problems[:SHOWN]), *more])
 
-    def located(self, places: Mapping[Path, Place]) -> ConfigError:
-        """The same error with a place for every problem whose path, or the nearest part of it, is in `places`."""
-        return ConfigError(locate(self.problems, places))
-
 
 def locate(problems: Iterable[Problem], places: Mapping[Path, Place]) -> list[Problem]:
     """Adds the place of each problem: of a value that it is about, of its path, the nearest above, or one below."""

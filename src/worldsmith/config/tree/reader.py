@@ -22,7 +22,7 @@ from worldsmith.config.declare.value_types import (
     nested_config_classes,
     union_members,
 )
-from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
+from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import children, walk
 from worldsmith.config.tree.paths import Path, format_path, starts_with
@@ -70,7 +70,7 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
     try:
         return from_dict(document.data, cls)
     except ConfigError as error:
-        raise error.located(document.places) from None
+        raise ConfigError(locate(error.problems, document.places)) from None
 
 
 def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:

@@ -11,19 +11,19 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
-from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, TomlField
 from worldsmith.config.tree.access import ABSENT, find, walk
 from worldsmith.config.tree.difference import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE, plain, to_dict
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
+from worldsmith.config.write.json_schema_toml import keys_of
 from worldsmith.config.write.toml import write_toml
 from worldsmith.config.write.values import JSON, TOML, WORD, YAML, Syntax, printable, write
 from worldsmith.config.yaml.text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
-_CHOSEN = {("job", "task"), ("job", "experiment")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,9 @@ def _free_name(loaded: Loaded) -> str:
 
 def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
     """The keys of the recipe TOML that say what differs from the recipe."""
-    task = recipe_task(base) or TASKS[0]
-    table: dict[str, Any] = {"job": {"task": task, "experiment": name}}
-    for entry in toml_fields():
-        target = remap(entry.path, task)
-        if entry.path in _CHOSEN or entry.path == (OPAQUE,) or target is None:
-            continue
-        if is_missing(tree, target) or is_missing(base, target):
+    table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
+    for entry, target in keys_of(base):
+        if is_missing(tree, target):
             continue
         value, before = find(tree, target), find(base, target)
         if not same_value(value, before) and (stated := _stated(value, before, entry)) is not None:

@@ -7,7 +7,7 @@ one cannot say either; that a recipe exists is left to the loader, since other p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
@@ -99,6 +99,15 @@ def _narrow(tree: Config) -> Schema:
         if narrow != _key_schema(entry):
             _put(found, entry.path, narrow)
     return found
+
+
+def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
+    """The keys of the recipe TOML that have a place in a recipe's tree, and which; without those that choose it."""
+    task = recipe_task(tree) or TASKS[0]
+    for entry in toml_fields():
+        target = remap(entry.path, task)
+        if target is not None and entry.path not in (TASK, EXPERIMENT, (OPAQUE,)) and not is_missing(tree, target):
+            yield entry, target
 
 
 def hint_at(tree: Config, path: Path) -> Any:

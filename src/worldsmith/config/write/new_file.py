@@ -9,12 +9,11 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import describe
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
-from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import TASKS, TomlField
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.plain import MISSING, OPAQUE
-from worldsmith.config.words.overrides import is_missing
-from worldsmith.config.write.json_schema_toml import hint_at
+from worldsmith.config.write.json_schema_toml import hint_at, keys_of
 from worldsmith.config.write.toml import toml_pair
 from worldsmith.config.write.values import TOML, write
 
@@ -43,10 +42,7 @@ def new_recipe_toml(name: str) -> str:
         toml_pair("experiment", name),
     ]
     section: tuple[str, ...] = (JOB,)
-    for entry in toml_fields():
-        target = remap(entry.path, task)
-        if target is None or entry.path in ((JOB, "task"), (JOB, "experiment"), (OPAQUE,)) or is_missing(tree, target):
-            continue
+    for entry, target in keys_of(tree):
         if entry.path[:-1] != section:
             section = entry.path[:-1]
             lines += ["", f"[{'.'.join(section)}]"]

@@ -10,15 +10,13 @@ from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import describe, union_members
-from worldsmith.config.toml.schema import REFUSED, TomlField, remap, toml_fields
+from worldsmith.config.toml.schema import REFUSED, remap, toml_fields
 from worldsmith.config.tree.access import find
-from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults, required_fields
 from worldsmith.config.tree.reader import untagged_class
-from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import about, has_sections, loadable_classes
-from worldsmith.config.write.json_schema_toml import hint_at
+from worldsmith.config.write.json_schema_toml import hint_at, keys_of
 from worldsmith.config.write.values import SHOWN, write
 
 HEAD = """# Configuration reference
@@ -51,6 +49,8 @@ def reference_page(trees: Mapping[str, Config]) -> str:
 
 def _toml_part(trees: Mapping[str, Config]) -> list[str]:
     lines, section = [TOML], None
+    # The type of a key is the narrower one of the place where it lands; that of the table if no recipe has the place.
+    types = {e.path: hint_at(tree, at) for tree in reversed(list(trees.values())) for e, at in keys_of(tree)}
     for entry in toml_fields():
         if entry.path == (OPAQUE,):
             continue
@@ -62,7 +62,7 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
         landing = [f"`{format_path(target)}`" if target else "no effect" for target in targets]
         landing[1] = "same" if landing[0] == landing[1] else landing[1]
         default = "" if entry.default in (None, MISSING) else f"`{write(entry.default, SHOWN)}`"
-        kind = describe(_type_of(entry, trees), null=False)
+        kind = describe(types.get(entry.path, entry.type), null=False)
         lines.append(_row([f"`{entry.path[-1]}`", kind, default, entry.doc, *landing]))
     lines += [
         "",
@@ -74,15 +74,6 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
         lines += ["", "Known keys that are refused:", ""]
         lines += [f"- `{format_path(path)}`: {reason}" for path, reason in REFUSED.items()]
     return [*lines, ""]
-
-
-def _type_of(entry: TomlField, trees: Mapping[str, Config]) -> Any:
-    """The type of a key where it lands, which is the narrower one; that of the table if no recipe has the place."""
-    for tree in trees.values():
-        target = remap(entry.path, recipe_task(tree) or "vfm")
-        if target is not None and not is_missing(tree, target):
-            return hint_at(tree, target)
-    return entry.type
 
 
 class _TreePart:
