@@ -222,7 +222,7 @@ def finish(rng: np.random.Generator, clip: torch.Tensor, times: np.ndarray) -> t
     """Changes of light, contrast, softness and noise on [T, 3, H, W]; returns values in [-1, 1]."""
     gain = np.exp(rng.normal(0, 0.15) + (rng.normal(0, 0.02) if rng.random() < 0.3 else 0.0) * (times - times[0]))
     lift = rng.normal(0, 15)
-    if rng.random() < 0.1:
+    if rng.random() < 0.35:
         clip = torch.einsum("ij,tjhw->tihw", torch.from_numpy(other_hues(rng)), clip)
     clip = clip * torch.from_numpy(gain.astype(np.float32)).view(-1, 1, 1, 1) + lift
     if rng.random() < 0.35:
