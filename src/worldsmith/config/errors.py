@@ -122,7 +122,8 @@ class ConfigError(ValueError):
     def __init__(
         self, problems: Iterable[Problem], rest: Any = None, places: Mapping[Path, Place] | None = None
     ) -> None:
-        self.problems = sort_problems(problems)
+        unique = dict.fromkeys(problems)  # in the order of the file, those without a place last
+        self.problems = sorted(unique, key=lambda p: (p.place is None, p.file or "", p.line or 0, p.column or 0))
         self.rest, self.places = rest, places or {}
         super().__init__(self.render())
 
@@ -171,12 +172,6 @@ def blamed_line(error: BaseException) -> Place | None:
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
     """What a user reads of an error in such code, in place of a traceback."""
     return Problem(path, f"{what}: {type(error).__name__}: {error}", place=blamed_line(error))
-
-
-def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
-    """In the order of the file; equal ones once; those without a place last."""
-    unique = list(dict.fromkeys(problems))
-    return sorted(unique, key=lambda p: (p.place is None, p.file or "", p.line or 0, p.column or 0))
 
 
 def _listed(names: Iterable[str]) -> str:

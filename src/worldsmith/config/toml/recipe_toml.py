@@ -21,7 +21,7 @@ from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.toml.schema import TASKS, TomlField, remap
 from worldsmith.config.toml.words import experiment_required
 from worldsmith.config.tree.draft import Draft, recipe_task
-from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path
+from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.words.overrides import (
     RECIPE_WORDS,
@@ -84,7 +84,8 @@ class _Loader:
             return
         self.draft.recipes = lambda: lineage(name)
         self.draft.place = Place(f"recipe '{name}'")
-        self.draft.broken += [self.target(mistake.path, self.draft.task) for mistake in mistakes]
+        names = [tuple(key for key in mistake.keys if isinstance(key, str)) for mistake in mistakes]
+        self.draft.broken += [remap(path, self.draft.task) or () for path in names if path]
         self.fill(self.draft.tree, values, self.draft.task)
 
     def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
@@ -169,11 +170,6 @@ class _Loader:
         for index in range(len(value) if isinstance(value, list) else 0):
             if item := self.values.get((*source, index)):
                 places[(*target, index)] = item
-
-    def target(self, path: str, task: str) -> Path:
-        parts = parse_path(path) if path else ()
-        names = tuple(part for part in parts if isinstance(part, str))
-        return remap(names, task) or () if names else ()
 
     def located(self, problem: Problem) -> Problem:
         """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""

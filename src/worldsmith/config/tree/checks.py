@@ -55,7 +55,8 @@ class _Checks:
                 return
             named = [(*path, *parse_path(name)) for name in complaint.names]
             fields = [field for field in named if find(self.original, field, ABSENT) is not ABSENT]
-            if not any(_related(field, bad) for field in fields for bad in self.suspect) and (fields or safe):
+            known = any(starts_with(a, b) or starts_with(b, a) for a in fields for b in self.suspect)
+            if not known and (fields or safe):
                 concerns = tuple(format_path(field) for field in named)
                 hint = complaint.remedy or None
                 self.problems.append(Problem(format_path(path), complaint.message, hint=hint, concerns=concerns))
@@ -81,7 +82,3 @@ class _Checks:
             parent = find(self.tree, parent_path)
         setattr(parent, str(name), default)
         return True
-
-
-def _related(a: Path, b: Path) -> bool:
-    return starts_with(a, b) or starts_with(b, a)

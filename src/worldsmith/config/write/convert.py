@@ -67,7 +67,8 @@ def to_toml(loaded: Loaded) -> Converted:
             f"job.experiment is '{named}'; use --to yaml, json or python"
         )
     name, base = recipes[-1]
-    text = f"{_comment(name)}\n\n{write_toml(_table(loaded.raw, name, base))}"
+    comment = f"# What this file leaves out keeps the value of the recipe {printable(name)}."
+    text = f"{comment}\n\n{write_toml(_table(loaded.raw, name, base))}"
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
     rest = changes(draft.tree, loaded.raw)
@@ -97,10 +98,6 @@ def _word(change: Change) -> str:
     if change.new is ABSENT:
         return f"~{path}"
     return f"{'+' if change.old is ABSENT else ''}{path}={write(plain(change.new), WORD)}"
-
-
-def _comment(recipe: str) -> str:
-    return f"# What this file leaves out keeps the value of the recipe {printable(recipe)}."
 
 
 def _free_name(loaded: Loaded) -> str:

@@ -50,7 +50,8 @@ def new_recipe_toml(name: str) -> str:
     lines += [
         "",
         "# [custom] holds the project's own data. It is kept with the run and read by nothing here.",
-        *_custom(getattr(tree, OPAQUE, {})),
+        f"#[{OPAQUE}]",
+        *(f"#{toml_pair(key, value)}" for key, value in getattr(tree, OPAQUE, {}).items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -73,7 +74,3 @@ def _shown(tree: Config, path: tuple[Any, ...]) -> str:
         return write(value, TOML)
     except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it
         return f'"{MISSING}"'
-
-
-def _custom(data: dict[str, Any]) -> list[str]:
-    return ["#[custom]", *(f"#{toml_pair(key, value)}" for key, value in data.items())]

@@ -9,7 +9,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.tree.access import ABSENT, children
 from worldsmith.config.tree.difference import changes, same_value
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import OPAQUE, class_defaults
+from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.write.values import PYTHON, Time, python_text, write
 
 WIDTH = 110
@@ -92,14 +92,15 @@ class PythonWriter:
         if isinstance(value, Config):
             defaults = class_defaults(type(value))
             fields = [(name, getattr(value, name)) for name in field_names(type(value))]
-            parts = [(f"{n}=", v) for n, v in fields if n not in defaults or not self._same(n, v, defaults[n])]
+            parts = [(f"{n}=", v) for n, v in fields if n not in defaults or not same_value(v, defaults[n])]
             opening, closing = f"{self.name_of(type(value))}(", ")"
         elif isinstance(value, dict):
             parts, opening, closing = [(f"{python_text(key)}: ", item) for key, item in value.items()], "{", "}"
         elif isinstance(value, list):
             parts, opening, closing = [("", item) for item in value], "[", "]"
         else:
-            return [self._scalar(value)]
+            self._uses_datetime |= isinstance(value, Time)
+            return [write(value, PYTHON)]
         items = [self.statement(start, item) for start, item in parts]
         flat = opening + ", ".join(item[0] for item in items) + closing
         if all(len(item) == 1 for item in items) and len(flat) <= WIDTH and not isinstance(value, Config):
@@ -108,13 +109,6 @@ class PythonWriter:
             return [flat]
         inner = [f"    {line}" for item in items for line in [*item[:-1], f"{item[-1]},"]]
         return [opening, *inner, closing]
-
-    def _same(self, name: str, value: Any, default: Any) -> bool:
-        return value == default if name == OPAQUE else same_value(value, default)
-
-    def _scalar(self, value: Any) -> str:
-        self._uses_datetime |= isinstance(value, Time)
-        return write(value, PYTHON)
 
 
 def _place(path: Path, tree: Config) -> str:
