@@ -24,5 +24,7 @@ def read_opening(path: str, count: int) -> np.ndarray:
     """The first frames of a clip, at most `count`, as uint8 [3, T, H, W], upright and of its own size."""
     _, info = examine(path)
     indices = range(min(count, info.num_frames))
-    frames = [np.rot90(frame.to_ndarray(format="rgb24"), info.rotation) for frame in pick(path, info, indices)]
+    frames = [
+        np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)
+    ]
     return np.stack(frames).transpose(3, 0, 1, 2)
