@@ -120,7 +120,7 @@ def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
     config = resolve(tiny_config(world, steps=20))
     config.optimizer.keys_to_select = ["moe_gen"]
     text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
-    trainer_text = ("parameters", "MiB each", "6 windows", "first pack", "(new, random weights)")
+    trainer_text = ("parameters", "MiB each", "6 windows", "first pack", "its caption is", "(new, random weights)")
     assert [part for part in trainer_text if part not in text] == []
     assert not (tmp_path / "run").exists()
     config.optimizer.keys_to_select = ["moe_gem"]

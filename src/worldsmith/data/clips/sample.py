@@ -22,6 +22,7 @@ class VideoSample(ThroughPipe):
     text_ids: list[int]
     """Chat-templated caption ids, truncated; without the end-of-text and vision-start ids that packing appends."""
     caption: str
+    """The text of which they are made."""
     video: Tensor | None
     """uint8 [3, T, H, W] with T = 4k + 1; None when `latents` is set."""
     latents: Tensor | None
