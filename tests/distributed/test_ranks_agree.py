@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks_agree
-import tiny_runs
+import toy_runs
 from launch import launch
 
 from worldsmith.distributed.world import World
@@ -19,14 +19,14 @@ from worldsmith.training.run_lock import RunLock
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     lock = RunLock(folder / "held", World())
-    launch(Path(ranks_agree.__file__), 2, [str(tiny_runs.make_world(folder / "world", clips=3)), str(folder)])
+    launch(Path(ranks_agree.__file__), 2, [str(toy_runs.make_world(folder / "world", rows=3)), str(folder)])
     lock.release()
     return folder
 
 
 TOLD = {
     "other_settings": r"UserError: the processes of this run have different settings:\n"
-    r"  optimizer.lr: 0.003 for process 0, 0.5 for process 1\n  trainer.max_iter: 1 for process 0, 6 for process 1",
+    r"  optimizer.lr: 0.03 for process 0, 0.5 for process 1\n  trainer.max_iter: 1 for process 0, 6 for process 1",
     "other_folders": r"UserError: process 1 on \S+ does not see what process 0 on \S+ writes to the run folder \S+: "
     r"it must be on storage that all nodes share",
     "held_folder": rf"UserError: the run folder \S+ is in use: process {os.getpid()} on ",
@@ -50,3 +50,12 @@ def test_nothing_is_left_or_lost(folder: Path) -> None:
         assert not (folder / name / "config.yaml").exists()
     assert not (folder / "other_settings").exists()
     assert sorted(path.name for path in (folder / "unseen_0").iterdir()) == ["iter_000000001"]
+
+
+def test_a_run_without_a_name_has_one_folder(folder: Path) -> None:
+    """Both ranks train in it, and its config has its name, with which it can be resumed."""
+    assert [(folder / f"no_name_{rank}.txt").read_text() for rank in (0, 1)] == ["nothing", "nothing"]
+    (run,) = (folder / "named_by_time/tests/tiny").iterdir()
+    assert [(folder / f"trained_in_{rank}.txt").read_text() for rank in (0, 1)] == [f"{run} {run.name}"] * 2
+    assert run.name in (run / "config.yaml").read_text()
+    assert (run / "checkpoints/iter_000000001").is_dir()

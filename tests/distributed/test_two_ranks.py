@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import rank
-import tiny_runs
 import torch
+import toy_runs
 from launch import launch
 
 from worldsmith.training.trainer import Trainer
@@ -17,7 +17,7 @@ from worldsmith.training.trainer import Trainer
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished runs: `single` (one process), `whole` and `resumed` (two ranks)."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    world = tiny_runs.make_world(folder / "world", clips=5)
+    world = toy_runs.make_world(folder / "world", rows=5)
     Trainer(rank.two_rank_config(world, steps=3, accumulate=2), run_folder=folder / "single").train()
     launch(Path(rank.__file__), 2, [str(world), str(folder)])
     return folder
@@ -25,13 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:
     """The same twelve samples in three steps: losses, gradient norms, weights and averages agree to 1e-5 relative."""
-    single, whole = (tiny_runs.read_losses(folder / name) for name in ("single", "whole"))
+    single, whole = (toy_runs.read_losses(folder / name) for name in ("single", "whole"))
     assert [line[3] for line in whole] == [4, 4, 4]
     for ours, theirs in zip(whole, single, strict=True):
         assert ours[1] == pytest.approx(theirs[1], rel=1e-5)
         assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
     expected, found = (
-        tiny_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("single", "whole")
+        toy_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("single", "whole")
     )
     for name in (name for name in expected if name.startswith(("model/", "optim/"))):
         error = (found[name] - expected[name]).norm()
@@ -40,9 +40,9 @@ def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:
 
 def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:
     """Two steps, a checkpoint of sharded tensors, and one step more equal three steps; every rank has its RNG."""
-    assert tiny_runs.read_losses(folder / "resumed") == tiny_runs.read_losses(folder / "whole")
+    assert toy_runs.read_losses(folder / "resumed") == toy_runs.read_losses(folder / "whole")
     expected, found = (
-        tiny_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("whole", "resumed")
+        toy_runs.read_checkpoint(folder / name / "checkpoints/iter_000000003") for name in ("whole", "resumed")
     )
     assert not [name for name in expected if not torch.equal(expected[name], found[name])]
     assert {"trainer/rng_state_0.torch", "trainer/rng_state_1.torch"} <= expected.keys()

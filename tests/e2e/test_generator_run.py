@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_runs
 import torch
-from kill_workers import KillWorkers
 from tiny_runs import read_checkpoint, read_losses, read_validations, tiny_config
 
 from worldsmith.actions.plan import plan_run
@@ -126,13 +124,3 @@ def test_dryrun_plans_without_training(world: Path, tmp_path: Path) -> None:
     config.optimizer.keys_to_select = ["moe_gem"]
     with pytest.raises(ValueError, match="moe_gem"):
         list(plan_run(config, tmp_path / "run", world_size=1))
-
-
-def test_workers_that_are_killed_change_no_bit(world: Path, whole: Path, tmp_path: Path) -> None:
-    """In four steps, between the gradients and the update of the weights; the last of them needs no more data."""
-    trainer = Trainer(tiny_config(world, workers=2), run_folder=tmp_path)
-    trainer.callbacks["kill"] = KillWorkers(KillWorkers.Config(), folder=tmp_path)
-    assert trainer.train() is Outcome.FINISHED
-    assert read_losses(tmp_path) == read_losses(whole)
-    last_line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last_line["loaded"]["workers_died"] > 2

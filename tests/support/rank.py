@@ -6,8 +6,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import tiny_runs
 import torch
+import toy_runs
 from launch import fork_ranks
 
 from worldsmith.distributed.world import stop_world
@@ -16,11 +16,9 @@ from worldsmith.training.trainer import Trainer
 
 def two_rank_config(world: Path, *, steps: int, accumulate: int) -> Trainer.Config:
     """Steps of four samples: two ranks with one pack of two, or one process with two packs."""
-    config = tiny_runs.tiny_config(world, steps=steps, save_iter=10, layers=2)
+    config = toy_runs.toy_config(world, steps=steps, save_iter=10)
     config.trainer.grad_accum_iter = accumulate
     config.scheduler.cycle_lengths = [4]
-    config.dataloader_train.max_sequence_length = None
-    config.dataloader_train.max_samples_per_batch = 2
     return config
 
 

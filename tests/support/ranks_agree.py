@@ -5,14 +5,16 @@ Writes what each rank was told to FOLDER/<case>_<rank>.txt.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import tiny_runs
 import torch
+import toy_runs
 from launch import fork_ranks
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -21,7 +23,7 @@ from worldsmith.training.trainer import Trainer
 
 
 def config(world: Path) -> Trainer.Config:
-    config = tiny_runs.tiny_config(world, steps=1, cache=False, layers=2)
+    config = toy_runs.toy_config(world, steps=1)
     config.trainer.grad_accum_iter = 1
     config.scheduler.cycle_lengths = [8]
     return config
@@ -36,13 +38,12 @@ def other_settings(world: Path, folder: Path, rank: int) -> None:
 
 def other_data(world: Path, folder: Path, rank: int) -> None:
     """The same path on both nodes, and another file there."""
-    data = folder / f"data_{rank}"
-    shutil.copytree(world / "data", data)
-    file = data / "video_dataset_file.jsonl"
+    file = folder / f"data_{rank}" / toy_runs.ROWS
+    shutil.copytree(world, file.parent)
     if rank == 1:
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     tree = config(world)
-    tree.dataloader_train.dataset.path = str(data / "video_dataset_file.jsonl")
+    tree.dataloader_train.dataset.path = str(file)
     trainer_module.require_same_config = lambda world, config: None  # the paths differ on this one machine
     Trainer(tree, run_folder=folder / "other_data")
 
@@ -52,6 +53,18 @@ def other_folders(world: Path, folder: Path, rank: int) -> None:
     run = folder / f"node_{rank}"
     (run / "checkpoints").mkdir(parents=True)
     Trainer(config(world), run_folder=run)
+
+
+def no_name(world: Path, folder: Path, rank: int) -> None:
+    """A new run in a folder after the time, which passes between the two ranks."""
+    tree = config(world)
+    tree.job.name = ""
+    os.environ["WORLDSMITH_OUTPUT_ROOT"] = str(folder / "named_by_time")
+    if rank == 1:
+        time.sleep(1.1)
+    trainer = Trainer(tree)
+    trainer.train()
+    (folder / f"trained_in_{rank}.txt").write_text(f"{trainer.run_folder} {trainer.config.job.name}")
 
 
 def held_folder(world: Path, folder: Path, rank: int) -> None:
@@ -70,7 +83,9 @@ def unseen_files(world: Path, folder: Path, rank: int) -> None:
 
 
 trainer_module = sys.modules[Trainer.__module__]
-CASES: list[Callable[[Path, Path, int], None]] = [other_settings, other_folders, held_folder, other_data, unseen_files]
+CASES: list[Callable[[Path, Path, int], None]] = [
+    other_settings, other_folders, held_folder, other_data, unseen_files, no_name,
+]  # fmt: skip
 
 
 def main(world: Path, folder: Path) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import toy_runs
-from toy_family import Row, ToyModel, ToyTask
+from kill_workers import KillWorkers
+from toy_family import Row, RowMaker, ToyModel, ToyTask
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
 from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
+from worldsmith.data.stream.maker import Made
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -48,6 +50,25 @@ def test_it_resumes_bit_for_bit(world: Path, whole: Path, tmp_path: Path, worker
     config.trainer.max_iter = 8
     Trainer(config, run_folder=tmp_path).train()
     require_same_end(tmp_path, whole)
+
+
+def test_workers_that_are_killed_change_no_bit(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In four steps, between the gradients and the update of the weights; the last of them needs no more data."""
+    plain = RowMaker.make
+
+    def large(maker: RowMaker, position: int) -> Made[Row]:  # so that a pipe does not hold all of them
+        row = plain(maker, position).item
+        assert isinstance(row, Row)
+        return Made(replace(row, key=row.key.ljust(100_000)))
+
+    monkeypatch.setattr(RowMaker, "make", large)
+    trainer = Trainer(toy_config(world, workers=2), run_folder=tmp_path)
+    trainer.callbacks["kill"] = KillWorkers(KillWorkers.Config(), folder=tmp_path)
+    assert trainer.train() is Outcome.FINISHED
+    require_same_end(tmp_path, whole)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["loaded"]["workers_died"] > 2
 
 
 def test_recomputation_adapters_and_bfloat16_are_the_trainers_and_work_for_it(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_runs
+import toy_runs
 from small_disk import run_beside_disk
 
 SCRIPT = """
 import logging, os, sys
 from pathlib import Path
 
-import tiny_runs
+import toy_runs
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.monitor.metrics_log import read_metrics
@@ -44,7 +44,7 @@ class Filler(Callback):
 
 
 def config(steps):
-    config = tiny_runs.tiny_config(world, steps=steps, save_iter=8, cache=False)
+    config = toy_runs.toy_config(world, steps=steps, save_iter=8)
     config.scheduler.cycle_lengths = [16]
     config.checkpoint.async_save = False  # so that it is known which save meets the full disk
     config.trainer.callbacks["metrics"].tensorboard = True
@@ -76,7 +76,7 @@ for name in ("run", "new"):
 @pytest.mark.slow
 def test_side_files_that_cannot_be_written_do_not_end_the_run(tmp_path: Path) -> None:
     """The disk is full from step 3 to 13: what is lost is counted, what comes later is there; a start is refused."""
-    said = run_beside_disk(tmp_path, SCRIPT, str(tiny_runs.make_world(tmp_path / "world", clips=3)), mebibytes=6)
+    said = run_beside_disk(tmp_path, SCRIPT, str(toy_runs.make_world(tmp_path / "world", rows=3)), mebibytes=6)
     for part in ("metrics.jsonl cannot be written", "quarantine.jsonl cannot be written", "SAVE FAILED (1 so far)"):
         assert said.count(part) == 1, said
     assert "lines of it are missing" in said
