@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,9 @@ from worldsmith.models.vision_language.policy import FILES, PolicyConfig
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+    from worldsmith.models.vision_language.inputs import Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +114,26 @@ class VisionLanguageModel(Model):
         super().cast(dtype)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer.to(self.device)
+
+    def generate(
+        self,
+        prompts: Sequence[Conversation],
+        *,
+        normalize: Callable[[Tensor, str], Tensor],
+        pad_token: int,
+        max_new_tokens: int,
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt, greedily; see `generation.generate`."""
+        from worldsmith.models.vision_language.generation import generate
+
+        return generate(
+            self.network,
+            prompts,
+            normalize=normalize,
+            pad_token=pad_token,
+            max_new_tokens=max_new_tokens,
+            device=self.device,
+        )
 
     @property
     def has_vision(self) -> bool:

@@ -1,0 +1,68 @@
+"""Scores from 1 to 5 out of answers, as the VideoPhy-2 protocol reads and counts them, and what it does not tell."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from worldsmith.evaluation.intervals import correlation_interval, share_interval
+
+SCORES = (1, 2, 3, 4, 5)
+ALONE = re.compile(r"\b([1-5])\b")
+
+
+def parse_score(text: str) -> int | None:
+    """The first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is none."""
+    found = ALONE.search(text)
+    return int(found[1]) if found else None
+
+
+def measure_scores(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
+    """The figures of answers against true scores, which are texts as well.
+
+    A sample without a true score does not count; an answer without a score is wrong, and not in correlations and the
+    mean error. `accuracy` and `pearson_correlation` are those of the protocol; figures that do not exist are None.
+    """
+    import numpy as np
+
+    known = [(parse_score(answer), true) for answer, truth in zip(answers, truths) if (true := parse_score(truth))]
+    pairs = np.array([pair for pair in known if pair[0] is not None], dtype=float).reshape(-1, 2)
+    errors = np.abs(pairs[:, 0] - pairs[:, 1])
+    counts = Counter(true for _, true in known)
+    exact, near, total = int((errors == 0).sum()), int((errors <= 1).sum()), len(known)
+    pearson = correlation(pairs)
+    return {
+        "num_samples": len(answers),
+        "num_gt_parse_failures": len(answers) - total,
+        "num_pred_parse_failures": total - len(pairs),
+        "accuracy": exact / total if total else None,
+        "accuracy_interval": share_interval(exact, total),
+        "within_one": near / total if total else None,
+        "within_one_interval": share_interval(near, total),
+        "majority_baseline": max(counts.values()) / total if total else None,
+        "mean_absolute_error": float(errors.mean()) if len(pairs) else None,
+        "pearson_correlation": pearson,
+        "pearson_interval": correlation_interval(pearson, len(pairs)),
+        "spearman_correlation": correlation(np.stack([ranks(column) for column in pairs.T], axis=1)),
+        "confusion": [[sum(pair == (said, true) for pair in known) for said in (*SCORES, None)] for true in SCORES],
+    }
+
+
+def correlation(pairs: Any) -> float | None:
+    """Pearson's, of [n, 2]; None for fewer than two pairs, and when either side never varies."""
+    import numpy as np
+
+    if len(pairs) < 2 or not pairs.std(axis=0).all():
+        return None
+    return float(np.corrcoef(pairs.T)[0, 1])
+
+
+def ranks(values: Any) -> Any:
+    """From 1; equal values share the mean of theirs."""
+    import numpy as np
+
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    return (last - (counts - 1) / 2)[places]

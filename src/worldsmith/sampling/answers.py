@@ -1,0 +1,91 @@
+"""Conversations to answers: by the tokenizer, template and pictures of a model's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.stream.errors import SampleError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.conversation import Turn
+
+
+class AnsweringModel(Protocol):
+    """What is asked of a model with weights."""
+
+    @property
+    def folder(self) -> Path:
+        """That of its tokenizer, chat template and preprocessor files."""
+
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        *,
+        normalize: Callable[[Tensor, str], Tensor],
+        pad_token: int,
+        max_new_tokens: int,
+    ) -> list[list[int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model says, or why it was not asked."""
+
+    key: str
+    text: str = ""
+    error: str = ""
+    """Reason and detail for a conversation that cannot be used; "" = it was asked."""
+
+
+class Answerer:
+    """Asks a model. Pictures are read as for its training, with the settings that are given."""
+
+    def __init__(self, model: AnsweringModel, settings: ChatProcessor.Config) -> None:
+        """Raises DataError when the model's folder lacks a file."""
+        self.model = model
+        self.processor: ChatProcessor = settings.build(folder=model.folder)
+        tokenizer = self.processor.tokenizer
+        self.pad_token: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def answers(
+        self, asked: Iterable[tuple[str, Sequence[Turn]]], *, batch_size: int, max_new_tokens: int
+    ) -> Iterator[Answer]:
+        """An answer to each (key, turns before it), in order, as batches are done."""
+        waiting = iter(asked)
+        while batch := list(islice(waiting, batch_size)):
+            prompts, errors = self._read(batch)
+            said = iter(self._generate(prompts, max_new_tokens) if prompts else [])
+            for key, _ in batch:
+                yield Answer(key, error=errors[key]) if key in errors else Answer(key, next(said))
+
+    def _read(self, batch: Sequence[tuple[str, Sequence[Turn]]]) -> tuple[list[ChatSample], dict[str, str]]:
+        prompts, errors = [], {}
+        for key, turns in batch:
+            try:
+                prompts.append(self.processor.prompt(turns, key=key))
+            except SampleError as error:
+                errors[key] = str(error)
+        return prompts, errors
+
+    def _generate(self, prompts: Sequence[ChatSample], max_new_tokens: int) -> list[str]:
+        tokens = self.model.generate(
+            prompts, normalize=self._normalize, pad_token=self.pad_token, max_new_tokens=max_new_tokens
+        )
+        texts = self.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    def _normalize(self, patches: Tensor, kind: str) -> Tensor:
+        from worldsmith.data.conversations.media.patches import normalize
+
+        assert self.processor.media is not None  # there would be no patches
+        limits = self.processor.media.images if kind == "image" else self.processor.media.videos
+        return normalize(patches, limits.mean, limits.std)
