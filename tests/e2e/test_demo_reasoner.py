@@ -71,6 +71,28 @@ def test_the_demo_ends_with_its_figures(folder: Path) -> None:
     assert figures["yes_no_accuracy"] == pytest.approx(sum(right) / 24, abs=1e-3)
 
 
+def test_evaluate_and_infer_say_what_plain_transformers_says(folder: Path) -> None:
+    """The same answers of the run itself, of its export, and to one question."""
+    run = folder / "runs/worldsmith/demo/falling_objects"
+    judged = json.loads((run / "evaluation/answers.json").read_text())
+    val = str(folder / "data/videophy2_val")
+    for kind, dataset, model in (("questions", "LlavaDataset", run), ("scores", "ManifestDataset", run / "reasoner")):
+        out = folder / kind
+        words = ["evaluate", str(model), "--dataset", dataset, "--dataset.path", val, "--max-new-tokens", "4"]
+        done = python(folder, "-m", "worldsmith", *words, "-o", str(out), "--batch-size", "5")
+        answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+        assert [(a["id"], a["model_response"]) for a in answers] == [
+            (j["id"], j["answer"].strip()) for j in judged[kind]
+        ]
+        figures = json.loads((out / "summary.json").read_text())
+        last = "yes/no accuracy" if kind == "questions" else "accuracy"
+        assert done.stdout.splitlines()[-1].startswith(f"{last} {figures['accuracy']:.2f}"), done.stdout
+    first = ManifestDataset.Config(path=val).build().turns(0)
+    (video,) = (part.source for part in first[0].parts if part.kind == "video")
+    words = ["infer", str(run), "--prompt", first[0].text, "--video", str(video), "--max-new-tokens", "4"]
+    assert python(folder, "-m", "worldsmith", *words).stdout.strip() == judged["scores"][0]["answer"].strip()
+
+
 def test_a_second_start_does_nothing(folder: Path) -> None:
     for words in commands(folder):
         done = python(folder, "-m", "worldsmith", *words)

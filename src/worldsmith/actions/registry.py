@@ -42,7 +42,12 @@ ACTIONS = {
     "generate": Command("make videos with a trained model", {"videos": "generate:GenerateVideos"}, by="model"),
     "convert": Command("make a base checkpoint from weights in another format", {"": "convert:Convert"}),
     "export": Command("turn a checkpoint into a folder that other libraries load", {"": "export:Export"}),
-    "evaluate": Command("measure what a model has learned", {"videos": "adherence:MeasureAdherence"}, by="model"),
+    "infer": Command("ask a reasoner one question", {"answers": "infer:AskModel"}, by="model"),
+    "evaluate": Command(
+        "measure what a model has learned",
+        {"videos": "adherence:MeasureAdherence", "answers": "judge:JudgeAnswers"},
+        by="model",
+    ),
 }
 
 
