@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -57,7 +58,7 @@ class ChatDataset(Configurable, ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all records."""
+        """SHA-256 over all that `listing` gives."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, facts]).encode())
@@ -71,6 +72,8 @@ class Entry:
     key: str
     record: Any
     line: int | None
+    files: tuple[str, ...]
+    """Its images and videos, as far as they are files."""
 
 
 class ChatFile(ChatDataset):
@@ -105,12 +108,12 @@ class ChatFile(ChatDataset):
             try:
                 if isinstance(record, SampleError):
                     raise record
-                check_turns(self.parse(record))
+                files = files_of(check_turns(self.parse(record)))
             except SampleError as error:
                 where = "" if line is not None else f"record {number}: "
                 self.rejections.append(Rejection(key, error.reason, f"{where}{error.detail}", self.name, line))
             else:
-                self.entries.append(Entry(key, record, line))
+                self.entries.append(Entry(key, record, line, files))
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
@@ -132,7 +135,12 @@ class ChatFile(ChatDataset):
         return entry.key, self.name, entry.line
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        return ((entry.key, entry.record) for entry in self.entries)
+        """Records, and marks of what their images and videos hold; see `content_marks`."""
+        return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
+
+    @cached_property
+    def _marks(self) -> dict[str, str]:
+        return content_marks(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
         """An image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
@@ -169,6 +177,12 @@ def find_file(path: str, name: str) -> Path:
     if not file.is_file():
         raise DataError(f"{file} does not exist; dataloader_train.dataset.path must be a file or the folder of {name}")
     return file
+
+
+def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
+    """The files that the turns show."""
+    sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
+    return tuple(source for source in sources if isinstance(source, str) and not source.startswith("data:"))
 
 
 def name_of(record: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.data.stream.dataset_record import changed_samples, record_text
 from worldsmith.data.stream.errors import DataError
 
 
@@ -138,6 +139,21 @@ def test_ids_may_repeat(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_the_records(tmp_path: Path) -> None:
     one, same, other = (build(tmp_path, chat("Hi", text)).fingerprint for text in ("a", "a", "b"))
     assert one == same != other
+
+
+def test_an_image_that_is_replaced_under_its_name_makes_another_sample(tmp_path: Path) -> None:
+    """Named as changed, also when there is none at first; what the data set holds itself is no file."""
+    inline = "data:image/png;base64,aGk="
+    records = [chat("<image>\nWhat?", "a ball", image="a.png", id="a"), chat("<image> ?", "b", image=inline, id="b")]
+    before, record = build(tmp_path, *records), tmp_path / "record.txt"
+    assert [entry.files for entry in before.entries] == [(str(tmp_path / "a.png"),), ()]
+    for content in (b"1", b"2"):
+        record.write_text(record_text(before))
+        (tmp_path / "a.png").write_bytes(content)
+        after = build(tmp_path, *records)
+        assert after.fingerprint != before.fingerprint
+        assert changed_samples(record, after) == ["samples with other content (1): a"]
+        before = after
 
 
 def test_files_that_are_no_list_are_errors(tmp_path: Path) -> None:
