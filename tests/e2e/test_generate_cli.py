@@ -132,7 +132,7 @@ def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> 
         (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
         (["--prompt", "x", "--condition-frames", "1"], "needs an image or a video"),
         (["--prompts", "missing.txt"], "missing.txt"),
-        (["--prompt", "x", "--steps", "0"], "steps must be at least 1, found 0"),
+        (["--prompt", "x", "--steps", "0"], "steps must be at least 1 and at most 1000, found 0"),
         (["--prompt", "x", "--shift", "nan"], "shift: expected a number or null, found nan"),
         (["--prompt", "x", "--guidance", "nan"], "guidance: expected a number or null, found nan"),
         (["--prompt", "x", "--guidance", "inf"], "guidance must be finite and at least 0, found inf"),

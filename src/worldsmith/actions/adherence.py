@@ -13,8 +13,10 @@ from worldsmith.actions.model_action import VideoAction, find_device
 from worldsmith.checkpoint.formats.export_folder import add_to_card
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.errors import UserError
 from worldsmith.evaluation.adherence import Judgement, ShapePrompt, judge, load_prompts
 from worldsmith.files.atomic import write_text
+from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
 
 if TYPE_CHECKING:
@@ -99,7 +101,10 @@ class MeasureAdherence(VideoAction):
         result = Path(self.config.out) / RESULT
         if self.config.force or not result.is_file():
             return {}
-        known = json.loads(result.read_text(encoding="utf-8"))
+        try:
+            known = read_json_object(result)
+        except UserError as error:
+            raise UserError(f"{error}; --force measures again") from None
         if known.pop("signature", None) != self.signature():
             return {}
         names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from worldsmith.actions.action import Action
-from worldsmith.config.declare.ranges import Count, Factor, Range
+from worldsmith.config.declare.ranges import Factor, Range
 from worldsmith.config.errors import UserError
 
+NOISE_LEVELS = 1000
+"""That models tell apart: more steps than these would repeat some."""
 PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
 
 
@@ -32,7 +34,7 @@ class VideoAction(ModelAction):
     """Makes videos with a stored model."""
 
     class Config(ModelAction.Config):
-        steps: Count | None = None
+        steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
         """Sampling steps; null: the model's own, 35."""
         guidance: Factor | None = None
         """Scale of classifier-free guidance, 1 = off; null: the model's own, 6."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
@@ -48,7 +48,8 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
-        loaded = finish(*draft_settings(prefix, kinds[0].Config, words, kinds[0].places, file, tail))
+        with mistakes_in("the command"):
+            loaded = finish(*draft_settings(prefix, kinds[0].Config, words, kinds[0].places, file, tail))
         for warning in loaded.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         action: Action = loaded.tree.build()
@@ -130,9 +131,20 @@ def show(result: Result, *, as_json: bool = False) -> int:
 
 
 @contextmanager
+def mistakes_in(where: str) -> Iterator[None]:
+    """Mistakes of a config are said to be in `where`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.problems, where=where) from error
+
+
+@contextmanager
 def mistakes_of_the_user() -> Iterator[None]:
     """What an action refuses becomes one message without a traceback."""
     try:
         yield
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
+    except MemoryError as error:
+        raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error

@@ -117,19 +117,26 @@ class ConfigError(ValueError):
     """A config that cannot be used. `problems` lists every mistake that was found.
 
     `rest` is the resolved tree apart from its mistakes, and `places` says where its values stand, if it got so far.
+    `where` says what holds the mistakes.
     """
 
     def __init__(
-        self, problems: Iterable[Problem], rest: Any = None, places: Mapping[Path, Place] | None = None
+        self,
+        problems: Iterable[Problem],
+        rest: Any = None,
+        places: Mapping[Path, Place] | None = None,
+        *,
+        where: str = "the config",
     ) -> None:
         unique = dict.fromkeys(problems)  # in the order of the file, those without a place last
         self.problems = sorted(unique, key=lambda p: (p.place is None, p.file or "", p.line or 0, p.column or 0))
+        self.where = where
         self.rest, self.places = rest, places or {}
         super().__init__(self.render())
 
     def render(self) -> str:
         count = len(self.problems)
-        title = "1 mistake in the config" if count == 1 else f"{count} mistakes in the config"
+        title = f"{count} mistake{'s' * (count != 1)} in {self.where}"
         more = [f"and {count - SHOWN} more; mend these first"] if count > SHOWN else []
         return "\n\n".join([title, *(problem.render() for problem in self.problems[:SHOWN]), *more])
 

@@ -32,6 +32,8 @@ class JobConfig(Config):
             value = getattr(self, key)
             if value.startswith(("/", "~")) or ".." in value.split("/") or "\0" in value:
                 raise wrong(self, key, why="it would leave the output root", remedy="write a plain folder name")
+            if "." in value.split("/"):
+                raise wrong(self, key, why="'.' is the folder above itself", remedy="write a plain folder name")
 
 
 class ParallelismConfig(Config):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.falling_objects import COLOURS, ROUND, SHAPES, Scene, render, sample_scene
 from worldsmith.data.falling_questions import ANSWER_HINT, DESCRIBE, SCORE_PROMPT, Question, ask, describe
 from worldsmith.data.made_folder import complete_folder, prepare_folder, write_json
@@ -41,6 +42,10 @@ class FallingPlan:
                 raise ValueError(f"falling-objects: {name} must be at least {low}, found {getattr(self, name)}")
         if self.size % 2:
             raise ValueError(f"falling-objects: size must be even for H.264 with 4:2:0 colour, found {self.size}")
+        try:
+            require_clip(self.num_frames, self.size, self.size, self.fps)
+        except ValueError as error:
+            raise ValueError(f"falling-objects: {error}") from None
 
     @property
     def counts(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.made_folder import complete_folder, prepare_folder
 from worldsmith.data.shape_captions import (
     COMBINATIONS,
@@ -133,6 +134,10 @@ class DatasetPlan:
                 raise ValueError(f"moving-shapes: {name} must be at least {low}, found {getattr(self, name)}")
         if self.size % 2:
             raise ValueError(f"moving-shapes: size must be even for H.264 with 4:2:0 colour, found {self.size}")
+        try:
+            require_clip(self.num_frames, self.size, self.size, self.fps)
+        except ValueError as error:
+            raise ValueError(f"moving-shapes: {error}") from None
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1
             raise ValueError(

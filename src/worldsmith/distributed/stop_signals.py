@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
@@ -12,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once, handling
+
+logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
@@ -48,9 +51,14 @@ class StopSignals:
         return self.received
 
     def honour(self) -> None:
-        """Removes the file: the next start of the run is to go on."""
-        if self.file is not None:
-            self.file.unlink(missing_ok=True)
+        """Removes the file, or folder: the next start of the run is to go on. One that cannot be is said."""
+        if self.file is None or not self.file.exists():
+            return
+        try:
+            (self.file.rmdir if self.file.is_dir() else self.file.unlink)()
+        except OSError as error:
+            if self.file.exists():
+                logger.warning("remove %s, or the next start stops, too: %s", self.file, error.strerror)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:

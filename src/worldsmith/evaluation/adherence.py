@@ -10,15 +10,18 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
+from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.shape_detector import detect
 from worldsmith.files.lines import read_lines
 
 if TYPE_CHECKING:
     import numpy as np
 
-ATTRIBUTES = ("colour", "shape", "direction")
+KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}
+ATTRIBUTES = tuple(KNOWN)
+EXPECTED = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,26 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            prompts.append(ShapePrompt(**{name: record[name] for name in ShapePrompt.__dataclass_fields__}))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            fields = ", ".join(ShapePrompt.__dataclass_fields__)
-            raise ValueError(
-                f"{path}:{number}: expected a JSON object with {fields}; found {line[:80]!r} ({error})"
-            ) from None
+            prompts.append(parse_prompt(line))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
     if not prompts:
         raise ValueError(f"{path}: no prompts; expected one JSON object a line")
     return prompts
+
+
+def parse_prompt(line: str) -> ShapePrompt:
+    """Raises ValueError or RecursionError for what is no such prompt: what is not known could never be seen."""
+    record, hints = json.loads(line), get_type_hints(ShapePrompt)
+    if not isinstance(record, dict) or any(name not in record for name in hints):
+        raise ValueError(f"expected a JSON object with {', '.join(hints)}; found {line[:80]!r}")
+    for name, hint in hints.items():
+        value, known = record[name], KNOWN.get(name)
+        if known is not None and value not in known:
+            raise ValueError(f"'{name}' must be one of {', '.join(known)}; found {value!r:.80}")
+        if isinstance(value, bool) != (hint is bool) or not isinstance(value, (int, float) if hint is float else hint):
+            raise ValueError(f"'{name}' must be {EXPECTED[hint]}, found {value!r:.80}")
+    return ShapePrompt(**{name: record[name] for name in hints})
 
 
 def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:

@@ -53,7 +53,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
 def parse_line(text: str, where: str, folder: Path) -> PromptLine:
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(record, dict) or "prompt" not in record:
         raise ValueError(f"{where}: expected a JSON object with the key 'prompt', found {text[:80]!r}")

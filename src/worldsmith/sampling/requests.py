@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.captions import Caption, render_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.models.video_model import SampleLayout
@@ -56,8 +56,12 @@ class GenerationRequest:
                     f"{where}: {name} must be a multiple of {grid.pixels}, found {side}; "
                     f"the nearest is {max(1, round(side / grid.pixels)) * grid.pixels}"
                 )
-        if self.num_frames < 1 or not (self.fps > 0 and math.isfinite(self.fps)):
-            raise ValueError(f"{where}: num_frames and fps must be positive, found {self.num_frames} and {self.fps}")
+        if self.num_frames < 1:
+            raise ValueError(f"{where}: num_frames must be positive, found {self.num_frames}")
+        try:
+            require_clip(self.num_frames, self.height, self.width, self.fps)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         for text in (self.prompt, self.negative_prompt or ""):
             if not text.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
                 raise ValueError(f"{where}: {text[:60]!r} holds half of a surrogate pair, which is no character")
@@ -145,12 +149,14 @@ def training_text(request: GenerationRequest, defaults: GenerationDefaults, *, d
 
 
 def is_structured(prompt: str) -> bool:
-    """Whether a prompt is a JSON object."""
+    """Whether a prompt is a JSON object. Raises ValueError for one that is nested too deep to be read."""
     if not prompt.lstrip().startswith("{"):
         return False
     try:
         return isinstance(json.loads(prompt), dict)
-    except json.JSONDecodeError:
+    except RecursionError:
+        raise ValueError(f"the prompt {prompt[:60]!r} is JSON that is nested too deep to be read") from None
+    except ValueError:
         return False
 
 

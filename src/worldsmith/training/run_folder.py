@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.config.yaml.text import read_yaml
@@ -151,7 +152,7 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
-    text, after = path.read_text(encoding="utf-8"), to_dict(config)
+    text, after = read_config_text(path), to_dict(config)
     try:
         before = from_yaml(text, type(config), file=str(path))
     except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only

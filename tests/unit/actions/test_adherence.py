@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.actions.adherence import RESULT, MeasureAdherence, video_name
+from worldsmith.config.errors import UserError
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.evaluation.adherence import load_prompts
 
@@ -39,6 +40,13 @@ def test_a_run_that_went_back_to_an_earlier_checkpoint_is_measured_anew(
 ) -> None:
     (tmp_path / "run/checkpoints/latest_checkpoint.txt").write_text("iter_000000001\n")
     assert measured.known() == {}
+
+
+def test_figures_that_cannot_be_read_are_named(measured: MeasureAdherence, tmp_path: Path) -> None:
+    for content in (b"[1]", b"{", b"\xff"):
+        (tmp_path / "out" / RESULT).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{RESULT}.*--force measures again"):
+            measured.known()
 
 
 def test_figures_without_their_videos_do_not_hold(measured: MeasureAdherence, tmp_path: Path) -> None:

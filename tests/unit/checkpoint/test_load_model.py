@@ -280,3 +280,18 @@ def test_choosing_does_not_read_weights(run_folder: Path) -> None:
     model = find_model(run_folder)
     changed = replace(model, defaults=replace(model.defaults, shift=9.0))
     assert changed.load().defaults.shift == 9.0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe", r"config\.yaml:1:1: the byte 0xff is not UTF-8"),
+        (b"", r"config\.yaml has no section 'job'"),
+        (b"- 1", r"config\.yaml has no section 'job'"),
+        (b"job: 3", r"config\.yaml has no section 'job'"),
+    ],
+)
+def test_a_config_that_is_none_is_named(run_folder: Path, content: bytes, words: str) -> None:
+    (run_folder / "config.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        find_model(run_folder)

@@ -91,6 +91,8 @@ class Try(Action):
     def run(self) -> Result:
         if self.config.note == "refuse":
             raise ValueError("no such thing")
+        if self.config.note == "large":
+            raise MemoryError("Unable to allocate 1.05 TiB")
         return Result(["done"], to_dict(self.config), code=3 if self.config.note == "three" else 0)
 
     def plan(self) -> Iterator[str]:
@@ -201,7 +203,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
         run_action("try", words, ["sizes=x"])
     said = str(caught.value)
     for part in (
-        "7 mistakes",
+        "7 mistakes in the command\n",
         "model: no value is given\n    -> write MODEL, or --model VALUE",
         "there is no flag --num-step",
         "did you mean --num_steps?",
@@ -227,6 +229,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
         (["w", "--settings"], "--settings needs a value"),
         (["w", "--settings", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["w", "--note", "refuse"], "no such thing"),
+        (["w", "--note", "large"], "this takes more memory than the machine has: Unable to allocate 1.05 TiB"),
         (["--help", "wrod"], "no flag has 'wrod' in its name or description"),
     ],
 )

@@ -51,6 +51,7 @@ def test_mistakes_in_a_yaml_file_carry_file_line_and_column(tmp_path: Path) -> N
     ("section", "words"),
     [
         (JobConfig(name="../x"), "output root"),
+        (JobConfig(name="."), "the folder above itself"),
         (ParallelismConfig(data_parallel_shard_degree=0), "-1"),
         (ParallelismConfig(cfg_parallel_shard_degree=-1), "at least 1"),
         (ActivationCheckpointingConfig(save_ops_regex=["("]), "no regular expression"),

@@ -51,6 +51,21 @@ def test_a_file_counts_and_is_removed_when_honoured(tmp_path: Path) -> None:
         stop.honour()
 
 
+def test_a_folder_of_that_name_counts_and_is_removed_unless_it_holds_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "STOP"
+    place.mkdir()
+    with StopSignals(place) as stop:
+        assert stop.asked == f"the file {place}"
+        stop.honour()
+        assert not place.exists()
+        (place / "kept").mkdir(parents=True)
+        stop.honour()
+    assert (place / "kept").is_dir()
+    assert caplog.messages == [f"remove {place}, or the next start stops, too: Directory not empty"]
+
+
 def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_path: Path) -> None:
     """What is printed between the signal and the save must not fail, and the exit code stays the run's own."""
     screen, terminal = pty.openpty()

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.sampling.prompt_files import PromptLine, to_request
+from worldsmith.sampling.prompt_files import PromptLine, read_prompts, to_request
+from worldsmith.sampling.requests import is_structured
 
 SIZES = {"height": 64, "width": 64, "num_frames": 17, "fps": 8.0}
 
@@ -73,3 +74,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         request_with(video=str(tmp_path / "absent.mp4"))
     with pytest.raises(ValueError, match=r"a\.mp4"):
         request_with(image=str(tmp_path / "a.mp4"))
+
+
+@pytest.mark.parametrize("text", ['{"prompt":' * 100_000, '{"prompt": "x", "seed": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"p\.jsonl:1: not valid JSON"):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_a_prompt_of_deeply_nested_json_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the prompt '\{\"a\":.* is JSON that is nested too deep"):
+        is_structured('{"a":' * 50_000 + "1" + "}" * 50_000)
+    assert is_structured('{"a": 1}')
+    assert not is_structured('{"a"')

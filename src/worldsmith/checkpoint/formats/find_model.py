@@ -16,6 +16,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, 
 from worldsmith.checkpoint.sources.stored_config import written_here
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
 from worldsmith.config.errors import UserError
+from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
@@ -96,9 +97,9 @@ def of_run(config_file: Path, path: Path) -> StoredModel:
     """The model of a run as it began."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
-    tree = read_yaml(config_file.read_text(encoding="utf-8"), str(config_file)).data
+    tree = read_yaml(read_config_text(config_file), str(config_file)).data
     for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
-        if part not in tree:
+        if not isinstance(tree, dict) or not isinstance(tree.get(part), dict):
             raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
     with written_here(config_file):
         spec = from_dict(tree["model"], ModelSpec)

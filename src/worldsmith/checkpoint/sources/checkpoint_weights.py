@@ -13,6 +13,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial, require_same
 from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_whole
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
+from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object, section
@@ -161,8 +162,9 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
     """The config of the run that wrote a model folder: kept with the checkpoint, else that of the run folder."""
     for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
         if file.is_file():
-            tree = read_yaml(file.read_text(encoding="utf-8"), str(file)).data
-            if isinstance(tree, dict) and isinstance((tree.get("model") or {}).get("config"), dict):
+            tree = read_yaml(read_config_text(file), str(file)).data
+            model = tree.get("model") if isinstance(tree, dict) else None
+            if isinstance(model, dict) and isinstance(model.get("config"), dict):
                 return tree
     return None
 

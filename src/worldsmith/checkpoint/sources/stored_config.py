@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ def written_here(file: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        first, count = error.problems[0], len(error.problems)
+        first, count = replace(error.problems[0], place=None, hint=None), len(error.problems)
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise UserError(
             f"{file} was written by another version of Worldsmith, or changed by hand, and this one cannot read it: "
-            f"{f'{first.path}: ' if first.path else ''}{first.message}{more}. Resume or export with the version that "
+            f"{first.render()}{more}. Resume or export with the version that "
             "wrote it; a new run can start from its weights, with the folder as checkpoint.load_path"
         ) from error

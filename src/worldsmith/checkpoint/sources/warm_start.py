@@ -68,8 +68,12 @@ class LoadReport:
             text.append(f"  skipped by keys_to_skip_loading: {shorten(self.skipped)}")
         if self.started_live:
             text.append(f"  averages that start from the live weights: {len(self.started_live)}")
-        if self.unexpected:
-            text.append(f"  in the checkpoint but not in this network: {shorten(self.unexpected)}")
+        averages = [name for name in self.unexpected if name.startswith(AVERAGE)]
+        others = [name for name in self.unexpected if name not in set(averages)]
+        if averages:
+            text.append(f"  averaged weights of the checkpoint, which are not taken: {shorten(averages, 1)}")
+        if others:
+            text.append(f"  in the checkpoint but not in this network: {shorten(others)}")
         for rule in self.rules_without_effect:
             text.append(f'  keys_to_skip_loading: "{rule}" is in no tensor\'s name and skips nothing')
         text += [f"  note: {note}" for note in self.notes]
