@@ -50,7 +50,7 @@ def draw(sheet: Image.Image, top: int, folder: Path, number: int, said: dict[str
     score = said["scores"][number - 1]
     lines = [(f"plausibility {score['answer']} of 5 (true: {score['truth']})", score)]
     for entry in said["questions"]:
-        if entry["id"].startswith(f"video_{number:04d}-") and not entry["id"].endswith(("shape", "colour")):
+        if entry["id"].startswith(f"video_{number:04d}-") and not entry["id"].endswith(("left", "red")):
             lines.append((f"{entry['asked'].removesuffix(' Answer yes or no.')} {entry['answer']}", entry))
     for line, (text, entry) in enumerate(lines):
         right = entry["answer"].strip().lower() == entry["truth"]
