@@ -186,7 +186,7 @@ class TestSizes:
         if not odd:
             check_tier(tier)
             return
-        with pytest.raises(ValueError, match=f"'{tier}' has sizes .*{odd[0][0]}x{odd[0][1]}.*not all multiples of 16"):
+        with pytest.raises(ValueError, match=f'"{tier}": its sizes .*{odd[0][0]}x{odd[0][1]}.*not all multiples of 16'):
             check_tier(tier)
 
     @pytest.mark.parametrize(
