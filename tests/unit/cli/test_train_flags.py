@@ -165,8 +165,7 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
 
 def test_every_value_of_every_recipe_has_its_flag_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     from worldsmith.config import Config, get_recipe
-    from worldsmith.config.declare.configurable import field_hints
-    from worldsmith.config.tree.access import walk
+    from worldsmith.config.declare.configurable import field_hints, walk
     from worldsmith.config.tree.paths import format_path
 
     for name in recipe_names():
@@ -329,7 +328,7 @@ MY_TRAINER = """
 from types import SimpleNamespace
 
 from worldsmith.config import get_recipe, recipe
-from worldsmith.config.tree.access import children
+from worldsmith.config.declare.configurable import children
 from worldsmith.distributed.world import World
 from worldsmith.training.trainer import Outcome, Trainer
 

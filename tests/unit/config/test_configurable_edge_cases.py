@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from worldsmith.config import Config, ConfigError, Configurable, get_recipe
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.load import read_draft
-from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict

@@ -10,9 +10,10 @@ from types import ModuleType
 import pytest
 
 from worldsmith.config import recipe
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.load import Loaded, load, read_draft
 from worldsmith.config.recipes.registry import get_recipe, recipe_names, registered
-from worldsmith.config.tree.access import find, walk
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import parse_path

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
 
 from worldsmith.config.declare.class_rules import check_class_body
@@ -95,7 +96,9 @@ class Configurable:
             if owner is None:
                 raise TypeError(f"{type(self).__qualname__} belongs to no component and cannot be built")
             _check_runtime(owner, runtime)
-            for path, value in unresolved(self):
+            for path, value in walk(self):
+                if not is_reference(value):
+                    continue
                 where = f"{type(self).__qualname__}.{format_path(path)}"
                 raise TypeError(f"{where} is still the reference {value!r}; call resolve() on the whole tree first")
             return owner(copy.deepcopy(self), **runtime)  # type: ignore[call-arg]
@@ -168,19 +171,22 @@ def unknown_field(cls: type, name: str) -> str:
     return f"{cls.__qualname__} has no field '{name}'; {advice}"
 
 
-def unresolved(value: Any, path: Path = ()) -> list[tuple[Path, str]]:
-    """The references below a value, with their paths. Opaque data (``custom``) is not looked into."""
-    if is_reference(value):
-        return [(path, value)]
-    if isinstance(value, Config):
-        items: list[tuple[str | int, Any]] = [(n, getattr(value, n)) for n in field_names(type(value)) if n != "custom"]
-    elif isinstance(value, dict):
-        items = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
-        return []
-    return [found for name, child in items for found in unresolved(child, (*path, name))]
+def children(node: Any) -> list[tuple[Any, Any]]:
+    """The named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
+    if isinstance(node, Config):
+        return [(name, getattr(node, name)) for name in field_names(type(node)) if name != "custom"]
+    if isinstance(node, dict):
+        return list(node.items())
+    if isinstance(node, list):
+        return list(enumerate(node))
+    return []
+
+
+def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value with its path, parents first."""
+    yield path, node
+    for name, child in children(node):
+        yield from walk(child, (*path, name))
 
 
 def _check_runtime(owner: type[Configurable], runtime: dict[str, Any]) -> None:

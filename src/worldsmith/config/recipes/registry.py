@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from worldsmith.config.declare.class_tags import trust
-from worldsmith.config.declare.configurable import Config, field_names
+from worldsmith.config.declare.configurable import Config, field_names, walk
 from worldsmith.config.errors import ConfigError, Problem, code_problem
-from worldsmith.config.tree.access import walk
 from worldsmith.config.tree.suggest import did_you_mean
 
 Tree = TypeVar("Tree", bound=Config)

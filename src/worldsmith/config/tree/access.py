@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, field_hints, field_names
+from worldsmith.config.declare.configurable import Config, field_hints, field_names, walk
 from worldsmith.config.declare.value_types import item_hint
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import OPAQUE
 
 ABSENT: Any = object()
-
-
-def children(node: Any) -> list[tuple[Any, Any]]:
-    """The named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
-    if isinstance(node, Config):
-        return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]
-    if isinstance(node, dict):
-        return list(node.items())
-    if isinstance(node, list):
-        return list(enumerate(node))
-    return []
 
 
 def find(node: Any, path: Path, default: Any = None) -> Any:
@@ -46,13 +34,6 @@ def child_hint(node: Any, part: str | int, hint: Any) -> Any:
     if isinstance(node, Config):
         return field_hints(type(node)).get(str(part), Any)
     return item_hint(hint, type(node))
-
-
-def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value with its path, parents first."""
-    yield path, node
-    for name, child in children(node):
-        yield from walk(child, (*path, name))
 
 
 def all_paths(tree: Config) -> list[Path]:

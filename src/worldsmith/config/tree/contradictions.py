@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.errors import Problem, WrongValueError
-from worldsmith.config.tree.access import find, walk
+from worldsmith.config.tree.access import find
 from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path
 

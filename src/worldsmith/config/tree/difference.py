@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
-from worldsmith.config.tree.access import ABSENT, children
+from worldsmith.config.declare.configurable import Config, children
+from worldsmith.config.tree.access import ABSENT
 from worldsmith.config.tree.paths import Path, flatten
 from worldsmith.config.tree.plain import OPAQUE, plain
 

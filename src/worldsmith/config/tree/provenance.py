@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import Config, children
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import Place
-from worldsmith.config.tree.access import ABSENT, children
+from worldsmith.config.tree.access import ABSENT
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import OPAQUE, class_defaults
 

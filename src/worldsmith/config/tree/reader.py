@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_origin
 
 from worldsmith.config.declare.class_tags import class_of, tag_of
-from worldsmith.config.declare.configurable import Config, Configurable, field_hints, field_names, owner_of
+from worldsmith.config.declare.configurable import (
+    Config,
+    Configurable,
+    children,
+    field_hints,
+    field_names,
+    owner_of,
+    walk,
+)
 from worldsmith.config.declare.value_types import (
     fit,
     fits,
@@ -24,7 +32,6 @@ from worldsmith.config.declare.value_types import (
 )
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import children, walk
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import nearest_path

@@ -14,11 +14,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
-from worldsmith.config.declare.configurable import Config, field_hints, field_names
+from worldsmith.config.declare.configurable import Config, children, field_hints, field_names
 from worldsmith.config.declare.value_types import fit, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.text_file import MAX_DEPTH
-from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
+from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import Config, children
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.toml.schema import TASKS, remap, toml_fields
-from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, children, find
+from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.provenance import remember

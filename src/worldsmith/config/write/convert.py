@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import Config, walk
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.schema import TASKS, TomlField
-from worldsmith.config.tree.access import ABSENT, find, walk
+from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.difference import Change, changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
 from worldsmith.config.tree.paths import format_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, field_names
-from worldsmith.config.tree.access import ABSENT, children
+from worldsmith.config.declare.configurable import Config, children, field_names
+from worldsmith.config.tree.access import ABSENT
 from worldsmith.config.tree.difference import changes, same_value
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import class_defaults
