@@ -56,4 +56,4 @@ def test_another_number_of_ranks_is_said(folder: Path, caplog: pytest.LogCapture
     trainer = Trainer(config, run_folder=folder / "whole")
     assert trainer.iteration == 3
     assert "was saved by 2 data-parallel processes, and now there are 1" in caplog.text
-    assert "a step has 1 packs, and with trainer.grad_accum_iter = 1 it had 2" in caplog.text
+    assert "packs in a step: 1, before 2 (processes" in caplog.text

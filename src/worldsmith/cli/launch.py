@@ -61,12 +61,15 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         print(HELP)
         return 0 if words else 2
     asked: set[int] = set()
+    desk = LaunchDesk()
 
     def hand_on(number: int) -> None:
         asked.add(number)
         if number == signal.SIGHUP:
             leave_terminal()
         processes = psutil.Process().children()
+        if not processes and desk.exit_code is not None:
+            os._exit(desk.exit_code)  # only launchers on other machines are waited for
         if not processes:
             leave(number)
         for process in processes:
@@ -90,7 +93,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             return int(train.run(run_words))
         train.check(run_words)  # a mistake is said once, before there are processes to repeat it
         choose_meeting(args, machines)
-        with LaunchDesk() as desk, held_back(), waiting_said(args, machines):
+        with desk, held_back(), waiting_said(args, machines, desk):
             try:
                 require_devices(processes)
                 run(args)
@@ -122,23 +125,25 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
-def waiting_said(args: Namespace, machines: int) -> Iterator[None]:
-    """Says now and then whom this machine waits for, until it has started its processes."""
+def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
+    """Says now and then whom this machine waits for, until it has started its processes; and once, when they have
+    ended and the launchers of other machines have not said so of theirs: torchrun gives them 300 s."""
     begun, over = time.monotonic(), threading.Event()
 
     def watch() -> None:
-        pause = SAY_AFTER
+        pause, started = SAY_AFTER, False
         while not over.wait(pause):
-            pause = min(2 * pause, 60)
             if psutil.Process().children():
+                started, pause = True, SAY_AFTER
+                continue
+            others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
+            if desk.exit_code is not None:
+                say(f"all processes here have ended; waiting for {others} to say so, at most 300 s; Ctrl-C ends it")
                 return
-            print(
-                f"worldsmith launch: waiting for {machines - 1} other "
-                f"{'machine' if machines == 2 else 'machines'}, to meet at {meeting_place(args)} "
-                f"({time.monotonic() - begun:.0f} s); Ctrl-C ends it",
-                file=sys.stderr,
-                flush=True,
-            )
+            if not started:
+                pause = min(2 * pause, 60)
+                waited = f"{time.monotonic() - begun:.0f} s"
+                say(f"waiting for {others}, to meet at {meeting_place(args)} ({waited}); Ctrl-C ends it")
 
     if machines > 1:
         threading.Thread(target=watch, daemon=True).start()
@@ -146,6 +151,10 @@ def waiting_said(args: Namespace, machines: int) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def say(message: str) -> None:
+    print(f"worldsmith launch: {message}", file=sys.stderr, flush=True)
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:

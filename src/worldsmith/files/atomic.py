@@ -71,7 +71,8 @@ def write_text(path: Path, text: str) -> None:
 def folder_aside(target: Path) -> Iterator[Path]:
     """An empty folder beside `target` to write into, for `publish_folder`; what is left of it at the end is removed.
 
-    What an interrupted process has left there is cleaned up first. Raises FileExistsError while another one writes.
+    What an interrupted process has left there is cleaned up first. Raises FileExistsError while another one writes, and
+    OSError (ENOSPC) for whatever a library raises when the disk is full.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     put_back(target)
@@ -85,11 +86,26 @@ def folder_aside(target: Path) -> Iterator[Path]:
     handle = lock_folder(aside)
     try:
         yield aside
+    except Exception as error:
+        if is_disk_full(error):
+            advice = "make room, or choose another place; what was there before is as it was"
+            raise OSError(errno.ENOSPC, f"there is no space left on the disk ({advice})", str(target)) from error
+        raise
     finally:
         if aside.exists():
             shutil.rmtree(aside)
         if handle is not None:
             os.close(handle)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk, or quota, is behind an error; libraries that are not Python have only words for it."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in full) or any(os.strerror(n) in str(error) for n in full):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def lock_folder(folder: Path) -> int | None:

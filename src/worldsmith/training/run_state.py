@@ -13,9 +13,10 @@ import torch
 from worldsmith.checkpoint.dcp.parts import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
+from worldsmith.checkpoint.run.folders import NAME
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, run_tree
 from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-LOAD_REPORT = "load_report.json"
 
 
 class RunState:
@@ -130,7 +129,12 @@ class RunState:
         if report is None:
             return
         text = json.dumps(report.to_json(), indent=1) + "\n"
-        write_on_main(self.world, self.run_folder, lambda: write_text(self.run_folder / LOAD_REPORT, text))
+        write_on_main(
+            self.world, self.run_folder, lambda: write_text(self.run_folder / frozen_weights.LOAD_REPORT, text)
+        )
+        needed = Path(report.folder).parent
+        if self.config.checkpoint.save_weights == "trained" and NAME.fullmatch(needed.name):
+            logger.warning("the frozen weights stay in %s alone: keep it, or a copy, as long as this run's", needed)
         if not with_state:
             return
         checkpoint = require_training_state(report, self.config)
@@ -233,12 +237,12 @@ class RunState:
             return
         loader.load_states(positions)
         if len(positions) != loader.world_size:
-            per_step = self.config.trainer.grad_accum_iter
+            now = self.config.trainer.grad_accum_iter
+            before = ((run_tree(checkpoint / "model") or {}).get("trainer") or {}).get("grad_accum_iter", now)
             logger.warning(
                 "%s was saved by %d data-parallel processes, and now there are %d: weights, optimizer and data "
-                "position are dealt anew; a step has %d packs, and with trainer.grad_accum_iter = %d it had %d",
-                checkpoint, len(positions), loader.world_size, per_step * loader.world_size, per_step,
-                per_step * len(positions),
+                "position are dealt anew; packs in a step: %d, before %d (processes × trainer.grad_accum_iter)",
+                checkpoint, len(positions), loader.world_size, now * loader.world_size, before * len(positions),
             )  # fmt: skip
 
     def _counters(self) -> dict[str, Tensor]:

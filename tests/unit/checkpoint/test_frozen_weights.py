@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.checkpoint.run.frozen_weights import FILE, fingerprint, is_partial, record, require_same
+from worldsmith.checkpoint.run.frozen_weights import FILE, LOAD_REPORT, fingerprint, is_partial, record, require_same
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, ensure_process_group, stop_world
 
@@ -71,5 +72,13 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
     other["a"][0, 0] += 1e-7
     with pytest.raises(UserError, match="those of the old base, and those of the new base are others"):
         require_same(tmp_path, other, source="the new base")
+    run, first = tmp_path / "run", tmp_path / "iter_000000004" / "model"
+    (run / "checkpoints/iter_000000009").mkdir(parents=True)
+    (run / "checkpoints/iter_000000009" / FILE).write_text(record(weights(), source="the old base"))
+    (run / LOAD_REPORT).write_text(json.dumps({"folder": str(first)}))
+    for made, words in ((False, "is gone: give a copy"), (True, "give that folder as checkpoint.load_path")):
+        first.mkdir(parents=True) if made else None
+        with pytest.raises(UserError, match=f"They were read from .*iter_000000004/model.*{words}"):
+            require_same(run / "checkpoints/iter_000000009", other, source="the new base")
     with pytest.raises(UserError, match="2 frozen tensors, and this run freezes 1"):
         require_same(tmp_path, {"a": other["a"]}, source="the new base")

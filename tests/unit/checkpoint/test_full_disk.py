@@ -54,3 +54,34 @@ assert state()[1] == "iter_000000004"
 def test_full_disk(tmp_path: Path, background: bool) -> None:
     """Predicted before a byte is written, and met in the middle of the writing."""
     run_beside_disk(tmp_path, SCRIPT, str(background), mebibytes=4)
+
+
+WRITES = """
+import os, sys
+import torch
+from pathlib import Path
+from safetensors.torch import save_file
+from worldsmith.checkpoint.dcp.parts import planner_of, save_part
+from worldsmith.cli.main import file_error
+from worldsmith.files.atomic import folder_aside
+
+target, large = Path(sys.argv[1]) / "out", {"a": torch.randn(1_000_000)}
+for write in (
+    lambda folder: save_file(large, folder / "x.safetensors"),
+    lambda folder: save_part(folder / "model", planner_of(large)),
+    lambda folder: (folder / "x").write_bytes(bytes(4_000_000)),
+):
+    try:
+        with folder_aside(target) as aside:
+            write(aside)
+    except OSError as error:
+        said = file_error(error)
+        assert said.startswith("there is no space left on the disk (make room") and said.endswith(str(target)), said
+    else:
+        raise AssertionError("it has space")
+    assert os.listdir(sys.argv[1]) == []
+"""
+
+
+def test_an_export_and_a_conversion_say_so_in_one_line(tmp_path: Path) -> None:
+    run_beside_disk(tmp_path, WRITES, mebibytes=2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "frozen_weights.json"
+LOAD_REPORT = "load_report.json"
+"""In the run folder: what the run's first start read, and from where."""
 CHUNK = 1 << 22
 """Entries that are summed at once."""
 
@@ -74,8 +77,20 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str)
     if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
         raise UserError(
             f"{checkpoint} holds trained weights only, and the frozen ones have changed: it was trained on those of "
-            f"{saved['source']}, and those of {source} are others. Give the same base as checkpoint.load_path"
+            f"{saved['source']}, and those of {source} are others. {advice(checkpoint.parent.parent / LOAD_REPORT)}"
         )
+
+
+def advice(report: Path) -> str:
+    """What to do about other frozen weights; a run's report knows the folder, where its config may name a whole run."""
+    first = ""
+    with suppress(OSError, UserError):
+        first = str(read_json_object(report).get("folder", ""))
+    if not first:
+        return "Give the same base as checkpoint.load_path"
+    if not Path(first).is_dir():
+        return f"They were read from {first}, which is gone: give a copy of it as checkpoint.load_path"
+    return f"They were read from {first}: give that folder as checkpoint.load_path"
 
 
 def is_partial(checkpoint: Path) -> bool:

@@ -1,0 +1,40 @@
+"""What a launcher says while it waits for other machines."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from worldsmith.cli import launch
+from worldsmith.distributed.launch_desk import LaunchDesk
+
+
+def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    children: list[int] = []
+    said = ""
+
+    def until(words: str) -> str:
+        nonlocal said
+        deadline = time.monotonic() + 20
+        while words not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+        return said
+
+    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
+    desk = LaunchDesk()
+    with launch.waiting_said(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
+        assert "waiting for 2 other machines, to meet at a:1" in until("to meet")
+        children.append(1)
+        time.sleep(0.1)
+        desk.exit_code = 75
+        time.sleep(0.1)
+        assert "have ended" not in said + capsys.readouterr().err
+        children.clear()
+        assert "all processes here have ended; waiting for 2 other machines to say so" in until("have ended")
