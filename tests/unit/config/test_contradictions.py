@@ -295,3 +295,14 @@ def test_a_yaml_tree_with_mistakes_of_every_kind_has_one_report(
         ("model.config.parallelism", 11),
         ("trainer.max_iter", None),
     }
+
+
+class Reel(Configurable):
+    class Config(Configurable.Config):
+        clip: Clip.Config | None = None
+
+
+def test_a_section_that_its_mistake_takes_away_is_not_asked_again() -> None:
+    """As where a word cannot remove it: its default is that there is none."""
+    tree = Reel.Config(clip=Clip.Config(caps=Caps(size=0)))
+    assert check_sections(tree, [("clip",)]) == []

@@ -42,6 +42,8 @@ class _Checks:
     def check(self, path: Path) -> None:
         for _ in range(MOST):
             section = find(self.tree, path)
+            if not isinstance(section, Config):  # one above it was put back to its default, which has none here
+                return
             safe = not any(starts_with(bad, path) for bad in self.suspect)
             try:
                 section.check()
