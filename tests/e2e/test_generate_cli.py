@@ -106,7 +106,7 @@ def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> 
     """A line's own values win, its image is found beside the file, and further keys reach the record."""
     write_mp4(tmp_path / "opening.mp4", torch.full((3, 6, 64, 96), 99, dtype=torch.uint8), 8)
     lines = [
-        {"prompt": "One.", "seed": 9, "width": 64, "colour": "red"},
+        {"prompt": "One.", "seed": 9, "width": 64, "colour": "red", "file": "mine.mp4", "model": "m", "steps": 99},
         {"prompt": {"subjects": [{"description": "ü"}]}, "video": "opening.mp4"},
     ]
     file = tmp_path / "prompts.jsonl"
@@ -116,13 +116,21 @@ def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> 
     assert main(["generate", str(run_folder), *words]) == 0
     one, two = records_of(out)
     assert (one["seed"], one["width"], one["colour"], one["condition_frames"]) == (9, 64, "red", 0)
+    assert (one["file"], one["model"], one["steps"]) == ("000_one.mp4", str(run_folder), 1)
+    (out / "mine.mp4").write_text("keep")
     assert (two["prompt"], two["condition_frames"], two["width"]) == ('{"subjects": [{"description": "ü"}]}', 2, 96)
     assert (two["weights"], two["iteration"]) == ("untrained", 0)
 
     assert main(["generate", str(run_folder), "--prompt", "x", "-o", str(out), "--steps", "1"]) == 2
+    words = ["--prompt", "x", "-o", str(out), "--steps", "1", "--force"]
+    assert main(["generate", str(run_folder), *words, "--height", "50"]) == 2
+    assert (out / one["file"]).exists()
+    assert records_of(out) == [one, two]
     words = ["--prompt", "Two", "-o", str(out), "--steps", "1", "--force", "--num-frames", "5"]
     assert main(["generate", str(run_folder), *words]) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["000_two.mp4", "contact_sheet.png", "generations.jsonl"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        *("000_two.mp4", "contact_sheet.png", "generations.jsonl", "mine.mp4")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_a_prompt_file_with_a_rate_that_is_no_number_is_refused(
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "fps": Infinity}\n')
     words = ["--prompts", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
     assert main(["generate", str(run_folder), *words]) == 2
-    assert "fps must be positive, found 9 and inf" in capsys.readouterr().err
+    assert "fps must be from 0.01 to 1000, found inf" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -25,7 +25,6 @@ def read_lines(path: Path) -> list[str]:
 
 def append_line(path: Path, line: str) -> None:
     """Adds a whole line to a file that is made if need be; a last line that was cut off is ended first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

@@ -22,6 +22,7 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.folders import POINTER, find_latest
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
+from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
@@ -476,3 +477,12 @@ def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_on
     monkeypatch.setattr(folders, "candidates", look_and_train_on)
     assert find_latest(tmp_path, World()).name == "iter_000000002"
     release_leases()
+
+
+def test_a_folder_that_was_moved_is_not_made_anew_by_a_save(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path / "run" / "checkpoints")
+    save(one, 1)
+    (tmp_path / "run").rename(tmp_path / "away")
+    with pytest.raises(SaveError, match="No such file or directory"):
+        save(one, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["away"]

@@ -40,6 +40,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     aside = hidden(save.target)
     peers.run_on_main(lambda: write_texts(aside, save.texts))
     for part, planner in planners.items():
+        peers.run_on_main(lambda: require_folder(aside))
         dcp.save_part(aside / part, planner, peers, staged=staged)
     positions = peers.run(lambda: (save.data_rank, save.position))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
@@ -63,8 +64,13 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
     remove_old(target, save.keep_latest_k, save.keep_every)
 
 
+def require_folder(aside: Path) -> None:
+    """Raises FileNotFoundError when the run folder was moved meanwhile: torch would make it anew at its old place."""
+    aside.stat()
+
+
 def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
-    aside.mkdir(parents=True)
+    aside.mkdir()  # not with the folders above it: the run has made them, and may have lost them
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
 
