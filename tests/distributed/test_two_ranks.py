@@ -51,9 +51,9 @@ def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:
 
 
 def test_another_number_of_ranks_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One process that goes on with a run of two says that its steps are smaller now."""
-    config = rank.two_rank_config(folder / "world", steps=4, accumulate=1)
-    trainer = Trainer(config, run_folder=folder / "whole")
+    """One process that goes on with a run of two, and takes twice the packs, says that its steps are as large."""
+    config = rank.two_rank_config(folder / "world", steps=4, accumulate=2)
+    trainer = Trainer(config, run_folder=folder / "whole", resume_changed=True)
     assert trainer.iteration == 3
     assert "was saved by 2 data-parallel processes, and now there are 1" in caplog.text
-    assert "packs in a step: 1, before 2 (processes" in caplog.text
+    assert "packs in a step: 2, before 2 (processes" in caplog.text

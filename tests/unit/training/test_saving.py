@@ -186,6 +186,27 @@ def test_changed_frozen_weights_are_refused(world: Path, whole: Path, tmp_path: 
         Trainer(config, run_folder=tmp_path / "run")
 
 
+def test_a_base_that_trains_on_is_named_with_its_step(
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, that its run must keep it; and at a resume that found a later one in its place."""
+    base = tmp_path / "base"
+    shutil.copytree(whole, base)
+    pointer = base / "checkpoints/latest_checkpoint.txt"
+    pointer.write_text("iter_000000004\n")
+    config = partly_frozen(world, load_path=str(base))
+    config.trainer.max_iter = 1
+    Trainer(config, run_folder=tmp_path / "run").train()
+    first = base / "checkpoints/iter_000000004"
+    assert f"the frozen weights stay in {first} alone" in caplog.text
+    pointer.write_text("iter_000000008\n")
+    config.trainer.max_iter = 2
+    with pytest.raises(UserError, match=f"They were read from {first}/model: give that folder"):
+        Trainer(config, run_folder=tmp_path / "run")
+    config.checkpoint.load_path = str(first)
+    assert Trainer(config, run_folder=tmp_path / "run").iteration == 1
+
+
 def test_load_training_state_goes_on_where_the_other_run_was(world: Path, whole: Path, tmp_path: Path) -> None:
     """A new run from a checkpoint of another takes everything: it ends bit for bit as that one did."""
     source = str(whole / "checkpoints/iter_000000005")
