@@ -1,7 +1,12 @@
-"""Worldsmith: fine-tuning for world models, from one typed run description."""
+"""Worldsmith: fine-tuning for world models, from one typed run description.
 
-from worldsmith.config.recipes.registry import supply
+This is imported before anything else of the package, and imports nothing itself: Ctrl-C ends a command without a
+traceback from then on.
+"""
 
 __version__ = "0.1.0"
 
-supply(recipes="worldsmith.recipes", root="worldsmith.training.trainer.Trainer")
+RECIPES = "worldsmith.recipes"
+"""Where the shipped recipes are: a name, so that nothing is imported before somebody asks for it."""
+ROOT = "worldsmith.training.trainer.Trainer"
+"""The component at the root of a tree, by the name that files write."""

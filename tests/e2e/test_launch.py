@@ -191,7 +191,7 @@ def test_restarts_meet_anew(start: Start, tmp_path: Path, meeting: list[str]) ->
 
 @pytest.mark.parametrize("words", [["train", "toy"], ["launch", "train", "toy"], ["export", "nowhere", "-o", "x"]])
 def test_ctrl_c_in_the_first_seconds_is_one_line(words: list[str], tmp_path: Path) -> None:
-    """In whatever it comes: the interpreter's start is the only time when Python itself answers."""
+    """In whatever it comes. While the interpreter itself starts, only Python can answer: such a try does not count."""
     environment = {
         **os.environ,
         "TOY_ROWS": str(tmp_path / "none"),
@@ -199,12 +199,14 @@ def test_ctrl_c_in_the_first_seconds_is_one_line(words: list[str], tmp_path: Pat
     }
     environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     seen = set()
-    for after in (0.1, 0.3, 0.6, 1.0, 1.5):
+    for after in (0.2, 0.4, 0.8, 1.2, 1.6):
         command = [sys.executable, "-m", "worldsmith", "--import", "toy_family", *words]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
         time.sleep(after)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
+        if process.returncode == -signal.SIGINT and "__main__.py" not in said:
+            continue
         assert process.returncode in (75, 130, 2), said
         assert "Traceback" not in said
         assert process.returncode == 2 or said.count("\n") <= 1

@@ -198,8 +198,8 @@ def test_conditions_are_scaled_as_the_published_sampling_does_it() -> None:
     [
         ({"height": 60}, "height must be a multiple of 16, found 60; the nearest is 64"),
         ({"width": 0}, "width must be a multiple of 16, found 0; the nearest is 16"),
-        ({"num_frames": 0}, "num_frames and fps must be positive"),
-        ({"fps": 0.0}, "num_frames and fps must be positive"),
+        ({"num_frames": 0}, "num_frames must be positive, found 0"),
+        ({"fps": 0.0}, r"fps must be from 0\.01 to 1000, found 0"),
         ({"seed": -1}, "seed must not be negative"),
         ({"negative_prompt": "a \ud800 b"}, "half of a surrogate pair"),
         ({"condition_frames": 1}, "there is no condition"),

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
+import worldsmith
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config, field_names, walk
 from worldsmith.config.errors import ConfigError, Problem, code_problem
@@ -41,7 +42,6 @@ class Recipe:
 
 _RECIPES: dict[str, Recipe] = {}
 _ACTIVE: list[str] = []
-_SUPPLIED: dict[str, str] = {}
 
 
 @overload
@@ -78,14 +78,14 @@ def recipe_names() -> list[str]:
     """The names of all recipes, sorted: the shipped ones, those of installed packages and those imported so far."""
     from worldsmith.config.recipes.packages import load_installed
 
-    import_supplied()
+    import_shipped()
     load_installed()
     return sorted(_RECIPES)
 
 
 def is_recipe(name: str) -> bool:
     """Whether there is a recipe of that name. Installed packages are asked only if the name is none of ours."""
-    import_supplied()
+    import_shipped()
     return name in _RECIPES or name in recipe_names()
 
 
@@ -149,22 +149,9 @@ def registered() -> dict[str, Recipe]:
     return _RECIPES
 
 
-def supply(*, recipes: str, root: str) -> None:
-    """Says, from above this room, where the shipped recipes are and which component is the root of a tree.
-
-    Both are names, so that nothing is imported before somebody asks for it.
-    """
-    _SUPPLIED.update(recipes=recipes, root=root)
-
-
-def import_supplied() -> None:
-    """Imports the recipes that `supply` named."""
-    importlib.import_module(_SUPPLIED["recipes"])
-
-
-def root_name() -> str:
-    """The component at the root of a tree, by the name that files write."""
-    return _SUPPLIED["root"]
+def import_shipped() -> None:
+    """Imports the recipes of the package itself."""
+    importlib.import_module(worldsmith.RECIPES)
 
 
 def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[], Config]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from worldsmith.config.declare.configurable import Config, field_hints, unknown_field
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.config.recipes.registry import import_supplied
+from worldsmith.config.recipes.registry import import_shipped
 from worldsmith.config.sections import (
     ActivationCheckpointingConfig,
     CompileConfig,
@@ -77,7 +77,7 @@ _ADDED: dict[Path, TomlField] = {}
 
 
 def _added() -> dict[Path, TomlField]:
-    import_supplied()
+    import_shipped()
     return _ADDED
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.config.recipes.registry import root_name
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
@@ -185,7 +185,7 @@ def _is_ours(data: dict[str, Any]) -> bool:
 
 
 def _own_keys() -> list[str]:
-    return ["recipe", "type", *field_names(class_of(root_name()))]
+    return ["recipe", "type", *field_names(class_of(ROOT))]
 
 
 def _load_installed() -> list[Problem]:

@@ -11,11 +11,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_names, walk
 from worldsmith.config.declare.value_types import mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import get_recipe, lineage, root_name
+from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import all_paths, find
@@ -134,11 +135,11 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
         draft.recipes = lambda: lineage(name)
         draft.place = Place(f"recipe '{name}'")
         return tree
-    tag = next((layer.data[TAG] for layer in reversed(layers) if TAG in layer.data), root_name())
+    tag = next((layer.data[TAG] for layer in reversed(layers) if TAG in layer.data), ROOT)
     try:
         return class_of(tag)
     except ValueError as error:
-        raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {root_name()}")]) from None
+        raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {ROOT}")]) from None
 
 
 def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
