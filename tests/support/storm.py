@@ -68,7 +68,9 @@ class Storm:
         """`worldsmith` with these words, in a process group of its own."""
         self.number += 1
         self.log = self.folder / f"log_{self.number}"
-        process = self.context.Process(target=call_apart, args=(["--import", "toy_family", *words], self.log))
+        process = self.context.Process(
+            target=call_apart, args=(["--import", "toy_family", *words], self.log, dict(os.environ))
+        )
         process.start()
         while process.is_alive() and not self.log.exists():
             time.sleep(0.01)
@@ -226,10 +228,10 @@ class Storm:
         shutil.rmtree(self.run_folder("one"))
 
 
-def call_apart(words: list[str], log: Path) -> None:
+def call_apart(words: list[str], log: Path, environment: dict[str, str]) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # the interpreter's own start is nobody's fault
-    call(words, log, dict(os.environ), nohup=False)
+    call(words, log, environment, nohup=False)
 
 
 def signal_to(process: BaseProcess, number: int) -> None:

@@ -27,7 +27,7 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
 
 def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     """Where the disk takes only a part of it, that is taken back; a last line that was cut off is ended."""
-    file = tmp_path / "folder/list.jsonl"
+    file = tmp_path / "list.jsonl"
     append_line(file, "first")
     with largest_file(9), pytest.raises(OSError, match="No space left"):
         append_line(file, "second")
