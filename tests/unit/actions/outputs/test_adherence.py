@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.actions.adherence import RESULT, MeasureAdherence, video_name
+from worldsmith.actions.outputs.adherence import RESULT, MeasureAdherence, video_name
 from worldsmith.config.errors import UserError
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.evaluation.adherence import load_prompts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.answering import AnswerAction, describe
+from worldsmith.actions.outputs.answering import AnswerAction, describe
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
