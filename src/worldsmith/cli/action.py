@@ -48,14 +48,31 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
-        with mistakes_in("the command"):
-            loaded = finish(*draft_settings(prefix, kinds[0].Config, words, kinds[0].places, file, tail))
-        for warning in loaded.warnings:
+        loaded = load(prefix, kinds[0], words, tail)
+        for warning in loaded.warnings if is_first() else ():
             print(f"warning: {warning}", file=sys.stderr)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
             return show_plan(action, loaded, with_tree=SHOW_TREE in words.own)
-        return show(action.run(), as_json=JSON in words.own)
+        result = action.run()
+        return show(result, as_json=JSON in words.own) if is_first() else result.code
+
+
+def check_action(name: str, head: list[str], tail: list[str]) -> None:
+    """Reads the words as `run_action` does. Raises ConfigError or UserError for what the user can mend."""
+    with mistakes_of_the_user():
+        prefix, kinds, words = choose(name, head)
+        load(prefix, kinds[0], words, tail)
+
+
+def load(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
+    with mistakes_in("the command"):
+        return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
+
+
+def is_first() -> bool:
+    """Whether this is the process of its launch that speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:

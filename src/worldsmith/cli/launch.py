@@ -1,4 +1,4 @@
-"""`worldsmith launch`: starts `worldsmith train` in several processes, through torchrun, and answers for them.
+"""`worldsmith launch`: starts a command in several processes, through torchrun, and answers for them.
 
 torchrun alone takes every exit code but 0 for a failure, does not know SIGUSR1, and kills what has not ended 30 s after
 a signal. Here signals are handed to the processes, which agree on a step, save and end by themselves.
@@ -13,8 +13,9 @@ import threading
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -28,9 +29,12 @@ from worldsmith.distributed.world import require_devices
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-HELP = """usage: worldsmith launch [OPTION]… train …
+LAUNCHED = ("train", "generate")
+"""Commands that share their work among processes."""
+HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 
-Starts `worldsmith train …` in several processes. The options are torchrun's; these are the usual ones:
+Starts `worldsmith COMMAND …` in several processes, which share the work: {", ".join(LAUNCHED)}. The options are
+torchrun's; these are the usual ones:
 
   --nproc-per-node N   processes on this machine, or `gpu`: one for each GPU (default: 1)
   --nnodes N           machines (default: 1); give the same command on each, with its own
@@ -41,7 +45,8 @@ Starts `worldsmith train …` in several processes. The options are torchrun's; 
 
 `torchrun --help` lists the others. With --dryrun one process makes the plan for all.
 
-SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 go on to the processes, which save and stop, however long that takes.
+SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 go on to the processes, which save and stop, however long that takes;
+those of another command than train end at once, and the same command goes on where they were.
 SIGQUIT (Ctrl-\\) ends them at once.
 
 exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
@@ -82,16 +87,15 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
 
-        from worldsmith.cli.main import read_command
-
         args = read_words(words)
-        train, run_words = read_command("train", args.training_script_args)
-        args.training_script_args = ["train", *packages, *args.training_script_args]
+        name, command_words = args.command, args.training_script_args
+        check, plan = of_train(command_words) if name == "train" else of_action(name, command_words)
+        args.training_script_args = [name, *packages, *command_words]
         machines, processes = count_processes(args)
-        if run_words.dryrun:
+        if plan is not None:
             os.environ["WORLD_SIZE"] = str(machines * processes)
-            return int(train.run(run_words))
-        train.check(run_words)  # a mistake is said once, before there are processes to repeat it
+            return plan()
+        check()  # a mistake is said once, before there are processes to repeat it
         choose_meeting(args, machines)
         with desk, held_back(), waiting_said(args, machines, desk):
             try:
@@ -109,6 +113,28 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         if desk.exit_code is None:
             print("worldsmith launch: the processes ended without saying how", file=sys.stderr)
         return 1 if desk.exit_code is None else desk.exit_code
+
+
+Steps = tuple[Callable[[], object], Callable[[], int] | None]
+"""What checks a command, and what shows its plan when its words ask for no more than that."""
+
+
+def of_train(words: list[str]) -> Steps:
+    from worldsmith.cli.main import read_command
+
+    train, args = read_command("train", words)
+    return partial(train.check, args), partial(train.run, args) if args.dryrun else None
+
+
+def of_action(name: str, words: list[str]) -> Steps:
+    from worldsmith.cli import action
+    from worldsmith.cli.main import split_tail
+
+    head, tail = split_tail(words)
+    alone = {action.DRYRUN, action.HELP, "-h"} & set(head)
+    return partial(action.check_action, name, head, tail), partial(
+        action.run_action, name, head, tail
+    ) if alone else None
 
 
 @contextmanager
@@ -170,21 +196,23 @@ def meeting_place(args: Namespace) -> str:
 
 
 def read_words(words: Sequence[str]) -> Namespace:
-    """torchrun's arguments, so that it starts our command; training_script_args are the words after `train`.
+    """torchrun's arguments, so that it starts our `command`; training_script_args are the words after it.
 
     Raises UserError for what cannot work here.
     """
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
-    parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… train … (see --help)"
+    parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
     args = parser.parse_args(words)
     for name in OWN_SETTINGS:
         if getattr(args, name) != parser.get_default(name):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"worldsmith launch: {option} cannot be given, because the command sets it; leave it out")
-    if args.training_script != "train":
-        raise UserError(f"worldsmith launch starts `train`, not '{args.training_script}'; see worldsmith launch --help")
+    if args.training_script not in LAUNCHED:
+        known = " or ".join(f"`{name}`" for name in LAUNCHED)
+        raise UserError(f"worldsmith launch starts {known}, not '{args.training_script}'; see worldsmith launch --help")
+    args.command = args.training_script
     args.module, args.training_script = True, "worldsmith.cli.launched"
     args.signals_to_handle = "SIGQUIT"
     return args

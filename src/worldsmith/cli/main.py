@@ -13,14 +13,14 @@ from types import FrameType, ModuleType
 
 from worldsmith import __version__
 from worldsmith.actions.registry import ACTIONS
-from worldsmith.distributed.launch_desk import is_said
+from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
-    "launch": "train in several processes, on one machine or more",
+    "launch": "train, or generate, in several processes, on one machine or more",
     **{name: command.help for name, command in ACTIONS.items()},
 }
 """Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
@@ -100,10 +100,11 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 def stoppable(name: str) -> Iterator[None]:
     """What Ctrl-C does from here on, until a command says otherwise.
 
-    A run and a launch have nothing to save yet, and end at once. Another command gets its KeyboardInterrupt and cleans
-    up, but not in the middle of an import, which a compiled library would not survive.
+    A run and a launch have nothing to save yet, and end at once; so does a process that a launch has started. Another
+    command gets its KeyboardInterrupt and cleans up, but not in the middle of an import, which a compiled library would
+    not survive.
     """
-    if name in ("train", "launch"):
+    if name in ("train", "launch") or launcher_pid() is not None:
         from worldsmith.distributed.stop_signals import exit_when_asked
 
         with exit_when_asked():

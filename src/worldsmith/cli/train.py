@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
-from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.action import is_first, mistakes_of_the_user, show
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
@@ -114,8 +114,3 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         print(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
         print(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
     return 0
-
-
-def is_first() -> bool:
-    """Whether this is the process of its launch that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
