@@ -23,9 +23,7 @@ from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.iter_speed import IterSpeed
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.loop_config import LoopConfig
+from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
@@ -102,8 +100,7 @@ def vision_sft_nano() -> Trainer.Config:
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=0.1, force_finite=True),
                 "compile_tokenizer": CompileTokenizer.Config(enabled=False),
-                "iter_speed": IterSpeed.Config(),
-                "metrics": Metrics.Config(),
+                **monitors(),
             },
         ),
         checkpoint=Checkpointer.Config(
@@ -231,8 +228,7 @@ def vision_sft_tiny() -> Trainer.Config:
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=1.0),
                 "compile_tokenizer": CompileTokenizer.Config(),
-                "iter_speed": IterSpeed.Config(),
-                "metrics": Metrics.Config(),
+                **monitors(),
             },
         ),
         checkpoint=Checkpointer.Config(init="scratch", save_iter=100),

@@ -25,9 +25,7 @@ from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.models.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.iter_speed import IterSpeed
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.loop_config import LoopConfig
+from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
@@ -66,8 +64,7 @@ def llava_ov() -> Trainer.Config:
             logging_iter=1,
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=1.0, force_finite=False),
-                "iter_speed": IterSpeed.Config(),
-                "metrics": Metrics.Config(),
+                **monitors(),
             },
         ),
         checkpoint=Checkpointer.Config(save_iter=100),

@@ -38,6 +38,7 @@ FREE_TO_CHANGE = (
     "trainer.max_val_iter",
     "trainer.run_validation_on_start",
     "trainer.max_consecutive_skipped",
+    "trainer.callbacks.heart_beat",
     "trainer.callbacks.iter_speed",
     "trainer.callbacks.metrics",
     "checkpoint",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import time
-from collections import Counter
 from dataclasses import field
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,8 @@ from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
+from worldsmith.monitor.message_log import MessageLog
+from worldsmith.monitor.throughput import Throughput
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
@@ -120,11 +122,21 @@ class Trainer(Configurable):
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
+        self.outcome: Outcome | None = None
+        """How `train` ended; None until then, and when it failed."""
+        self.reason: str | None = None
+        """Why it ended before its last step, in words."""
+        self.doing = "training"
+        """What goes on at this moment: training, validation, saving, …"""
+        self.pace = Throughput()
+        place = self.run_folder / "messages.jsonl" if self.world.is_main else None
+        self.messages = MessageLog(place, step=lambda: self.iteration)
         try:
             self.checkpointer: Checkpointer = config.checkpoint.build(
                 folder=self.run_folder / "checkpoints", world=self.world, process=process
             )
-            self._start(resume_changed=resume_changed, launch=launch or Launch())
+            with self.messages:
+                self._start(resume_changed=resume_changed, launch=launch or Launch())
             self.world.barrier()  # which waits longer than the groups of a mesh would in the first step
         except BaseException:
             self.lock.withdraw()
@@ -139,8 +151,10 @@ class Trainer(Configurable):
             return Outcome.FINISHED
         stop_file = self.config.checkpoint.stop_file
         save_is_due = False
-        with StopSignals(self.run_folder / stop_file if stop_file and self.world.is_main else None) as stop:
+        place = self.run_folder / stop_file if stop_file and self.world.is_main else None
+        with StopSignals(place) as stop, self.messages:
             try:
+                self._call("on_run_start")
                 batches = self._begin()
                 self._call("on_train_start")
                 self.validate(stop)
@@ -163,12 +177,14 @@ class Trainer(Configurable):
                         stop.honour()
                         if self.iteration < loop.max_iter:
                             self._warn("stopped and saved after step %d (%s)", self.iteration, reason)
-                            return Outcome.STOPPED
+                            self.outcome, self.reason = Outcome.STOPPED, reason
+                            return self.outcome
+                self.outcome = Outcome.FINISHED
             finally:
                 self._drain_save()
                 self._call("on_train_end")
                 self.lock.release()
-        return Outcome.FINISHED
+        return self.outcome
 
     def training_step(self, batches: Iterator[Any]) -> Step:
         """One optimizer step over `grad_accum_iter` batches."""
@@ -186,6 +202,7 @@ class Trainer(Configurable):
         state.advance(skipped=step.skipped)
         step.seconds = time.perf_counter() - start
         self.task.in_first_step = False
+        self.pace.step(step.tokens, unusual=any(map(self.task.fills_cache, step.batches)))
         self._call("on_training_step_end", step)
         return step
 
@@ -196,10 +213,12 @@ class Trainer(Configurable):
         """
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return
-        found = self.validator.run(self.state.ema, asked=lambda: stop.asked is not None)
+        with self.busy("validation"):
+            found = self.validator.run(self.state.ema, asked=lambda: stop.asked is not None)
         if found is None:
             self._warn("step %d: the validation gives way to the stop", self.iteration)
             return
+        self.pace.leave_out(found.seconds)
         self._say("validation after step %d: %s", self.iteration, found)
         self._call("on_validation_end", found)
 
@@ -215,7 +234,8 @@ class Trainer(Configurable):
         self._settle_save()
         background = self.config.checkpoint.async_save and not required
         try:
-            checkpoint = self.state.save(background=background)
+            with self.busy("saving"):
+                checkpoint = self.state.save(background=background)
         except SaveError as error:
             if required:
                 raise
@@ -224,24 +244,19 @@ class Trainer(Configurable):
         if not background:
             self._call("on_save_checkpoint_end", checkpoint)
 
+    @contextlib.contextmanager
+    def busy(self, doing: str) -> Iterator[None]:
+        """Within the block the run says that it does this."""
+        before, self.doing = self.doing, doing
+        try:
+            yield
+        finally:
+            self.doing = before
+
     @property
     def iteration(self) -> int:
         """Steps that are done, skipped ones included."""
         return self.state.iteration
-
-    def data_counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """(samples that are left out, per reason; what the loader counts otherwise), over all ranks of this process."""
-        loader = self.state.loader
-        rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
-        loaded: Counter[str] = Counter()
-        lost = Counter({**self.task.counts(), "quarantine_unwritten": loader.quarantine.unwritten})
-        everyone = self.world.gather((dict(loader.quarantine.counts - rejected), dict(loader.counts), +lost))
-        for rank, (left_out, counts, unwritten) in enumerate(everyone):
-            loaded.update(unwritten)
-            if rank % self.world.context_parallel == 0:
-                rejected.update(left_out)
-                loaded.update(counts)
-        return dict(sorted(rejected.items())), dict(sorted(loaded.items()))
 
     def _start(self, *, resume_changed: bool, launch: Launch) -> None:
         """Builds the run and puts it where it begins. The records of the run folder change when that has succeeded."""
@@ -320,6 +335,7 @@ class Trainer(Configurable):
             write_text(self.run_folder / dataset_record.VALIDATION, record)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
+        self.messages.begin()
 
     def _settle_save(self) -> None:
         """Reports the save in the background, if there is one, after waiting for its end."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Callback(Configurable):
     """Does nothing at every point; subclasses override the points that they need.
 
-    Points in the order of a step: on_training_step_start → (forward and backward of all packs) →
+    Before the first step: on_run_start → (the first batch is read) → on_train_start. Points in the order of a step:
+    on_training_step_start → (forward and backward of all packs) →
     on_before_optimizer_step → (optimizer, scheduler, average) → on_training_step_end → (validation, when it is due) →
     on_validation_end → (save, when it is due) → on_save_checkpoint_end. All ranks call all points. `folder` belongs to
     the callback; it exists on rank 0.
@@ -32,8 +33,11 @@ class Callback(Configurable):
         self.config = config
         self.folder = folder
 
+    def on_run_start(self, trainer: Trainer) -> None:
+        """Everything is built and restored, `trainer.iteration` steps are done; the folder is this run's."""
+
     def on_train_start(self, trainer: Trainer) -> None:
-        """Everything is built and restored; `trainer.iteration` steps are done."""
+        """The first batch is read, and what the run is about to do is said."""
 
     def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
         """The step's packs are read; nothing is computed yet."""
@@ -51,4 +55,4 @@ class Callback(Configurable):
         """A complete checkpoint has become visible."""
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """The last step is done, or the run stops early; also called when the run fails."""
+        """The last step is done, or the run stops early: `trainer.outcome` says how; None when it fails."""

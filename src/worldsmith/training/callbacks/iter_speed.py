@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
-    from worldsmith.training.validation import Validation
 
 
 class IterSpeed(Callback):
@@ -25,26 +24,19 @@ class IterSpeed(Callback):
         if not trainer.world.is_main:
             return
         from worldsmith.monitor.terminal_view import TerminalView
-        from worldsmith.monitor.throughput import Throughput
 
-        self.throughput = Throughput()
         self.view = TerminalView(total_steps=trainer.config.trainer.max_iter, first_step=trainer.iteration)
         self.view.__enter__()
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
         if self.view is None:
             return
-        self.throughput.step(step.tokens, unusual=any(map(trainer.task.fills_cache, step.batches)))
         self.view.update(
             step.index + 1,
             loss=step.loss,
-            tokens_per_second=self.throughput.tokens_per_second,
-            remaining_seconds=self.throughput.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
+            tokens_per_second=trainer.pace.tokens_per_second,
+            remaining_seconds=trainer.pace.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
         )
-
-    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
-        if self.view is not None:
-            self.throughput.leave_out(validation.seconds)
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.view is not None:

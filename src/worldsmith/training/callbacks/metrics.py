@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.progress.figures import data_counts, step_metrics
 
 if TYPE_CHECKING:
     from worldsmith.monitor.tensorboard_log import TensorBoardLog
@@ -48,7 +48,7 @@ class Metrics(Callback):
         number, loop = step.index + 1, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
-        rejected, loaded = trainer.data_counts()  # on every rank: they are sums over them
+        rejected, loaded = data_counts(trainer)  # on every rank: they are sums over them
         self._write(number, {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded})
 
     def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
@@ -66,31 +66,3 @@ class Metrics(Callback):
         for log in (self.log, self.board):
             if log is not None:
                 log.close()
-
-
-def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
-    """The figures of one step, over all ranks; seconds and memory are this rank's."""
-    return {
-        "loss": step.loss,
-        **step.figures,
-        "lr": step.learning_rate,
-        "grad_norm": step.gradient.norm if step.gradient else None,
-        "samples": step.samples,
-        "tokens": step.tokens,
-        "tokens_per_second": step.tokens / step.seconds if step.seconds else None,
-        "step_seconds": step.seconds,
-        "data_seconds": step.data_seconds,
-        "skipped": step.skipped,
-        "skipped_total": trainer.state.guard.skipped,
-        "failed_saves": trainer.failed_saves,
-        "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
-    }
-
-
-def peak_memory_bytes(device: str) -> int:
-    """The most memory held so far: of the accelerator, or of this process."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
