@@ -7,49 +7,33 @@ annotations describe every clip and ask several questions in one conversation; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from worldsmith.data.clip_limits import require_clip
+from worldsmith.data.clip_plan import ClipPlan
 from worldsmith.data.falling_objects import COLOURS, ROUND, SHAPES, Scene, render, sample_scene
 from worldsmith.data.falling_questions import ANSWER_HINT, DESCRIBE, SCORE_PROMPT, Question, ask, describe
 from worldsmith.data.made_folder import complete_folder, prepare_folder, write_json
 from worldsmith.data.video_writer import write_video
 
-FORMAT_VERSION = 1
 SPLITS = {"train": 0, "val": 1}
 RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 
 
-@dataclass(frozen=True, slots=True)
-class FallingPlan:
-    """The parameters of a dataset; two datasets with equal plans are the same."""
+@dataclass(frozen=True)
+class FallingPlan(ClipPlan):
+    """Clips for a reasoner."""
+
+    kind = "falling-objects"
+    format_version = 1
+    least_frames = 8
 
     clips: int = 1200
     val_clips: int = 120
-    seed: int = 0
-    size: int = 64
     num_frames: int = 16
-    fps: int = 8
-
-    def check(self) -> None:
-        """Raises ValueError for a plan that cannot be made."""
-        for name, low in (("clips", 1), ("val_clips", 0), ("seed", 0), ("size", 32), ("num_frames", 8), ("fps", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"falling-objects: {name} must be at least {low}, found {getattr(self, name)}")
-        if self.size % 2:
-            raise ValueError(f"falling-objects: size must be even for H.264 with 4:2:0 colour, found {self.size}")
-        try:
-            require_clip(self.num_frames, self.size, self.size, self.fps)
-        except ValueError as error:
-            raise ValueError(f"falling-objects: {error}") from None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"train": self.clips, "val": self.val_clips}
 
 
 def make_dataset(
@@ -66,8 +50,7 @@ def make_dataset(
     """
     plan.check()
     out = Path(out)
-    header = {"dataset": "falling-objects", "format_version": FORMAT_VERSION, **asdict(plan)}
-    if not prepare_folder(out, header, [folder_name(split) for split in SPLITS], force):
+    if not prepare_folder(out, plan.header(), [folder_name(split) for split in SPLITS], force):
         return False
     scores, done = {}, 0
     for split, clips in plan.counts.items():
@@ -87,7 +70,7 @@ def make_dataset(
         write_json(folder / "meta.json", entries)
         write_json(folder / "annotations.json", list(llava_records(plan, split, scenes)))
         scores[split] = [sum(scene.score == score for scene in scenes) for score in range(1, 6)]
-    complete_folder(out, header | {"clips_of_score_1_to_5": scores})
+    complete_folder(out, plan.header() | {"clips_of_score_1_to_5": scores})
     return True
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from worldsmith.data.clip_limits import require_clip
+from worldsmith.data.clip_plan import ClipPlan
 from worldsmith.data.made_folder import complete_folder, prepare_folder
 from worldsmith.data.shape_captions import (
     COMBINATIONS,
@@ -25,7 +25,6 @@ from worldsmith.data.shape_captions import (
 )
 from worldsmith.data.video_writer import write_video
 
-FORMAT_VERSION = 3
 CANVAS = 64.0
 MARGIN = 2.0
 RGB = {"red": (215, 45, 45), "green": (45, 175, 75), "blue": (55, 95, 230), "yellow": (230, 200, 50)}
@@ -116,32 +115,23 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np
     return np.maximum(slanted, y - half)
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetPlan:
-    """The parameters of a dataset; two datasets with equal plans are the same."""
+@dataclass(frozen=True)
+class DatasetPlan(ClipPlan):
+    """Clips for a generator."""
+
+    kind = "moving-shapes"
+    format_version = 3
+    least_frames = 5
 
     clips: int = 700
     val_clips: int = 64
-    seed: int = 0
-    size: int = 64
-    num_frames: int = 17
-    fps: int = 8
 
     def check(self) -> None:
-        """Raises ValueError for a plan that cannot be made."""
-        for name, low in (("clips", 1), ("val_clips", 0), ("seed", 0), ("size", 32), ("num_frames", 5), ("fps", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"moving-shapes: {name} must be at least {low}, found {getattr(self, name)}")
-        if self.size % 2:
-            raise ValueError(f"moving-shapes: size must be even for H.264 with 4:2:0 colour, found {self.size}")
-        try:
-            require_clip(self.num_frames, self.size, self.size, self.fps)
-        except ValueError as error:
-            raise ValueError(f"moving-shapes: {error}") from None
+        super().check()
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1
             raise ValueError(
-                f"moving-shapes: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
+                f"{self.kind}: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
             )
 
 
@@ -159,10 +149,10 @@ def make_dataset(
     """
     plan.check()
     out = Path(out)
-    if not prepare_folder(out, plan_header(plan), (*SPLITS, "prompts.jsonl"), force):
+    if not prepare_folder(out, plan.header(), (*SPLITS, "prompts.jsonl"), force):
         return False
-    total, done = plan.clips + plan.val_clips, 0
-    for split, clips in (("train", plan.clips), ("val", plan.val_clips)):
+    total, done = sum(plan.counts.values()), 0
+    for split, clips in plan.counts.items():
         records = []
         (out / split / "videos").mkdir(parents=True)
         for index in range(clips):
@@ -176,8 +166,8 @@ def make_dataset(
                 progress(done, total)
         write_jsonl(out / split / JSONL_NAME, records)
     write_jsonl(out / "prompts.jsonl", prompts(plan))
-    summary = plan_header(plan) | {
-        "splits": {"train": plan.clips, "val": plan.val_clips},
+    summary = plan.header() | {
+        "splits": plan.counts,
         "prompts": len(COMBINATIONS),
         "held_out_combinations": [list(c) for c in HELD_OUT_COMBINATIONS],
         "held_out_wordings": len(HELD_OUT_WORDINGS),
@@ -241,10 +231,6 @@ def prompts(plan: DatasetPlan) -> Iterator[dict[str, Any]]:
             "num_frames": plan.num_frames,
             "fps": plan.fps,
         }
-
-
-def plan_header(plan: DatasetPlan) -> dict[str, Any]:
-    return {"dataset": "moving-shapes", "format_version": FORMAT_VERSION, **asdict(plan)}
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import ClassVar
 
 from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.data import falling_dataset, moving_shapes
+from worldsmith.data.clip_plan import ClipPlan
 from worldsmith.data.falling_dataset import FallingPlan
 from worldsmith.data.moving_shapes import DatasetPlan
 
@@ -17,10 +17,11 @@ class MakeClips(Action):
     """What the kinds have in common. A complete dataset with the same parameters is left as it is."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
-    kind: ClassVar[str]
     make: ClassVar[Callable[..., bool]]
 
     class Config(Action.Config):
+        plan_class: ClassVar[type[ClipPlan]]
+
         out: str
         """Folder of the dataset."""
         seed: int = 0
@@ -35,25 +36,25 @@ class MakeClips(Action):
         def check(self) -> None:
             self.dataset_plan().check()
 
-        @abstractmethod
-        def dataset_plan(self) -> DatasetPlan | FallingPlan: ...
+        def dataset_plan(self) -> ClipPlan:
+            return self.plan_class(**{field.name: getattr(self, field.name) for field in fields(self.plan_class)})
 
     config: Config
 
     def plan(self) -> Iterator[str]:
         plan = self.config.dataset_plan()
         yield (
-            f"{self.kind}: {plan.clips} train and {plan.val_clips} val clips of {plan.num_frames} frames, "
+            f"{plan.kind}: {plan.clips} train and {plan.val_clips} val clips of {plan.num_frames} frames, "
             f"{plan.size}×{plan.size}, in {self.config.out}"
         )
 
     def run(self) -> Result:
         out, plan = self.config.out, self.config.dataset_plan()
-        made = type(self).make(out, plan, force=self.config.force, progress=share_done(self.kind))
+        made = type(self).make(out, plan, force=self.config.force, progress=share_done(plan.kind))
         if made:
-            line = f"{self.kind}: {plan.clips} train and {plan.val_clips} val clips in {out}"
+            line = f"{plan.kind}: {plan.clips} train and {plan.val_clips} val clips in {out}"
         else:
-            line = f"{self.kind}: {out} is complete already, nothing to do"
+            line = f"{plan.kind}: {out} is complete already, nothing to do"
         return Result([line], {"folder": out, "made": made, **asdict(plan)})
 
 
@@ -64,19 +65,17 @@ class MakeMovingShapes(MakeClips):
     left as it is.
     """
 
-    kind = "moving-shapes"
     make = staticmethod(moving_shapes.make_dataset)
 
     class Config(MakeClips.Config):
+        plan_class = DatasetPlan
+
         clips: int = 700
         """Training clips."""
         val_clips: int = 64
         """Validation clips."""
         num_frames: int = 17
         """Frames of a clip, 4k+1."""
-
-        def dataset_plan(self) -> DatasetPlan:
-            return DatasetPlan(**{name: getattr(self, name) for name in DatasetPlan.__dataclass_fields__})
 
 
 class MakeFallingObjects(MakeClips):
@@ -87,16 +86,14 @@ class MakeFallingObjects(MakeClips):
     it is.
     """
 
-    kind = "falling-objects"
     make = staticmethod(falling_dataset.make_dataset)
 
     class Config(MakeClips.Config):
+        plan_class = FallingPlan
+
         clips: int = 1200
         """Training clips; every 60 hold each score equally often."""
         val_clips: int = 120
         """Validation clips."""
         num_frames: int = 16
         """Frames of a clip."""
-
-        def dataset_plan(self) -> FallingPlan:
-            return FallingPlan(**{name: getattr(self, name) for name in FallingPlan.__dataclass_fields__})
