@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -11,6 +10,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from worldsmith.files.lock import lock
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +78,13 @@ def folder_aside(target: Path) -> Iterator[Path]:
     aside = target.with_name(f"{SAVING}{target.name}")
     put_back(target)
     if aside.exists():
-        with_lock = lock_folder(aside)
+        with_lock = lock(aside)
         if with_lock is None:
             raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another place")
         shutil.rmtree(aside)
         os.close(with_lock)
     aside.mkdir(parents=True)
-    handle = lock_folder(aside)
+    handle = lock(aside)
     try:
         yield aside
     except Exception as error:
@@ -106,21 +107,6 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def lock_folder(folder: Path) -> int | None:
-    """A handle that keeps the folder locked until it is closed; None when another process has it locked.
-
-    A file system without locks keeps nobody away.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            os.close(handle)
-            return None
-    return handle
 
 
 def put_back(target: Path) -> None:

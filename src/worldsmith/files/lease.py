@@ -7,6 +7,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from worldsmith.files.lock import lock
+
 _leases: dict[Path, int] = {}
 
 
@@ -47,11 +49,4 @@ def take_unleased(file: Path) -> int | None:
     Where there is no such file, or a file system knows no locks, nobody is kept away. Raises OSError for a file that
     cannot be opened.
     """
-    handle = os.open(file, os.O_RDWR) if file.exists() else os.open(os.devnull, os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            os.close(handle)
-            return None
-    return handle
+    return lock(file if file.exists() else Path(os.devnull))
