@@ -27,7 +27,6 @@ from transformers.image_utils import load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.patches import normalize
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.data.stream.pool_packing import PoolPacker
 
@@ -59,7 +58,7 @@ def ways(folder: Path, files: list[str]) -> dict[str, Callable[[], list[Tensor]]
 
     def ours() -> list[Tensor]:
         patches = [torch.from_numpy(media.read(media.plan_image(file))) for file in files]
-        return [normalize(rows, media.images.mean, media.images.std) for rows in patches]
+        return [media.normalize(rows, "image") for rows in patches]
 
     def theirs() -> list[Tensor]:
         return [judge(load_image(file), return_tensors="pt")["pixel_values"] for file in files]

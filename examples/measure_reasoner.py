@@ -26,7 +26,6 @@ from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.data.conversations.media.patches import normalize
 
 BATCH = 24
 
@@ -88,7 +87,6 @@ class Judge:
     @torch.no_grad()
     def generate(self, prompts: list[ChatSample]) -> list[str]:
         """Greedy, in one batch, padded on the left."""
-        videos = self.processor.media.videos
         length = max(prompt.num_tokens for prompt in prompts)
         rows = {name: torch.zeros(len(prompts), length, dtype=torch.long) for name in ("ids", "mask", "types")}
         rows["ids"] += self.processor.tokenizer.pad_token_id
@@ -100,7 +98,7 @@ class Judge:
             input_ids=rows["ids"],
             attention_mask=rows["mask"],
             mm_token_type_ids=rows["types"],
-            pixel_values_videos=normalize(torch.cat([p.video_patches for p in prompts]), videos.mean, videos.std),
+            pixel_values_videos=self.processor.media.normalize(torch.cat([p.video_patches for p in prompts]), "video"),
             video_grid_thw=torch.cat([p.video_grids for p in prompts]),
             max_new_tokens=4,
             do_sample=False,

@@ -77,15 +77,12 @@ class Answerer:
         return prompts, errors
 
     def _generate(self, prompts: Sequence[ChatSample], max_new_tokens: int) -> list[str]:
+        media: Any = self.processor.media  # None only where no prompt has patches
         tokens = self.model.generate(
-            prompts, normalize=self._normalize, pad_token=self.pad_token, max_new_tokens=max_new_tokens
+            prompts,
+            normalize=lambda patches, kind: media.normalize(patches, kind),
+            pad_token=self.pad_token,
+            max_new_tokens=max_new_tokens,
         )
         texts = self.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [text.strip() for text in texts]
-
-    def _normalize(self, patches: Tensor, kind: str) -> Tensor:
-        from worldsmith.data.conversations.media.patches import normalize
-
-        assert self.processor.media is not None  # there would be no patches
-        limits = self.processor.media.images if kind == "image" else self.processor.media.videos
-        return normalize(patches, limits.mean, limits.std)

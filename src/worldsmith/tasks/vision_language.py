@@ -21,11 +21,9 @@ from worldsmith.tasks.first_gradients import FirstGradients
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from worldsmith.data.conversations.chat_sample import ChatSample
     from worldsmith.data.conversations.conversation import Turn
-    from worldsmith.data.conversations.media.limits import Limits
+    from worldsmith.data.conversations.media.media_processor import MediaProcessor
 
 
 class VisionLanguageTask(Task):
@@ -58,25 +56,16 @@ class VisionLanguageTask(Task):
             batch,
             self.model.network,
             packed=self.model.packs,
-            normalize=self.normalize,
+            normalize=lambda patches, kind: self.media.normalize(patches, kind),
             device=self.model.device,
         )
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
-    def normalize(self, patches: Tensor, kind: str) -> Tensor:
-        """uint8 patches of an "image" or a "video" as the vision encoder takes them, on their device."""
-        from worldsmith.data.conversations.media.patches import normalize
-
-        limits = self.limits[kind]
-        return normalize(patches, limits.mean, limits.std)
-
     @cached_property
-    def limits(self) -> dict[str, Limits]:
-        """What the model folder says of images and of videos. Raises DataError for one that does not."""
-        from worldsmith.data.conversations.media.limits import read_limits
-
-        return dict(zip(("image", "video"), read_limits(self.model.folder)))
+    def media(self) -> MediaProcessor:
+        """Raises DataError for a model folder that does not say what pictures its model takes."""
+        return self.data.processor.media.build(folder=self.model.folder)
 
     def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
         """The language part at the first step; vision encoder and projector when any rank has an image or a video."""

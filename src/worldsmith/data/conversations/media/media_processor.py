@@ -12,6 +12,7 @@ from worldsmith.data.conversations.media.limits import Limits, VideoLimits, read
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from worldsmith.data.video_file import VideoInfo
 
@@ -175,3 +176,10 @@ class MediaProcessor(Configurable):
             limits = self.images
             frames = read_image(plan.source, plan.size)[np.newaxis]
         return patchify(frames, patch=limits.patch, merge=limits.merge, temporal=limits.temporal)
+
+    def normalize(self, patches: Tensor, kind: str) -> Tensor:
+        """uint8 patches of an "image" or a "video" as the vision encoder takes them, float32 on their device."""
+        from worldsmith.data.conversations.media.patches import normalize
+
+        limits = self.images if kind == "image" else self.videos
+        return normalize(patches, limits.mean, limits.std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,7 @@ def test_an_image(tmp_path: Path, size: tuple[int, int], mode: str) -> None:
     expected = Qwen2VLImageProcessorPil(**IMAGES)(Image.open(tmp_path / "a.png"), return_tensors="pt")
     assert [list(plan.grid)] == expected["image_grid_thw"].tolist()
     assert plan.tokens == len(patches) // 4
-    found = normalize(patches, media.images.mean, media.images.std)
-    assert torch.equal(found, expected["pixel_values"])
+    assert torch.equal(media.normalize(patches, "image"), expected["pixel_values"])
 
 
 def test_every_level_is_normalized_as_by_the_judge() -> None:
@@ -39,6 +39,15 @@ def test_every_level_is_normalized_as_by_the_judge() -> None:
     expected = judge(levels, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
     patches = torch.from_numpy(patchify(levels[None], patch=16, merge=1, temporal=2))
     assert torch.equal(normalize(patches, mean, std), expected)
+
+
+def test_images_and_videos_are_normalized_by_their_own_numbers(tmp_path: Path) -> None:
+    media = MediaProcessor.Config().build(folder=write_limits(tmp_path))
+    media.videos = replace(media.videos, mean=(0.1, 0.2, 0.3))
+    patches = torch.arange(24, dtype=torch.uint8).reshape(2, 12)
+    for kind, limits in (("image", media.images), ("video", media.videos)):
+        assert torch.equal(media.normalize(patches, kind), normalize(patches, limits.mean, limits.std))
+    assert not torch.equal(media.normalize(patches, "image"), media.normalize(patches, "video"))
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5, 8])
