@@ -3,21 +3,20 @@
     python examples/measure_reasoner.py EXPORT DATASET [--out FOLDER]
 
 EXPORT is a Hugging Face folder, DATASET one that `worldsmith dataset falling-objects` made. Answers are generated
-greedily and compared with the truth after trimming and lower-casing; a score is the first digit from 1 to 5 that stands
-alone. Questions are asked once more with the frames of another clip: an accuracy near 0.5 then shows that the answers
-come from looking. FOLDER (default: EXPORT) receives answers.json and summary.json.
+greedily and compared with the truth as `worldsmith evaluate` does it: trimmed and in lower case, without a full stop; a
+score is the first digit from 1 to 5 that stands alone. Questions are asked once more with the frames of another clip:
+an accuracy near 0.5 then shows that the answers come from looking. FOLDER (default: EXPORT) receives answers.json and
+summary.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
@@ -26,6 +25,8 @@ from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.evaluation.plausibility import measure_scores
+from worldsmith.evaluation.yes_no import measure_yes_no
 
 BATCH = 24
 
@@ -124,24 +125,21 @@ def truth(turns: tuple[Turn, ...]) -> str:
 
 def yes_no(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dict[str, float]:
     """Accuracy over all questions, and of each topic, which the keys end with."""
-    right = defaultdict(list)
+    pairs = defaultdict(list)
     for (key, turns), answer in zip(asked, answers):
-        right[key.rpartition("-")[2]].append(answer.strip().lower() == truth(turns))
-    of_topics = {f"yes_no_accuracy_{topic}": round(float(np.mean(found)), 3) for topic, found in right.items()}
-    return {"yes_no_accuracy": round(float(np.mean([r for found in right.values() for r in found])), 3)} | of_topics
+        for name in ("yes_no_accuracy", f"yes_no_accuracy_{key.rpartition('-')[2]}"):
+            pairs[name].append((answer, truth(turns)))
+    return {name: round(measure_yes_no(*zip(*found))["accuracy"], 3) for name, found in pairs.items()}
 
 
 def plausibility(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dict[str, float]:
     """Accuracy, share within one, and Pearson's correlation where an answer holds a score; others are wrong."""
-    pairs = [(int(truth(turns)), re.search(r"\b([1-5])\b", answer)) for (_, turns), answer in zip(asked, answers)]
-    parsed = np.array([(true, int(match[1])) for true, match in pairs if match]).reshape(-1, 2)
-    distance = np.abs(parsed[:, 0] - parsed[:, 1])
-    varied = len(parsed) > 1 and (parsed.std(0) > 0).all()
+    found = measure_scores(answers, [truth(turns) for _, turns in asked])
     return {
-        "accuracy": round(float((distance == 0).sum() / len(pairs)), 3),
-        "within_one": round(float((distance <= 1).sum() / len(pairs)), 3),
-        "pearson": round(float(np.corrcoef(parsed.T)[0, 1]), 3) if varied else 0.0,
-        "answers_without_a_score": len(pairs) - len(parsed),
+        "accuracy": round(found["accuracy"], 3),
+        "within_one": round(found["within_one"], 3),
+        "pearson": round(found["pearson_correlation"] or 0.0, 3),
+        "answers_without_a_score": found["num_pred_parse_failures"],
     }
 
 
