@@ -19,21 +19,29 @@ class ModelAction(Action):
     """Reads a stored model."""
 
     places: ClassVar[tuple[str, ...]] = ("model",)
-    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", "--checkpoint-path": "model"}
+    aliases: ClassVar[Mapping[str, str]] = {"--checkpoint-path": "model"}
 
     class Config(Action.Config):
         model: str
         """Run folder, one of its checkpoints/iter_… folders, an export, or the hub name of one."""
         base: str | None = None
         """Where the weights are now that the run started from, if its checkpoints hold the trained ones only."""
+
+
+class WritingAction(ModelAction):
+    """Writes something to a place `out`."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", **ModelAction.aliases}
+
+    class Config(ModelAction.Config):
         force: bool = False
         """Replace what an earlier command has put there."""
 
 
-class VideoAction(ModelAction):
+class VideoAction(WritingAction):
     """Makes videos with a stored model."""
 
-    class Config(ModelAction.Config):
+    class Config(WritingAction.Config):
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
         """Sampling steps; null: the model's own, 35."""
         guidance: Factor | None = None

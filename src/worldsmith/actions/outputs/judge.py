@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.model_action import WritingAction
 from worldsmith.actions.outputs.answering import AnswerAction, describe
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
@@ -28,7 +29,7 @@ from worldsmith.files.writable import require_writable
 ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
 
 
-class JudgeAnswers(AnswerAction):
+class JudgeAnswers(AnswerAction, WritingAction):
     """Asks a reasoner the questions of a data set and compares its answers with the data set's last ones.
 
     Scores from 1 to 5 are read and counted as VideoPhy-2 does it; other answers must be yes or no. --dataset names the
@@ -36,7 +37,7 @@ class JudgeAnswers(AnswerAction):
     folder.
     """
 
-    class Config(AnswerAction.Config):
+    class Config(AnswerAction.Config, WritingAction.Config):
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The questions, each with its true answer."""
         out: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.model_action import ModelAction, PositiveFactor
+from worldsmith.actions.model_action import PositiveFactor, WritingAction
 from worldsmith.checkpoint.formats.export_folder import read_about, require_place
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
@@ -19,10 +19,10 @@ from worldsmith.config.errors import UserError
 from worldsmith.sampling.training_data import with_clip_size
 
 
-class Export(ModelAction):
+class Export(WritingAction):
     """Writes a trained model for diffusers or transformers, as native safetensors, or its adapters for PEFT."""
 
-    class Config(ModelAction.Config):
+    class Config(WritingAction.Config):
         out: str | None = None
         """The new folder; null: in the run folder."""
         format: str | None = None
