@@ -45,7 +45,7 @@ class MeasureAdherence(VideoAction):
     def plan(self) -> Iterator[str]:
         config = self.config
         for name, model in self.find_models().items():
-            yield f"{name:<12}{model.folder} ({model.weights} weights, {model.iteration} steps)"
+            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
         yield f"{'prompts':<12}{len(load_prompts(Path(config.prompts)))} of {config.prompts}, a video of each model"
         yield f"{'folder':<12}{config.out}{' (complete already, nothing to do)' if self.known() else ''}"
 

@@ -49,8 +49,3 @@ class AnswerAction(ModelAction):
 
         loaded: Any = model.load(find_device(self.config.device))
         return Answerer(loaded, self.settings(model))
-
-
-def describe(model: StoredModel) -> str:
-    known = "untrained" if model.weights == "untrained" else f"{model.weights} weights, {model.iteration} steps"
-    return f"{model.folder} ({known})"

@@ -71,7 +71,7 @@ class GenerateVideos(VideoAction):
 
     def plan(self) -> Iterator[str]:
         device, model, lines, requests = self.prepare()
-        yield f"model    {describe(model)}, on {device}"
+        yield f"model    {model.weights_in_words}, on {device}"
         for line, request in zip(lines, requests):
             size = f"{request.num_frames} frames of {request.height}×{request.width}"
             yield f"video    {size}, {request.fps:g} a second, seed {request.seed}: {line.settings['prompt']}"
@@ -99,7 +99,7 @@ class GenerateVideos(VideoAction):
             where = {"model": config.model, "weights": model.weights, "iteration": model.iteration}
             where |= {"adapter": config.adapter} if config.adapter else {}
             records.append({**line.notes, "file": name, **used, **settings, **where})
-        contact_sheet(out / "contact_sheet.png", [(describe(model), videos)], [request.prompt for request in requests])
+        contact_sheet(out / "contact_sheet.png", [(model.weights_in_words, videos)], [request.prompt for request in requests])
         write_text(out / RECORD, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
         done = f"{len(records)} video{'s' * (len(records) != 1)}, contact_sheet.png and {RECORD} in {out}"
         return Result([done], {"folder": str(out), "videos": records})
@@ -129,10 +129,6 @@ class GenerateVideos(VideoAction):
         for request in requests:
             request.check(grid)
         return device, model, lines, requests
-
-
-def describe(model: StoredModel) -> str:
-    return "untrained" if model.weights == "untrained" else f"{model.weights} weights, {model.iteration} steps"
 
 
 def require_no_adapters(model: StoredModel, adapter: Path) -> None:

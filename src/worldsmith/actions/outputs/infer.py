@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.outputs.answering import AnswerAction, describe
+from worldsmith.actions.outputs.answering import AnswerAction
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, Turn, say
 
@@ -29,7 +29,7 @@ class AskModel(AnswerAction):
 
     def plan(self) -> Iterator[str]:
         model = self.find()
-        yield f"model    {describe(model)}"
+        yield f"model    {model.folder} ({model.weights_in_words})"
         yield f"asked    {self.config.prompt}"
         yield from (f"shown    {part.kind} {part.source!s}" for part in self.pictures())
 

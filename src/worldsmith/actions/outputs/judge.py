@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.model_action import WritingAction
-from worldsmith.actions.outputs.answering import AnswerAction, describe
+from worldsmith.actions.outputs.answering import AnswerAction
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -54,7 +54,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
     def plan(self) -> Iterator[str]:
         model = self.find()
         dataset, asked, left_out = self.read()
-        yield f"model    {describe(model)}"
+        yield f"model    {model.folder} ({model.weights_in_words})"
         yield f"asked    {len(asked)} of {dataset.num_records} conversations of {dataset.name}: {self.kind(asked)}"
         yield from (f"left out {reason} {count}" for reason, count in sorted(left_out.items()))
         yield f"folder   {self.config.out}"

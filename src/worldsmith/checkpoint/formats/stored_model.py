@@ -69,6 +69,11 @@ class StoredModel:
         return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
 
     @property
+    def weights_in_words(self) -> str:
+        """Which weights are meant, for people."""
+        return "untrained" if self.weights == "untrained" else f"{self.weights} weights, {self.iteration} steps"
+
+    @property
     def average(self) -> bool:
         """Whether the averaged weights are meant."""
         return self.weights == "ema"
