@@ -34,6 +34,7 @@ ACTIONS = {
         {
             "moving-shapes": "datasets.made_clips:MakeMovingShapes",
             "falling-objects": "datasets.made_clips:MakeFallingObjects",
+            "import": "datasets.import_clips:ImportClips",
             "videophy2": "datasets.videophy2:PrepareVideoPhy2",
             "preview": "datasets.preview_chats:PreviewChats",
         },

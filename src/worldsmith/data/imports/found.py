@@ -1,0 +1,132 @@
+"""What a layout finds in a source: clips with their captions, what is left out, and remarks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.json_records import parse_json
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+
+VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "val"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Folder names of splits, as Hugging Face's `datasets` knows them, and what they are called here."""
+
+STRUCTURED = {
+    *("subjects", "background_setting", "lighting", "aesthetics", "cinematography", "style_medium", "artistic_style"),
+    *("context", "actions", "text_and_signage_elements", "segments", "transitions", "temporal_caption"),
+    "audio_description",
+}
+"""Keys of a structured caption, of which one must be there for an object to be taken for one."""
+TEXT_KEYS = ("caption", "text", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A stretch of a media file with its caption; the file has not been opened unless the layout needs it."""
+
+    path: Path
+    """Absolute."""
+    captions: dict[str, Any]
+    """By the keys of a window: `caption`, `caption_json`; empty where there is none."""
+    split: str = "train"
+    key: str = ""
+    """Its own name; "" = the path of the file in the source."""
+    frames: range | None = None
+    """None: all of the file."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the record."""
+    linked: dict[str, Path] = field(default_factory=dict)
+    """Files that `extra` speaks of: key of an object in it → what its `path` will be, seen from the record's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user says about a source, beyond its place."""
+
+    camera: tuple[str, ...] = ()
+    path_column: str | None = None
+    caption_column: str | None = None
+
+
+Found = Clip | Rejection | str
+"""A text is a remark on the source, for people."""
+
+
+def split_of(relative: Path) -> str:
+    """The split that the first folder of a path names; else train."""
+    return SPLITS.get(relative.parts[0].lower(), "train") if len(relative.parts) > 1 else "train"
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files, by their paths in the folder, in a fixed order; none that is hidden."""
+    for root, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(root, name).relative_to(folder)
+
+
+def is_media(path: Path) -> bool:
+    return path.suffix.lower() in (*VIDEOS, *IMAGES)
+
+
+def read_caption_file(path: Path) -> dict[str, Any]:
+    """The captions of a .txt or .json file; none where it is blank. Raises SampleError: bad_json, bad_caption."""
+    content = path.read_bytes()
+    if path.suffix.lower() == ".json":
+        return caption_of(parse_json(content))
+    try:
+        return caption_of(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SampleError("bad_caption", f"{path.name} is not UTF-8 text: {error}") from None
+
+
+def caption_of(value: Any) -> dict[str, Any]:
+    """A text, an object with `caption_json` or a text under a known key, or a structured caption itself.
+
+    Raises SampleError: bad_caption for anything else.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    if isinstance(value, str):
+        return {"caption": value.strip()}
+    if not isinstance(value, dict):
+        raise SampleError("bad_caption", f"expected a text or an object, found {type(value).__name__}")
+    structured = value.get("caption_json")
+    texts = [value[key].strip() for key in TEXT_KEYS if isinstance(value.get(key), str) and value[key].strip()]
+    if structured is None and not texts and STRUCTURED & value.keys():
+        structured, texts = value, [value[key] for key in ("temporal_caption",) if isinstance(value.get(key), str)]
+    if isinstance(structured, str) and structured.strip():
+        structured = parse_json(structured.encode())
+    if structured and not isinstance(structured, dict):
+        raise SampleError("bad_caption", f"'caption_json' must be an object, found {json.dumps(structured)[:80]}")
+    if not structured and not texts and value.keys() - {"caption_json", *TEXT_KEYS}:
+        raise SampleError("bad_caption", f"no caption under {', '.join(value)}")
+    found = {"caption_json": structured, "caption": texts[0] if texts else None}
+    return {key: caption for key, caption in found.items() if caption}
+
+
+def media_path(folder: Path, text: Any) -> Path:
+    """The file that a list names, seen from the list's folder. Raises SampleError: no_path, remote_path."""
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise SampleError("no_path", f"expected the path of a file, found {text!r}")
+    if "://" in text:
+        raise SampleError("remote_path", f"'{text}' is remote; download it and name the local path")
+    return folder / text.strip()
+
+
+def split_within(source: Path, media: Path, listed_in: Path) -> str:
+    """The split of a listed file: as its own path in the source says, or that of the list where it lies elsewhere."""
+    path = Path(os.path.normpath(media))
+    return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))

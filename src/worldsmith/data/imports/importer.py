@@ -1,0 +1,186 @@
+"""From what a layout finds to data set files: every clip is opened, cut into windows and becomes a record."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.clips.video_dataset import FILE_NAMES
+from worldsmith.data.imports.found import Clip, Found
+from worldsmith.data.imports.windows import Cut, windows_of
+from worldsmith.data.made_folder import complete_folder, prepare_folder
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import VideoInfo, examine
+from worldsmith.files.atomic import write_text
+
+NAME = Path(FILE_NAMES[0]).name
+LEFT_OUT = "left_out.jsonl"
+CONTENTS = ("train", "val", "test", LEFT_OUT)
+
+
+@dataclass(slots=True)
+class Import:
+    """What there is to write, and what is to be said about it."""
+
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By split."""
+    left_out: list[Rejection] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    rates: Counter[str] = field(default_factory=Counter)
+    """Files by their frames per second."""
+    constant_captions: int = 0
+    longest: float = 0.0
+    """Seconds of the longest file."""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(sorted(Counter(rejection.reason for rejection in self.left_out).items()))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Frames of all windows, ascending."""
+        windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
+        return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data for dataset.json and for programs."""
+        lengths = self.lengths
+        return {
+            "clips": {split: len(records) for split, records in self.records.items()},
+            "windows": len(lengths),
+            "shortest_window": lengths[0],
+            "longest_window": lengths[-1],
+            "left_out": self.reasons,
+            "frame_rates": dict(self.rates),
+            "longest_seconds": self.longest,
+            "constant_captions": self.constant_captions,
+            "remarks": self.remarks,
+        }
+
+
+def gather(
+    source: Path,
+    found: Iterable[Found],
+    out: Path,
+    cut: Cut,
+    *,
+    caption: str | None = None,
+    min_frames: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Import:
+    """Opens all clips; writes nothing. A clip without caption gets `caption`, or is left out.
+
+    Paths of the records are seen from the folder of their split in `out`.
+    """
+    made, found = Import(), list(found)
+    keys: set[str] = set()
+    stretches: set[tuple[str, range | None]] = set()
+    files: dict[str, VideoInfo] = {}
+    for number, item in enumerate(found, start=1):
+        if progress is not None:
+            progress(number, len(found))
+        if isinstance(item, str):
+            made.remarks.append(item)
+            continue
+        if isinstance(item, Rejection):
+            made.left_out.append(item)
+            continue
+        path = os.path.normpath(item.path)
+        key = item.key or os.path.splitext(os.path.relpath(path, source))[0]
+        while key in keys:  # a.mp4 beside a.mov
+            key += os.path.splitext(path)[1] or "+"
+        try:
+            path.encode()
+            if (path, item.frames) in stretches:
+                raise SampleError("duplicate", "the same file is named before")
+            stretches.add((path, item.frames))
+            captions = item.captions or ({"caption": caption} if caption else {})
+            if not captions:
+                raise SampleError("no_caption", "no text belongs to it; --caption TEXT gives one to all such clips")
+            record = record_of(item, path, key, captions, out / item.split, cut, min_frames, made.left_out)
+        except SampleError as error:
+            made.left_out.append(Rejection(key, error.reason, error.detail, path))
+            continue
+        except UnicodeEncodeError:
+            made.left_out.append(Rejection(ascii(key), "bad_path", "the path is no Unicode", ascii(path)))
+            continue
+        files[path] = examine(path)[1]
+        keys.add(key)
+        made.constant_captions += not item.captions
+        if record["t2w_windows"]:
+            made.records.setdefault(item.split, []).append(record)
+    for info in files.values():
+        made.rates[rate_of(info)] += 1
+    made.longest = max((info.duration for info in files.values() if info.num_frames > 1), default=0.0)
+    return made
+
+
+def record_of(
+    clip: Clip,
+    path: str,
+    key: str,
+    captions: dict[str, Any],
+    folder: Path,
+    cut: Cut,
+    min_frames: int,
+    left_out: list[Rejection],
+) -> dict[str, Any]:
+    """The line of a clip; windows that are too short go to `left_out`. Raises SampleError as training's reader does."""
+    file = examine(path)
+    info = file[1]
+    frames = clip.frames if clip.frames is not None else range(info.num_frames)
+    if frames.stop > info.num_frames:
+        detail = f"frames {frames.start}..{frames.stop - 1} are wanted of a file that has {info.num_frames}"
+        raise SampleError("window_out_of_range", detail)
+    windows = []
+    for window in windows_of(frames, path, file, cut):
+        if len(window) < min_frames:
+            detail = f"window {window.start}..{window.stop - 1} has {len(window)} frames; min_frames is {min_frames}"
+            left_out.append(Rejection(f"{key}:{window.start}", "too_short", detail, path))
+            continue
+        ends = {"start_frame": window.start, "end_frame": window.stop - 1, "temporal_interval": 1}
+        windows.append({**ends, **captions})
+    times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
+    extra = dict(clip.extra)
+    for name, linked in clip.linked.items():
+        extra[name] = {**extra[name], "path": os.path.relpath(linked, folder)}
+    return {
+        "uuid": key,
+        "vision_path": os.path.relpath(path, folder),
+        "width": info.width,
+        "height": info.height,
+        "nb_frames": info.num_frames,
+        **times,
+        "t2w_windows": windows,
+        **extra,
+    }
+
+
+def rate_of(info: VideoInfo) -> str:
+    if info.num_frames == 1:
+        return "one frame"
+    return f"{info.fps:.4g}" + " on average, unevenly spaced" * info.variable_rate
+
+
+def write(made: Import, out: Path, header: dict[str, Any], *, force: bool) -> None:
+    """Writes a data set file a split, the list of what is left out, and, last, dataset.json.
+
+    Raises FileExistsError for a data set that is there, unless `force`, and for a folder with other content.
+    """
+    if not prepare_folder(out, header, CONTENTS, force):
+        raise FileExistsError(f"{out} holds this data set already; give --force to make it anew from its source")
+    for split, records in made.records.items():
+        (out / split).mkdir()
+        write_text(out / split / NAME, lines_of(records))
+    write_text(out / LEFT_OUT, lines_of(map(asdict, made.left_out)))
+    complete_folder(out, header | made.facts())
+
+
+def lines_of(records: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

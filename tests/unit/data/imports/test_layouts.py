@@ -1,0 +1,173 @@
+"""Which layout a source has, and what is read from the captions and tables of people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from import_sources import SOURCES, STRUCTURED, captions, clip, lines, sidecar, table, write
+
+from worldsmith.data.imports.found import Choices, Clip, caption_of, read_caption_file, split_of
+from worldsmith.data.imports.layouts import LAYOUTS, recognise
+from worldsmith.data.imports.table import rows_of
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+QUIET = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def clips(layout: str, source: Path, **choices: object) -> dict[str, Clip]:
+    found = LAYOUTS[layout].read(source, Choices(**choices))
+    return {item.path.name: item for item in found if isinstance(item, Clip)}
+
+
+def left_out(layout: str, source: Path) -> list[tuple[str, int | None]]:
+    found = LAYOUTS[layout].read(source, Choices())
+    return [(item.reason, item.line) for item in found if isinstance(item, Rejection)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_layout_is_recognised_and_says_by_what(name: str, tmp_path: Path) -> None:
+    make, layout = SOURCES[name]
+    make(tmp_path)
+    found, why = recognise(tmp_path)
+    assert found == layout
+    assert why
+
+
+def test_what_is_two_layouts_at_once_is_not_guessed(tmp_path: Path) -> None:
+    sidecar(tmp_path)
+    lines(tmp_path)
+    with pytest.raises(ValueError, match=r"several layouts: sidecar: .*; lines: .*--layout"):
+        recognise(tmp_path)
+
+
+def test_a_source_of_no_layout_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of no known layout"):
+        recognise(tmp_path)
+    clip(tmp_path / "a.mp4")
+    assert recognise(tmp_path)[0] == "sidecar"
+    write(tmp_path / "train/video_dataset_file.jsonl", "{}")
+    (tmp_path / "a.mp4").unlink()
+    with pytest.raises(ValueError, match="there is nothing to import"):
+        recognise(tmp_path)
+
+
+def test_captions_of_the_captioner_are_both_kept(tmp_path: Path) -> None:
+    captions(tmp_path)
+    found = clips("captions", tmp_path)
+    assert found["one.mp4"].captions == {"caption_json": STRUCTURED, "caption": "A bar, one."}
+    assert found["two.mp4"].captions == {"caption": "A bar, two."}
+    assert found["one.mp4"].path == tmp_path / "train/videos/one.mp4"
+    write(tmp_path / "train/captions/three/caption.txt", "no video")
+    assert left_out("captions", tmp_path) == [("caption_without_video", None)]
+
+
+def test_line_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    lines(tmp_path)
+    write(tmp_path / "prompts.txt", "only one\n")
+    with pytest.raises(ValueError, match=r"prompts.txt has 1 lines and videos.txt 2"):
+        clips("lines", tmp_path)
+
+
+def test_splits_are_told_from_folders(tmp_path: Path) -> None:
+    table(tmp_path)
+    assert {name: found.split for name, found in clips("table", tmp_path).items()} == {
+        "train0.mp4": "train",
+        "train1.mp4": "train",
+        "validation0.mp4": "val",
+    }
+    names = {"Valid/a": "val", "dev/x/a": "val", "test/a": "test", "a": "train", "other/a": "train", "test": "train"}
+    assert {name: split_of(Path(name)) for name in names} == names
+
+
+def test_a_table_at_the_top_names_files_in_the_folders_of_splits(tmp_path: Path) -> None:
+    write(tmp_path / "metadata.jsonl", '{"file_name": "val/a.mp4", "prompt": "a"}\n[]\n{"file_name": 3}\n{"x"\n')
+    assert clips("table", tmp_path)["a.mp4"].split == "val"
+    assert left_out("table", tmp_path) == [("bad_record", 2), ("no_path", 3), ("bad_json", 4)]
+    assert clips("table", tmp_path / "metadata.jsonl")["a.mp4"].split == "val"
+
+
+def test_columns_are_said_and_can_be_chosen(tmp_path: Path) -> None:
+    write(tmp_path / "metadata.csv", "name,path,caption,text,mine\nq.mp4,p.mp4,one,two,three\nshort,row\n")
+    said = [item for item in LAYOUTS["table"].read(tmp_path, Choices()) if isinstance(item, str)]
+    assert said == [f"{tmp_path / 'metadata.csv'}: paths from path, captions from caption"]
+    assert left_out("table", tmp_path) == [("bad_record", 3)]
+    chosen = clips("table", tmp_path, path_column="name", caption_column="mine")
+    assert {name: item.captions for name, item in chosen.items()} == {"q.mp4": {"caption": "three"}}
+    with pytest.raises(ValueError, match="has no column other for captions; there are: name, path"):
+        clips("table", tmp_path, caption_column="other")
+    write(tmp_path / "metadata.csv", "a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"has no column file_name or .* for paths; there are: a, b"):
+        clips("table", tmp_path)
+
+
+@QUIET
+@given(rows=st.lists(st.tuples(TEXT, TEXT), min_size=1))
+def test_a_csv_gives_the_cells_that_were_written(rows: list[tuple[str, str]], tmp_path: Path) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows([("file_name", "caption"), *rows])
+    (tmp_path / "metadata.csv").write_text(text.getvalue(), encoding="utf-8", newline="")
+    assert [tuple(row.values()) for _, row in rows_of(tmp_path / "metadata.csv") if isinstance(row, dict)] == rows
+
+
+@QUIET
+@given(rows=st.lists(st.dictionaries(TEXT, st.none() | TEXT | st.integers()), min_size=1))
+def test_a_jsonl_gives_the_objects_that_were_written(rows: list[dict], tmp_path: Path) -> None:
+    write(tmp_path / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [row for _, row in rows_of(tmp_path / "metadata.jsonl")] == rows
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
+)
+
+
+@QUIET
+@given(value=JSON | st.dictionaries(st.sampled_from(["caption_json", "caption", "text", "subjects", "other"]), JSON))
+def test_any_json_is_a_caption_or_is_refused_with_a_reason(value: object) -> None:
+    try:
+        found = caption_of(value)
+    except SampleError:
+        return
+    assert found.keys() <= {"caption_json", "caption"}
+    assert all(found.values())
+    assert isinstance(found.get("caption", ""), str)
+    assert isinstance(found.get("caption_json", {}), dict)
+
+
+@QUIET
+@given(text=TEXT)
+def test_a_text_file_is_its_own_caption(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    stripped = text.removeprefix("\ufeff").strip()
+    assert read_caption_file(tmp_path / "a.txt") == ({"caption": stripped} if stripped else {})
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"caption": " a bar "}, {"caption": "a bar"}),
+        ({"prompt": "a bar"}, {"caption": "a bar"}),
+        ({"caption_json": {"subjects": []}, "caption": "a"}, {"caption_json": {"subjects": []}, "caption": "a"}),
+        ({"caption_json": '{"subjects": []}'}, {"caption_json": {"subjects": []}}),
+        (STRUCTURED, {"caption_json": STRUCTURED, "caption": "A bar becomes red."}),
+        ({"caption": ""}, {}),
+        ("", {}),
+        ({}, {}),
+    ],
+)
+def test_forms_of_a_caption(value: object, found: dict) -> None:
+    assert caption_of(value) == found
+
+
+@pytest.mark.parametrize("value", [3, ["a"], {"fps": 8, "uploader": "me"}, {"caption_json": [1]}])
+def test_what_is_no_caption_is_refused(value: object) -> None:
+    with pytest.raises(SampleError, match="bad_caption"):
+        caption_of(value)

@@ -1,0 +1,88 @@
+"""Clips are cut by length and where a scene changes."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from import_sources import bars
+
+from worldsmith.data.imports.windows import Cut, by_length, scene_starts, split_at, windows_of
+from worldsmith.data.video_file import examine
+from worldsmith.data.video_writer import write_video
+from worldsmith.files.errors import UserError
+
+SCENES = (20, 17, 30, 23)
+"""Frames of each scene; PySceneDetect takes none under 15."""
+STARTS = (20, 37, 67)
+
+
+def film(path: Path, fps: float = 24) -> str:
+    """Scenes of one colour each, with something that moves in them."""
+    colours = [(200, 40, 40), (30, 30, 220), (230, 230, 60), (20, 120, 30)]
+    scenes = [np.full((count, 64, 96, 3), colour, np.uint8) for count, colour in zip(SCENES, colours)]
+    frames = np.concatenate(scenes)
+    for number, frame in enumerate(frames):
+        frame[20:30, number % 80 : number % 80 + 10] = 255
+    write_video(path, frames, fps, preset="ultrafast")
+    return str(path)
+
+
+@pytest.mark.parametrize("fps", [24, 30000 / 1001])
+def test_scenes_begin_where_the_clip_was_cut_and_where_pyscenedetect_says(fps: float, tmp_path: Path) -> None:
+    from scenedetect import ContentDetector, detect
+
+    path = film(tmp_path / "film.mp4", fps)
+    assert scene_starts(path, 0, 27.0) == STARTS
+    judged = detect(path, ContentDetector(27.0), backend="opencv")
+    assert [first.frame_num for first, _ in judged][1:] == list(STARTS)
+
+
+def test_scenes_and_lengths_cut_within_the_frames_that_are_wanted(tmp_path: Path) -> None:
+    path = film(tmp_path / "film.mp4")
+    cut = Cut(scenes=True, seconds=0.5)
+    found = list(windows_of(range(30, 70), path, examine(path), cut))
+    assert found == [range(30, 37), range(37, 49), range(49, 61), range(61, 67), range(67, 70)]
+    assert list(windows_of(range(90), path, examine(path), Cut())) == [range(90)]
+
+
+def test_a_clip_without_a_change_is_one_scene(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", bars(25), 24, preset="ultrafast")
+    assert scene_starts(str(tmp_path / "a.mp4"), 0, 27.0) == ()
+
+
+def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scenedetect", None)
+    with pytest.raises(UserError, match=r"worldsmith\[scenes\]"):
+        scene_starts(film(tmp_path / "film.mp4"), 0, 27.0)
+
+
+@given(start=st.integers(0, 50), count=st.integers(1, 200), length=st.integers(1, 90), overlap=st.floats(0, 0.99))
+def test_windows_cover_every_frame_and_end_with_the_stretch(
+    start: int, count: int, length: int, overlap: float
+) -> None:
+    frames = range(start, start + count)
+    windows = list(by_length(frames, length, overlap))
+    assert {frame for window in windows for frame in window} == set(frames)
+    assert all(len(window) == length for window in windows[:-1])
+    assert windows[-1].stop == frames.stop
+    if overlap == 0:
+        assert sum(map(len, windows)) == count
+    assert all(second.start > first.start for first, second in pairwise(windows))
+
+
+@given(start=st.integers(0, 20), count=st.integers(1, 40), starts=st.lists(st.integers(0, 80)))
+def test_pieces_are_the_stretch_and_begin_where_they_are_told_to(start: int, count: int, starts: list[int]) -> None:
+    frames = range(start, start + count)
+    pieces = split_at(frames, starts)
+    assert [frame for piece in pieces for frame in piece] == list(frames)
+    assert {piece.start for piece in pieces} == {start, *(s for s in starts if s in frames)}
+
+
+def test_overlap_repeats_its_part_of_a_window() -> None:
+    assert list(by_length(range(20), 9, 0.5)) == [range(9), range(4, 13), range(8, 17), range(12, 20)]
