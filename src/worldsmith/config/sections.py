@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import netrc
+import os
 import re
+import urllib.parse
 from dataclasses import field
 from typing import Annotated, Literal
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
-from worldsmith.config.errors import wrong
+from worldsmith.config.errors import UserError, wrong
 
 
 class JobConfig(Config):
@@ -34,6 +38,30 @@ class JobConfig(Config):
                 raise wrong(self, key, why="it would leave the output root", remedy="write a plain folder name")
             if "." in value.split("/"):
                 raise wrong(self, key, why="'.' is the folder above itself", remedy="write a plain folder name")
+
+    def check_files(self) -> None:
+        """Raises UserError when Weights & Biases is wanted and its package, or a login, is missing."""
+        if self.wandb_mode == "disabled":
+            return
+        if importlib.util.find_spec("wandb") is None:
+            raise UserError(
+                f'job.wandb_mode is "{self.wandb_mode}" and the package wandb is not installed; install it with '
+                "`pip install 'worldsmith[wandb]'`, or use \"disabled\""
+            )
+        if self.wandb_mode == "online" and not (os.environ.get("WANDB_API_KEY") or has_wandb_login()):
+            raise UserError(
+                'job.wandb_mode is "online" and there is no login: set WANDB_API_KEY, run `wandb login`, or use '
+                '"offline" and send the run later with `wandb sync`'
+            )
+
+
+def has_wandb_login() -> bool:
+    """Whether `wandb login` has left a key for the server of this environment in the user's netrc file."""
+    host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        return bool(host and netrc.netrc(os.environ.get("NETRC")).authenticators(host))
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 class ParallelismConfig(Config):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from worldsmith.files.lines import append_line
+from worldsmith.monitor.sinks import describe
 
 
 class MessageLog(logging.Handler):
@@ -60,8 +61,3 @@ class MessageLog(logging.Handler):
         logging.getLogger("worldsmith").removeHandler(self)
         if error is not None and self.path is not None:
             self.add("error", describe(error))
-
-
-def describe(error: BaseException) -> str:
-    """An exception in a line: what it says, after its name where that alone would tell nothing."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -22,7 +22,7 @@ class MetricsLog:
     Opening it for a run that goes on from `resumed_step` (0 for a new run) removes what an interrupted run wrote beyond
     that step, of the lines of that step those that `is_redone` names, and a last line that was cut off. Numbers that
     are NaN or infinite are written as null, since JSON has no word for them. A line that cannot be written, as on a
-    full disk, is left out, said once and counted.
+    full disk, raises OSError and leaves the file as it was.
 
     Raises UserError when the file cannot be opened.
     """
@@ -31,8 +31,6 @@ class MetricsLog:
         self, path: Path, *, resumed_step: int = 0, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False
     ) -> None:
         self.path = path
-        self.unwritten = 0
-        """Lines that are missing since this object is there."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
@@ -42,20 +40,12 @@ class MetricsLog:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line. Raises TypeError for a value that is no number, text, list or mapping."""
+        """Appends one line. Raises TypeError for a value that is no number, text, list or mapping; OSError."""
         record = {"step": step, **{key: plain(key, value) for key, value in metrics.items() if key != "step"}}
-        line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
-        try:
-            append(self.file, line)
-        except OSError as error:
-            self.unwritten += 1
-            if self.unwritten == 1:
-                logger.warning("%s cannot be written, the run goes on without it: %s", self.path, error)
+        append(self.file, (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self.file.close()
-        if self.unwritten:
-            logger.warning("%s: %d lines of it are missing, since they could not be written", self.path, self.unwritten)
 
     def __enter__(self) -> MetricsLog:
         return self

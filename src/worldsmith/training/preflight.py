@@ -14,6 +14,7 @@ from worldsmith.config.errors import UserError, wrong
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.tasks.registry import task_of
+from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
@@ -34,13 +35,10 @@ def check_tree(config: Trainer.Config) -> None:
     if config.job.task != model.task:
         why = f"models of the family '{model.family}' are trained for another"
         raise wrong(config, "job.task", why=why, remedy=f'use "{model.task}"')
-    if config.job.wandb_mode != "disabled":
-        raise wrong(
-            config,
-            "job.wandb_mode",
-            why="nothing is sent to Weights & Biases; the figures are in metrics.jsonl and in TensorBoard files",
-            remedy='use "disabled"',
-        )
+    writers = [found for found in config.trainer.callbacks.values() if isinstance(found, Metrics.Config)]
+    if config.job.wandb_mode != "disabled" and not writers:
+        why = "no callback of the run writes figures"
+        raise wrong(config, "job.wandb_mode", why=why, remedy='add the callback metrics, or use "disabled"')
     if config.checkpoint.init != "scratch" and start_of(config) is None:
         raise wrong(
             config,

@@ -51,21 +51,16 @@ def test_files_of_other_writers_are_read_before(tmp_path):
     assert curves(tmp_path)["loss"] == [(1, 1.0), (2, 2.0)]
 
 
-def test_files_that_cannot_be_written_end_the_curves_and_nothing_else(tmp_path, caplog):
-    log = TensorBoardLog(tmp_path)
-    with largest_file(200):
-        for step in range(500):
-            log.write(step, {"loss": 1.0})
-    log.write(501, {"loss": 1.0})
-    log.close()
-    assert caplog.text.count("the curves end here") == 1
+def test_files_that_cannot_grow_stay_readable_and_go_on_later(tmp_path):
+    lost = 0
+    with TensorBoardLog(tmp_path) as log:
+        for step in range(20):
+            with largest_file(200):
+                try:
+                    log.write(step, {"loss": 1.0})
+                except OSError:
+                    lost += 1
+        log.write(20, {"loss": 2.0})
     points = curves(tmp_path)["loss"]
-    assert points == [(step, 1.0) for step in range(len(points))]
-    assert 1 <= len(points) < 10
-
-
-def test_a_folder_that_cannot_be_made_ends_the_curves_and_nothing_else(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    with TensorBoardLog(tmp_path / "file" / "folder") as log:
-        log.write(1, {"loss": 1.0})
-    assert caplog.text.count("the curves end here") == 1
+    assert points == [*((step, 1.0) for step in range(20 - lost)), (20, 2.0)]
+    assert 11 <= lost < 20

@@ -184,7 +184,6 @@ def test_a_source_without_averages_cannot_give_them(world: Path, whole: Path, tm
     ("path", "value", "message"),
     [
         ("job.task", "vlm", "family 'toy' are trained for another"),
-        ("job.wandb_mode", "offline", "Weights & Biases"),
         ("model.config.lora_rank", 0, "lora_rank must be at least 1"),
         ("checkpoint.init", "pretrained", 'init = "scratch"'),
         ("trainer.grad_accum_iter", 0, "at least 1"),

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config.declare.ranges import Range
-from worldsmith.monitor.message_log import describe
+from worldsmith.monitor.sinks import describe
 from worldsmith.training.callbacks.base import Callback
 
 if TYPE_CHECKING:

@@ -1,25 +1,28 @@
-"""`metrics.jsonl` and TensorBoard files."""
+"""The stream of figures, into `metrics.jsonl`, TensorBoard files and Weights & Biases."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.metrics_log import MetricsLog
+from worldsmith.monitor.sinks import Sinks
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.progress.figures import data_counts, step_metrics
 
 if TYPE_CHECKING:
-    from worldsmith.monitor.tensorboard_log import TensorBoardLog
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
     from worldsmith.training.validation import Validation
+
+FILE = "metrics.jsonl"
 
 
 class Metrics(Callback):
     """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
 
     A validation has a line of its own, with the number of steps before it. A run that goes on from a checkpoint first
-    removes the lines of what it will do again.
+    removes the lines of what it will do again. `job.wandb_mode` says whether Weights & Biases gets the figures, too.
     """
 
     class Config(Callback.Config):
@@ -27,22 +30,25 @@ class Metrics(Callback):
         """Whether TensorBoard files are written beside metrics.jsonl."""
 
     config: Config
-    log: MetricsLog | None = None
-    board: TensorBoardLog | None = None
+    sinks: Sinks | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
         if not trainer.world.is_main:
             return
-        again = trainer.config.trainer.validates_after(trainer.iteration)
-        self.log = MetricsLog(
-            trainer.run_folder / "metrics.jsonl",
-            resumed_step=trainer.iteration,
-            is_redone=lambda record: again and "val/loss" in record,
+        done, config = trainer.iteration, trainer.config
+        again = config.trainer.validates_after(done)
+        self.sinks = sinks = Sinks()
+        sinks.sinks[FILE] = MetricsLog(
+            trainer.run_folder / FILE, resumed_step=done, is_redone=lambda record: again and "val/loss" in record
         )
         if self.config.tensorboard:
             from worldsmith.monitor.tensorboard_log import TensorBoardLog
 
-            self.board = TensorBoardLog(self.folder, resumed_step=trainer.iteration)
+            sinks.add("TensorBoard", lambda: TensorBoardLog(self.folder, resumed_step=done))
+        if config.job.wandb_mode != "disabled":
+            from worldsmith.monitor.wandb_log import WandbLog
+
+            sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
         number, loop = step.index + 1, trainer.config.trainer
@@ -56,13 +62,14 @@ class Metrics(Callback):
         self._write(trainer.iteration, {**validation.figures, **{f"val/{name}": n for name, n in counts.items()}})
 
     def _write(self, step: int, metrics: dict[str, Any]) -> None:
-        if self.log is not None:
-            metrics["unwritten"] = self.log.unwritten
-            self.log.write(step, metrics)
-        if self.board is not None:
-            self.board.write(step, metrics)
+        if self.sinks is None:
+            return
+        lost = dict(self.sinks.lost)
+        metrics["unwritten"] = lost.pop(FILE, 0)
+        if lost:
+            metrics["unwritten_elsewhere"] = lost
+        self.sinks.write(step, metrics)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        for log in (self.log, self.board):
-            if log is not None:
-                log.close()
+        if self.sinks is not None:
+            self.sinks.close(failed=trainer.outcome is None)
