@@ -317,6 +317,21 @@ def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypa
     assert run.steps() == list(range(1, run.saved() + 1))
 
 
+def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch)
+    launcher = start("launch", "--nproc-per-node", "2", *run.words, folder=tmp_path)
+    processes = run.trained(launcher.pid)
+    next(p for p in psutil.Process(launcher.pid).children() if p.environ().get("RANK") == "1").kill()
+    assert end(launcher) == 1
+    wait_until_gone(processes, tmp_path)
+    log = (tmp_path / "log").read_text()
+    assert log.count("error: another process of the run at 127.0.0.1 has ended or cannot be reached, so this one") == 1
+    assert "rank 1 was ended by SIGKILL, the first one to fail" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_real_runs_stop_and_go_on(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

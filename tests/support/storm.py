@@ -80,12 +80,12 @@ class Storm:
         launch = ["launch", "--nproc-per-node", "2"] if name == "two" else []
         return self.start(*launch, "train", "--base", str(self.folder / f"{name}.yaml"))
 
-    def end(self, process: BaseProcess, codes: set[int], *, crashed: bool = False) -> int:
-        """Its exit code, which is one of `codes`. Only the partners of a rank that `crashed` may print a traceback."""
+    def end(self, process: BaseProcess, codes: set[int]) -> int:
+        """Its exit code, which is one of `codes`."""
         process.join(PATIENCE)
         said = self.log_of(process)
         assert process.exitcode in codes, f"{process.exitcode} is none of {codes}\n{said}"
-        assert crashed or "Traceback" not in said, said
+        assert "Traceback" not in said, said
         deadline = time.monotonic() + PATIENCE
         while left := [p.pid for p in psutil.process_iter() if group_of(p.pid) == process.pid]:
             assert time.monotonic() < deadline, f"{left} outlive {process.pid}\n{said}"
@@ -139,7 +139,7 @@ class Storm:
             child.kill()
         self.wait_for_steps(name, process)
         signal_to(process, signal.SIGTERM)
-        self.end(process, {*DONE_OR_STOPPED, *([1] if name == "two" else [])}, crashed=name == "two")
+        self.end(process, {*DONE_OR_STOPPED, *([1] if name == "two" else [])})
 
     def move_the_run_folder(self, name: str) -> None:
         process = self.train(name)

@@ -6,6 +6,7 @@ a signal. Here signals are handed to the processes, which agree on a step, save 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -55,6 +56,9 @@ OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
 """Options of torchrun that say what is started and which signals torchrun itself takes."""
 SAY_AFTER = 5.0
 """Seconds until it is said that other machines are waited for; the pauses after that grow to a minute."""
+GIVE_UP = 60.0
+"""Seconds that launchers of other machines have to say that their processes have ended, as all processes have agreed to
+do. torchrun would wait for 300, and has no setting for it."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
@@ -97,6 +101,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             return plan()
         check()  # a mistake is said once, before there are processes to repeat it
         choose_meeting(args, machines)
+        logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(without_traceback)
         with desk, held_back(), waiting_said(args, machines, desk):
             try:
                 require_devices(processes)
@@ -152,24 +157,27 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
-    """Says now and then whom this machine waits for, until it has started its processes; and once, when they have
-    ended and the launchers of other machines have not said so of theirs: torchrun gives them 300 s."""
+    """Says now and then whom this machine waits for, until it has started its processes; and once, when they have ended
+    and the launchers of other machines have not said so of theirs. Theirs may be no more: this one ends without them.
+    """
     begun, over = time.monotonic(), threading.Event()
+    others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
 
     def watch() -> None:
-        pause, started = SAY_AFTER, False
+        pause, started, ended = SAY_AFTER, False, 0.0
         while not over.wait(pause):
+            now = time.monotonic()
             if psutil.Process().children():
-                started, pause = True, SAY_AFTER
-                continue
-            others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
-            if desk.exit_code is not None:
-                say(f"all processes here have ended; waiting for {others} to say so, at most 300 s; Ctrl-C ends it")
-                return
-            if not started:
+                started, pause, ended = True, SAY_AFTER, 0.0
+            elif desk.exit_code is not None and not ended:
+                ended = now
+                say(f"all processes here have ended; waiting for {others} to say so, at most {GIVE_UP:.0f} s")
+            elif desk.exit_code is not None and now - ended > GIVE_UP:
+                say(f"{others} did not say so; was the launcher there killed?")
+                os._exit(desk.exit_code)
+            elif not started:
                 pause = min(2 * pause, 60)
-                waited = f"{time.monotonic() - begun:.0f} s"
-                say(f"waiting for {others}, to meet at {meeting_place(args)} ({waited}); Ctrl-C ends it")
+                say(f"waiting for {others}, to meet at {meeting_place(args)} ({now - begun:.0f} s); Ctrl-C ends it")
 
     if machines > 1:
         threading.Thread(target=watch, daemon=True).start()
@@ -181,6 +189,12 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 def say(message: str) -> None:
     print(f"worldsmith launch: {message}", file=sys.stderr, flush=True)
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """What torchrun has to say of its own waiting is said in one line."""
+    record.exc_info = None
+    return True
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:
@@ -244,11 +258,14 @@ def count_processes(args: Namespace) -> tuple[int, int]:
 def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     """The exit code for processes of which at least one did not end with 0.
 
-    The first one counts: torchrun has ended the others. A mistake of the user explains the others' failures too.
+    The first one counts: torchrun has ended the others. A mistake of the user explains the others' failures too, and a
+    signal those of partners that noticed before torchrun did.
     """
-    rank, first = error.get_first_failure()
-    if 2 in {failure.exitcode for failure in error.failures.values()}:
+    failures = error.failures
+    if 2 in {failure.exitcode for failure in failures.values()}:
         return 2
+    rank = min(failures, key=lambda rank: (failures[rank].exitcode == 1, failures[rank].timestamp))
+    first = failures[rank]
     if first.exitcode in (PREEMPTED, 130):
         return first.exitcode
     if -first.exitcode in asked:  # before it could catch a signal, so that there was nothing to save

@@ -19,6 +19,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.launch_desk import is_said
+from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.training.run_folder import Launch, completion, run_path
@@ -102,6 +103,14 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     except (DataError, FloatingPointError, SaveError) as error:
         if not is_said(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
+        return 1
+    except RuntimeError as error:
+        lost = lost_partner(error)
+        if lost is None:
+            raise
+        if not is_said(lost):
+            advice = "so this one ends too; the same command goes on from the last checkpoint"
+            logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
         return 1
     except KeyboardInterrupt:  # a second Ctrl-C: nothing may wait now for ranks, or for a save that is given up
         print("interrupted", file=sys.stderr, flush=True)

@@ -32,22 +32,33 @@ def parse_json(text: bytes) -> Any:
     """Raises SampleError: bad_json; bad_record for a text that is no Unicode."""
     try:
         value = json.loads(text)
-        if MAYBE_SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair") from None
     except (ValueError, RecursionError) as error:
         raise SampleError("bad_json", str(error)) from None
+    if MAYBE_SURROGATE.search(text) and (fault := no_unicode(value)):
+        raise fault
     return value
 
 
-def read_list(file: Path) -> list[Any]:
-    """The records of a file that is one JSON list. Raises DataError when it is not."""
+def no_unicode(value: Any) -> SampleError | None:
+    """What is wrong with a value that holds half of a surrogate pair in any of its texts."""
     try:
-        records = json.loads(file.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        return SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair")
+    return None
+
+
+def read_list(file: Path) -> list[Any]:
+    """The records of a file that is one JSON list; in place of one that is no Unicode, what is wrong with it.
+
+    Raises DataError when it is no list.
+    """
+    try:
+        text = file.read_bytes()
+        records = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(records, list):
         raise DataError(f"{file}: expected a list of records, found {type(records).__name__}")
-    return records
+    return [no_unicode(record) or record for record in records] if MAYBE_SURROGATE.search(text) else records

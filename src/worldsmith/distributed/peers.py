@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,6 +16,8 @@ T = TypeVar("T")
 Kind = Literal["all_gather", "gather", "scatter"]
 PATIENCE = timedelta(hours=2)
 """How long a rank waits for the others; writing and syncing to a slow disk takes its time."""
+GONE = re.compile(r"(closed|reset) by peer|broken pipe|peer closed|remote (process exited|server shutdown)", re.I)
+"""What gloo, NCCL and the store say of a connection to a process that is no more."""
 
 
 class PeerError(Exception):
@@ -162,3 +165,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [chained for chained in (cause.__cause__, cause.__context__) if chained is not None]
         if isinstance(cause, PeerError):
             waiting += cause.errors
+
+
+def lost_partner(error: BaseException) -> str | None:
+    """What there is to say when another process has ended while this one waited for it; None: that is not the error.
+
+    PyTorch's libraries say it in the text of a RuntimeError, gloo with the address of the other machine.
+    """
+    texts = (str(cause) for cause in causes(error) if isinstance(cause, RuntimeError))
+    found = next((text for text in texts if GONE.search(text)), None)
+    if found is None:
+        return None
+    address = re.search(r"\[([0-9a-f.:]+)\]:\d+", found, re.I)
+    where = f" at {address[1]}" if address else ""
+    return f"another process of the run{where} has ended or cannot be reached"

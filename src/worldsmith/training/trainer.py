@@ -17,6 +17,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
@@ -356,6 +357,8 @@ class Trainer(Configurable):
 
     def _count_failure(self, error: SaveError) -> None:
         self.failed_saves += 1
+        if lost_partner(error) is not None:  # which ends the run at once, and is said then
+            return
         logger.warning(
             "SAVE FAILED (%d so far): %s The training goes on; the next save is after step %d at the latest",
             self.failed_saves,

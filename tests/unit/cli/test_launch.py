@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from argparse import Namespace
 from types import SimpleNamespace
@@ -38,3 +39,31 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
         assert "have ended" not in said + capsys.readouterr().err
         children.clear()
         assert "all processes here have ended; waiting for 2 other machines to say so" in until("have ended")
+
+
+def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have `GIVE_UP` seconds from the end of all processes here."""
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(launch, "SAY_AFTER", 0.02)
+    monkeypatch.setattr(launch, "GIVE_UP", 0.5)
+    monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: []))
+    monkeypatch.setattr(launch.os, "_exit", left.put)
+    desk = LaunchDesk()
+    with launch.waiting_said(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 2, desk):
+        begun = time.monotonic()
+        desk.exit_code = 75
+        assert left.get(timeout=20) == 75
+        assert time.monotonic() - begun > 0.5
+    assert "1 other machine did not say so" in capsys.readouterr().err
+
+
+def test_a_rank_that_was_killed_is_named_and_not_its_partner_that_noticed_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failures = {0: SimpleNamespace(exitcode=1, timestamp=1), 1: SimpleNamespace(exitcode=-9, timestamp=1)}
+    failures[1].signal_name = lambda: "SIGKILL"
+    error = SimpleNamespace(failures=failures)
+    assert launch.failure_code(error, set()) == 1
+    assert "rank 1 was ended by SIGKILL" in capsys.readouterr().err

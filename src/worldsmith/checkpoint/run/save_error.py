@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from worldsmith.distributed.peers import causes
+from worldsmith.distributed.peers import causes, lost_partner
 
 
 class SaveError(Exception):
@@ -18,11 +18,13 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the file system is to blame, and not the program."""
-    return any(isinstance(cause, OSError) for cause in causes(error))
+    """Whether the file system is to blame or a process that has ended, and not the program."""
+    return any(isinstance(cause, OSError) for cause in causes(error)) or lost_partner(error) is not None
 
 
 def describe(error: BaseException) -> str:
     """The innermost causes in one line."""
+    if lost := lost_partner(error):
+        return lost
     found = [cause for cause in causes(error) if isinstance(cause, OSError)] or list(causes(error))[-1:]
     return "; ".join(dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause in found))

@@ -37,6 +37,8 @@ class ManifestDataset(ChatFile):
 
     def _complete(self, record: Any) -> dict[str, Any]:
         """The record with its conversation in place of the file's name."""
+        if isinstance(record, SampleError):
+            raise record
         if not isinstance(record, dict):
             raise SampleError("bad_record", f"expected an object, found {record!r:.80}")
         found = {
@@ -48,6 +50,8 @@ class ManifestDataset(ChatFile):
             raise SampleError("bad_record", f"lacks {', '.join(missing)} as text")
         file = Path(self.file.parent, str(found["conversation"]))
         try:
+            if not file.is_file():  # nor a pipe, which would be waited for
+                raise FileNotFoundError("it is no file")
             text = file.read_bytes()
         except (OSError, ValueError) as error:
             raise SampleError("missing_file", f"the conversation {file} cannot be read: {error}") from None

@@ -120,6 +120,7 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         (chat("?", "a", video="v.mp4", video_fps=0), "bad_record", "'video_fps'"),
         (chat("?", "a", video="v.mp4", video_fps=10**400), "bad_record", "'video_fps'"),
         (chat("\ud800", "a"), "bad_record", "half of a surrogate pair"),
+        (chat("?", "a", video="\udc00.mp4"), "bad_record", "half of a surrogate pair"),
     ],
 )
 def test_bad_records_are_left_out_with_their_place(tmp_path: Path, record: Any, reason: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
         ([], None, "bad_record", "expected an object"),
         ({**RECORD, "conversation": "text/none.json"}, None, "missing_file", "text/none.json cannot be read"),
         ({**RECORD, "conversation": "text/\0"}, None, "missing_file", "cannot be read"),
+        ({**RECORD, "conversation": "text/pipe"}, None, "missing_file", "cannot be read: it is no file"),
+        ({**RECORD, "media": "\udc00.mp4"}, None, "bad_record", "half of a surrogate pair"),
         (RECORD, "{nonsense", "bad_json", "line 1"),
         (RECORD, [{**ASKS, "content": "Score?"}, SAYS], "bad_record", "names 0 media"),
         (
@@ -66,6 +69,8 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
     ],
 )
 def test_bad_records_are_left_out(tmp_path: Path, record: Any, conversation: Any, reason: str, words: str) -> None:
+    (tmp_path / "text").mkdir()
+    os.mkfifo(tmp_path / "text" / "pipe")
     (rejection,) = build(tmp_path, record, conversation=conversation).rejections
     assert rejection.reason == reason
     assert words in rejection.detail
