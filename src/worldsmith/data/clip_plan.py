@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from worldsmith.data.clip_limits import require_clip
+from worldsmith.data.clip_limits import require_clip, require_room
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class ClipPlan:
     num_frames: int = 17
     fps: int = 8
 
-    def check(self) -> None:
-        """Raises ValueError for a plan that cannot be made."""
+    def check(self, out: Path | None = None) -> None:
+        """Raises ValueError for a plan that cannot be made, in the folder `out` if it is known where."""
         least = {"clips": 1, "val_clips": 0, "seed": 0, "size": 32, "num_frames": self.least_frames, "fps": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -33,6 +34,8 @@ class ClipPlan:
             raise ValueError(f"{self.kind}: size must be even for H.264 with 4:2:0 colour, found {self.size}")
         try:
             require_clip(self.num_frames, self.size, self.size, self.fps)
+            if out is not None:
+                require_room(out, self.clips + self.val_clips)
         except ValueError as error:
             raise ValueError(f"{self.kind}: {error}") from None
 

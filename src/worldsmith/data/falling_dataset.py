@@ -48,8 +48,8 @@ def make_dataset(
     An interrupted dataset is made anew. Raises ValueError for an impossible plan, and FileExistsError for a dataset of
     another plan (unless `force`) or a folder with other content.
     """
-    plan.check()
     out = Path(out)
+    plan.check(out)
     if not prepare_folder(out, plan.header(), [folder_name(split) for split in SPLITS], force):
         return False
     scores, done = {}, 0

@@ -126,8 +126,8 @@ class DatasetPlan(ClipPlan):
     clips: int = 700
     val_clips: int = 64
 
-    def check(self) -> None:
-        super().check()
+    def check(self, out: Path | None = None) -> None:
+        super().check(out)
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1
             raise ValueError(
@@ -147,8 +147,8 @@ def make_dataset(
     An interrupted dataset is made anew. Raises ValueError for an impossible plan, and FileExistsError for a dataset of
     another plan (unless `force`) or a folder with other content.
     """
-    plan.check()
     out = Path(out)
+    plan.check(out)
     if not prepare_folder(out, plan.header(), (*SPLITS, "prompts.jsonl"), force):
         return False
     total, done = sum(plan.counts.values()), 0

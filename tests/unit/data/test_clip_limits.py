@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.falling_dataset import FallingPlan
 from worldsmith.data.moving_shapes import DatasetPlan
@@ -23,6 +26,19 @@ def test_data_sets(plan: type[DatasetPlan], settings: dict[str, int], words: str
     plan().check()
     with pytest.raises(ValueError, match=words):
         plan(**settings).check()
+
+
+@pytest.mark.parametrize("kind", ["moving-shapes", "falling-objects"])
+@pytest.mark.parametrize("words", [[], ["--dryrun"]])
+def test_more_clips_than_the_disk_has_room_for_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, words: list[str]
+) -> None:
+    out = tmp_path / "some" / "data"
+    assert main(["dataset", kind, str(out), "--clips", str(10**12), "--val-clips", "1", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{kind}: 1000000000001 clips take at least" in said
+    assert f"are free on the disk of {out}; ask for fewer" in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import ClassVar
 
 from worldsmith.actions.action import Action, Result, share_done
@@ -43,6 +44,7 @@ class MakeClips(Action):
 
     def plan(self) -> Iterator[str]:
         plan = self.config.dataset_plan()
+        plan.check(Path(self.config.out))
         yield (
             f"{plan.kind}: {plan.clips} train and {plan.val_clips} val clips of {plan.num_frames} frames, "
             f"{plan.size}×{plan.size}, in {self.config.out}"
