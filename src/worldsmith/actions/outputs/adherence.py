@@ -107,6 +107,10 @@ class MeasureAdherence(VideoAction):
             raise UserError(f"{error}; --force measures again") from None
         if known.pop("signature", None) != self.signature():
             return {}
+        try:
+            summary(result.parent, known)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(f"{result} does not hold the figures of an evaluation; --force measures again") from None
         names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]
         made = [result.with_name("contact_sheet.png"), *(result.parent / model / n for model in known for n in names)]
         return known if all(file.is_file() for file in made) else {}

@@ -12,6 +12,8 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.evaluation.adherence import load_prompts
 
+FIGURES = {"adherence": 1.0, "prompts": 1, "by_attribute": {"colour": 1.0}, "by_novelty": {}}
+
 
 @pytest.fixture
 def measured(tmp_path: Path) -> MeasureAdherence:
@@ -27,12 +29,12 @@ def measured(tmp_path: Path) -> MeasureAdherence:
     for index, prompt in enumerate(load_prompts(prompts)):
         (out / "trained" / video_name(index, prompt)).touch()
     (out / "contact_sheet.png").touch()
-    (out / RESULT).write_text(json.dumps({"signature": action.signature(), "trained": {"adherence": 1.0}}))
+    (out / RESULT).write_text(json.dumps({"signature": action.signature(), "trained": FIGURES}))
     return action
 
 
 def test_figures_of_the_same_model_hold(measured: MeasureAdherence) -> None:
-    assert measured.known() == {"trained": {"adherence": 1.0}}
+    assert measured.known() == {"trained": FIGURES}
 
 
 def test_a_run_that_went_back_to_an_earlier_checkpoint_is_measured_anew(
@@ -43,7 +45,9 @@ def test_a_run_that_went_back_to_an_earlier_checkpoint_is_measured_anew(
 
 
 def test_figures_that_cannot_be_read_are_named(measured: MeasureAdherence, tmp_path: Path) -> None:
-    for content in (b"[1]", b"{", b"\xff"):
+    signature = measured.signature()
+    wrong = [{"trained": [1]}, {"trained": {"adherence": "a"}}, {"trained": FIGURES | {"by_novelty": {"a": 3}}}, {}]
+    for content in (b"[1]", b"{", b"\xff", *(json.dumps({"signature": signature} | w).encode() for w in wrong)):
         (tmp_path / "out" / RESULT).write_bytes(content)
         with pytest.raises(UserError, match=rf"{RESULT}.*--force measures again"):
             measured.known()
