@@ -18,6 +18,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
+from worldsmith.files.record_lock import in_use
 from worldsmith.files.writable import nearest_folder
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
@@ -33,7 +34,6 @@ from worldsmith.training.preflight import (
     start_of,
 )
 from worldsmith.training.run_folder import completion, require_same_run, run_path
-from worldsmith.training.run_lock import in_use
 from worldsmith.training.start_checks import (
     require_fit,
     require_same_data,

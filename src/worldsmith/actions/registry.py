@@ -49,6 +49,8 @@ ACTIONS = {
         {"videos": "outputs.adherence:MeasureAdherence", "answers": "outputs.judge:JudgeAnswers"},
         by="model",
     ),
+    "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
+    "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),
 }
 
 

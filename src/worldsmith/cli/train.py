@@ -17,6 +17,7 @@ from worldsmith.cli.action import is_first, mistakes_of_the_user, show
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
+from worldsmith.config.write.origins import describe_origins
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.peers import lost_partner
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dryrun:
         return dryrun(loaded.tree, resume_changed=args.resume_changed, show_tree=args.show_tree)
     follow_launcher()
-    launch = Launch(config_path=loaded.source, overrides=words)
+    launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 

@@ -59,3 +59,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 def redact_urls(text: str) -> str:
     """`https://user:word@host` becomes `https://<redacted>@host`."""
     return URL_CREDENTIALS.sub(rf"\g<scheme>{REDACTED}@", text)
+
+
+def redact_setting(path: str, text: str) -> str:
+    """The value of a setting such as `client.api_key`, without what is secret in it."""
+    return REDACTED if text and SECRET_OPTION.search(path) else redact_urls(text)

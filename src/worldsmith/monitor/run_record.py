@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from worldsmith.files.atomic import write_text
-from worldsmith.monitor.redaction import redact_arguments, redact_environment, redact_urls
+from worldsmith.monitor.redaction import redact_arguments, redact_environment, redact_setting, redact_urls
 
 PACKAGES = (
     "worldsmith", "torch", "numpy", "safetensors", "av", "pillow", "transformers", "diffusers", "accelerate", "peft",
@@ -51,6 +52,18 @@ def write_run_record(
         launch["earlier_launches"] = earlier
     write_yaml(launch_path, launch)
     write_yaml(folder / "job_env.yaml", describe_environment(world_size=world_size, seed=seed, environment=environment))
+
+
+def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -> None:
+    """Writes who wrote each value of the config, secrets left out. Where that is not known, no file says otherwise."""
+    if origins is None:
+        path.unlink(missing_ok=True)
+        return
+    plain = {
+        name: {key: redact_setting(name, value) if isinstance(value, str) else value for key, value in about.items()}
+        for name, about in origins.items()
+    }
+    write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:

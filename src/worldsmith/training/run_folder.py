@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -59,6 +59,8 @@ class Launch:
 
     config_path: str | None = None
     overrides: Sequence[str] = ()
+    origins: Mapping[str, Mapping[str, Any]] | None = None
+    """Who wrote each value of the config, as `worldsmith.config.write.origins` has it; None: not known."""
 
 
 def output_root() -> Path:
@@ -79,14 +81,15 @@ def run_path(job: JobConfig) -> Path:
 
 
 def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:
-    """Writes config.yaml (and custom.yaml), launch_info.yaml and job_env.yaml."""
+    """Writes config.yaml (and custom.yaml), config_origins.json, launch_info.yaml and job_env.yaml."""
     from worldsmith.config.yaml.text import dump_yaml
-    from worldsmith.monitor.run_record import write_run_record
+    from worldsmith.monitor.run_record import write_origins, write_run_record
 
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.yaml", to_yaml(config))
     if config.custom:
         write_text(folder / "custom.yaml", dump_yaml(config.custom))
+    write_origins(folder / "config_origins.json", launch.origins)
     write_run_record(
         folder,
         command=sys.argv,

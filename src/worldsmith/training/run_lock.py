@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -18,12 +16,9 @@ from pathlib import Path
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.files.record_lock import FILE, holder, try_lock
 from worldsmith.files.writable import require_writable
 
-logger = logging.getLogger(__name__)
-
-FILE = ".lock"
-"""Says who holds the folder; the lock on it is what counts, and is gone with its holder."""
 TRIES = 5
 """How often a process looks for what process 0 has written: network file systems may show it a moment later."""
 PAUSE = 1.0
@@ -116,39 +111,6 @@ def take(folder: Path, token: str) -> int:
     os.pwrite(handle, (json.dumps(about) + "\n").encode(), 0)
     os.fsync(handle)
     return handle
-
-
-def in_use(folder: Path) -> str | None:
-    """Who trains in the folder at this moment, in words; None when nobody does. Changes nothing."""
-    path = folder / FILE
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        return None if try_lock(handle, fcntl.LOCK_SH, path) else holder(path)
-    finally:
-        os.close(handle)
-
-
-def try_lock(handle: int, kind: int, path: Path) -> bool:
-    """False when another process has the lock. A file system without locks is pointed out, and counts as free."""
-    try:
-        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        logger.warning("%s cannot be locked (%s): nothing keeps a second run out of this folder", path, error.strerror)
-    return True
-
-
-def holder(path: Path) -> str:
-    """Who has written the lock file, in words."""
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {about['pid']} on {about['host']} has been training in it since {about['started_at']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process trains in it"
 
 
 def find_difference(folder: Path, token: str, *, rank: int, host: str) -> str | None:

@@ -24,6 +24,8 @@ def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
     """The lines of the start itself, as they become known. `batch` is the first of this rank."""
     config, task, loader = trainer.config, trainer.task, trainer.state.loader
     yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
+    for callback in trainer.callbacks.values():
+        yield from callback.start_lines(trainer)
     yield from model_lines(config, trainer.model.network, task, trainer.state.optimizer)
     yield f"data         {task.describe_data(loader)}"
     yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)

@@ -19,8 +19,9 @@ import pytest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.files.record_lock import in_use
 from worldsmith.training import run_lock
-from worldsmith.training.run_lock import RunLock, in_use, take
+from worldsmith.training.run_lock import RunLock, take
 
 HOLD = """
 import os, sys, time

@@ -71,8 +71,8 @@ def draft_settings(
 ) -> tuple[Draft, list[Override]]:
     """The settings of class `cls` before flags and words, and these as overrides that are left to apply.
 
-    `places` are the fields that loose words fill, `tail` the override words. Mistakes are in the draft. Raises
-    ConfigError for a file that cannot be read at all.
+    `places` are the fields that loose words fill, of which the last may be a list, `tail` the override words. Mistakes
+    are in the draft. Raises ConfigError for a file that cannot be read at all.
     """
     draft = Draft(source, tree=unset_tree(cls))
     tailed = parse_overrides(tail, draft.problems)
@@ -81,11 +81,13 @@ def draft_settings(
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree
-    flags = [*words.flags, *(Flag(name, (word,)) for name, word in zip(places, words.loose))]
-    for name, word in zip(places, words.loose):
+    placed = _place(words.loose, places, takes_rest=bool(places) and flag_kind(draft.tree, places[-1]) is FlagKind.LIST)
+    flags = [*words.flags, *placed]
+    for name, values in ((flag.name, flag.values) for flag in placed):
         if any(flag.name.replace("-", "_") == name for flag in words.flags):
-            draft.problems.append(Problem(name, f"given twice, as '{word}' and as --{name.replace('_', '-')}"))
-    for word in words.loose[len(places) :]:
+            given_twice = f"given twice, as '{' '.join(values)}' and as --{name.replace('_', '-')}"
+            draft.problems.append(Problem(name, given_twice))
+    for word in words.loose[sum(len(flag.values) for flag in placed) :]:
         loose = " and ".join(name.upper().replace("_", "-") for name in places) or "nothing"
         advice = f"{loose} alone may stand without a flag, which --help lists; a list takes its flag for each item"
         draft.problems.append(Problem("", f"what is '{word}'?", hint=advice))
@@ -98,6 +100,17 @@ def draft_settings(
             draft.problems.append(Problem(name, "no value is given", hint=way.replace("_", "-")))
             draft.broken.append(path)
     return draft, overrides
+
+
+def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[Flag]:
+    """Loose words as the flags that they stand for; with `takes_rest` the last place is a list of all that are left."""
+    last = len(places) - 1
+    if takes_rest and len(loose) > last:
+        return [
+            *(Flag(name, (word,)) for name, word in zip(places[:last], loose)),
+            Flag(places[last], tuple(loose[last:])),
+        ]
+    return [Flag(name, (word,)) for name, word in zip(places, loose)]
 
 
 def read_settings(file: str) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,10 @@ class Callback(Configurable):
 
     def on_run_start(self, trainer: Trainer) -> None:
         """Everything is built and restored, `trainer.iteration` steps are done; the folder is this run's."""
+
+    def start_lines(self, trainer: Trainer) -> Iterable[str]:
+        """What it adds to the lines with which a run starts, on rank 0."""
+        return ()
 
     def on_train_start(self, trainer: Trainer) -> None:
         """The first batch is read, and what the run is about to do is said."""

@@ -1,0 +1,1 @@
+"""Actions that show runs."""

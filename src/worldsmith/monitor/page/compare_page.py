@@ -1,0 +1,75 @@
+"""Several runs on one page: their curves in the same charts, what differs in their configs, samples side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.formats import count, figure
+from worldsmith.monitor.page.render import Page, section, write_html
+from worldsmith.monitor.page.run_files import RunFiles, read_run
+from worldsmith.monitor.page.run_page import BEST
+from worldsmith.monitor.page.samples import Place, Row, rows
+from worldsmith.monitor.page.settings import differences
+from worldsmith.monitor.page.status import find_status
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Raises UserError or OSError."""
+    place = Place(out.resolve().parent)
+    return write_html(comparison([read_run(folder) for folder in folders], place), out)
+
+
+def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
+    names = names_of(runs)
+    states = [find_status(run) for run in runs]
+    about = [
+        {"name": name, "folder": str(run.folder), "status": status, "loss": last_loss(run), "best": best_loss(run)}
+        for run, name, status in zip(runs, names, states, strict=True)
+    ]
+    problems = [f"{name}: {problem}" for run, name in zip(runs, names, strict=True) for problem in run.problems]
+    curves = charts([(name, run.metrics.series) for run, name in zip(runs, names, strict=True)])
+    thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
+    note = "Long curves are drawn with fewer points; all values are in metrics.jsonl." if thinned else ""
+    sections = [
+        section("comparison", "Runs", runs=about, problems=problems),
+        section("curves", "Curves", empty=not curves, thinned=note, missing=""),
+        section("samples", "Samples", rows=side_by_side(runs, names, place), more=0),
+        section("differences", "Config", names=names, differences=differences(runs)),
+    ]
+    at_work = any(status.at_work for status in states)
+    return Page(f"{len(runs)} runs", sections, curves, runs=len(runs), at_work=at_work, linked=place.linked)
+
+
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """Short names that tell the runs apart."""
+    counted = Counter(run.name for run in runs)
+    return [run.name if counted[run.name] == 1 else str(run.folder) for run in runs]
+
+
+def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -> list[Row]:
+    """The newest samples of each run, by prompt, first the prompts that most runs have."""
+    found: dict[str, Row] = {}
+    shares: Counter[str] = Counter()
+    for run, name in zip(runs, names, strict=True):
+        newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
+        run.samples = [sample for sample in run.samples if sample.get("step") == newest]
+        for row in rows(run, place, prefix=name):
+            shares[row.prompt] += 1
+            if row.prompt in found:
+                found[row.prompt].shown += row.shown
+            else:
+                found[row.prompt] = row
+    return sorted(found.values(), key=lambda row: -shares[row.prompt])
+
+
+def last_loss(run: RunFiles) -> str:
+    loss = run.metrics.series.get("loss")
+    return figure(loss.last[1]) if loss else "–"
+
+
+def best_loss(run: RunFiles) -> str:
+    validation = run.metrics.series.get(BEST)
+    return f"{figure(validation.least[1])} at step {count(validation.least[0])}" if validation else "–"

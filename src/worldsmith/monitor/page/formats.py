@@ -1,0 +1,38 @@
+"""How numbers, times and names are written on a page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+
+def count(value: Any) -> str:
+    """12345 as 12 345, with spaces that do not break."""
+    return f"{value:,}".replace(",", "\u202f") if isinstance(value, (int, float)) else str(value)
+
+
+def figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units."""
+    seconds = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts: list[str] = []
+    for name, size in units:
+        amount, seconds = divmod(seconds, size)
+        if amount or (parts and len(parts) < 2):
+            parts.append(f"{amount} {name}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ").replace("/", " · ")
+
+
+FILTERS = {"count": count, "figure": figure, "duration": duration, "time": time, "words": words}

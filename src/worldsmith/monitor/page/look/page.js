@@ -1,0 +1,256 @@
+// Draws the curves of the page's data, keeps the page up to date when it is served, and answers its few controls.
+"use strict";
+(() => {
+  let page = JSON.parse(document.getElementById("page-data").textContent);
+  const charts = document.getElementById("charts");
+  const slider = document.getElementById("smoothing");
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const drawn = new Map();
+  let playing = !calm.matches;
+
+  const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const make = (tag, about = {}, ...children) => {
+    const element = Object.assign(document.createElement(tag), about);
+    element.append(...children);
+    return element;
+  };
+  const short = value => Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
+    ? value.toExponential(3) : value.toLocaleString("en", {maximumSignificantDigits: 5});
+
+  // An exponential mean that is not drawn to zero at its start.
+  function smooth(values, weight) {
+    let mean = 0, total = 0;
+    return values.map(value => {
+      mean = weight * mean + (1 - weight) * value;
+      total = weight * total + (1 - weight);
+      return mean / total;
+    });
+  }
+
+  function columns(line) {
+    const weight = slider && line.smooth ? Number(slider.value) : 0;
+    const data = {x: line.x, y: line.y, s: smooth(line.y, weight)};
+    return line.low ? {...data, low: line.low, high: line.high} : data;
+  }
+
+  function summary(spec) {
+    const unit = spec.unit ? ` ${spec.unit}` : "";
+    const told = spec.lines.map(line => {
+      const name = spec.lines.length > 1 ? `${label(spec, line)}: ` : "";
+      return `${name}${short(line.last[1])}${unit} at step ${short(line.last[0])}`;
+    });
+    if (spec.lines.length === 1) {
+      const [line] = spec.lines;
+      told.push(`least ${short(line.least[1])} at ${short(line.least[0])}`, `greatest ${short(line.greatest[1])}`);
+    }
+    if (spec.more) told.push(`${spec.more} more lines are in metrics.jsonl`);
+    return told.join(" · ");
+  }
+
+  const several = spec => new Set(spec.lines.map(line => line.label)).size > 1;
+  const label = (spec, line) => page.runs < 2 ? line.label : several(spec) ? `${line.name} · ${line.label}` : line.name;
+
+  function add(spec) {
+    const plot = make("div", {className: "plot"});
+    plot.setAttribute("role", "img");
+    const legend = make("div", {className: "legend"}), text = make("p", {className: "summary"});
+    const scale = make("button", {type: "button"}), reset = make("button", {type: "button", textContent: "reset"});
+    const unit = spec.unit ? make("small", {textContent: ` ${spec.unit}`}) : "";
+    const box = make("figure", {className: "chart"},
+      make("figcaption", {}, make("h3", {}, spec.title, unit), scale, reset), plot, legend, text);
+    charts.append(box);
+    const chart = {spec, plot, legend, text, scale, log: spec.log, hidden: new Set()};
+    scale.onclick = () => { chart.log = !chart.log; draw(chart); };
+    reset.onclick = () => chart.figure.reset.emit();
+    reset.setAttribute("aria-label", `${spec.title}: show everything`);
+    drawn.set(spec.id, chart);
+    draw(chart);
+  }
+
+  function draw(chart) {
+    const {spec} = chart, quiet = colour("quiet"), grid = colour("line");
+    const positive = spec.lines.every(line => line.least[1] > 0);
+    const log = chart.log && positive;
+    chart.scale.hidden = !positive;
+    chart.scale.textContent = log ? "linear" : "log";
+    chart.scale.setAttribute("aria-label", `${spec.title}: ${log ? "linear" : "logarithmic"} scale`);
+    const figure = Bokeh.Plotting.figure({
+      height: 230, sizing_mode: "stretch_width", toolbar_location: null, tools: touch ? [] : ["box_zoom", "reset"],
+      y_axis_type: log ? "log" : "linear", background_fill_color: null, border_fill_color: null, outline_line_color: null,
+      min_border: 4, min_border_right: 14, output_backend: "canvas",
+    });
+    for (const axis of figure.axes)
+      axis.setv({axis_line_color: grid, major_tick_line_color: grid, minor_tick_line_color: null,
+        major_label_text_color: quiet, major_label_text_font_size: "11px", major_label_text_font: "system-ui"});
+    figure.yaxes[0].ticker.desired_num_ticks = 5;
+    figure.xaxes[0].ticker.desired_num_ticks = 5;
+    figure.xaxes[0].formatter.use_scientific = false;
+    for (const lines of figure.grids) lines.grid_line_color = grid;
+    for (const range of [figure.x_range, figure.y_range]) range.only_visible = true;
+    chart.figure = figure;
+    chart.sources = [];
+    chart.legend.replaceChildren();
+    spec.lines.forEach((line, index) => {
+      const number = (page.runs > 1 && !several(spec) ? line.run : index) % 8, line_color = colour(`c${number}`);
+      const source = new Bokeh.ColumnDataSource({data: columns(line)});
+      const at = name => ({field: name}), drawings = [];
+      const width = line_width => ({source, line_color, line_width, line_join: "round"});
+      if (line.low)
+        drawings.push(figure.varea(at("x"), at("low"), at("high"), {source, fill_color: line_color, fill_alpha: 0.14}));
+      if (line.smooth) drawings.push(figure.line(at("x"), at("y"), {...width(1), line_alpha: 0.3}));
+      drawings.push(figure.line(at("x"), at("s"), width(1.8)));
+      const hovered = drawings.at(-1);
+      if (line.x.length < 40)
+        drawings.push(figure.scatter(at("x"), at("y"), {source, size: 5, fill_color: line_color, line_color: null}));
+      const told = [["step", "@x{0,0}"], [spec.lines.length > 1 ? "$name" : "value", `@y${log ? "{0.000e+0}" : "{0.[000000]}"}`]];
+      hovered.name = label(spec, line);
+      figure.add_tools(new Bokeh.HoverTool({renderers: [hovered], tooltips: told, mode: "vline"}));
+      chart.sources.push(source);
+      const show = on => drawings.forEach(drawing => { drawing.visible = on; });
+      show(!chart.hidden.has(index));
+      if (spec.lines.length > 1) chart.legend.append(toggle(chart, index, number, hovered.name, show));
+    });
+    tell(chart);
+    chart.plot.replaceChildren();
+    chart.view?.then?.(view => [view].flat().forEach(one => one.remove?.()));
+    chart.view = Bokeh.Plotting.show(figure, chart.plot);
+  }
+
+  function toggle(chart, index, number, name, show) {
+    const button = make("button", {type: "button"}, make("span", {className: `swatch c${number}`}), name);
+    button.setAttribute("aria-pressed", String(!chart.hidden.has(index)));
+    button.onclick = () => {
+      const on = chart.hidden.delete(index) || !chart.hidden.add(index);
+      button.setAttribute("aria-pressed", String(on));
+      show(on);
+    };
+    return button;
+  }
+
+  function tell(chart) {
+    chart.text.textContent = summary(chart.spec);
+    chart.plot.setAttribute("aria-label", `${chart.spec.title} over steps. ${chart.text.textContent}`);
+  }
+
+  const shape = spec => JSON.stringify(spec.lines.map(line => [line.run, line.label, Boolean(line.low), line.smooth, line.x.length < 40]));
+
+  function show(specs) {
+    for (const spec of specs) {
+      const chart = drawn.get(spec.id);
+      if (!chart) { add(spec); continue; }
+      const before = chart.spec;
+      chart.spec = spec;
+      if (shape(spec) !== shape(before)) draw(chart);
+      else if (JSON.stringify(spec) !== JSON.stringify(before)) {
+        spec.lines.forEach((line, index) => { chart.sources[index].data = columns(line); });
+        tell(chart);
+      }
+    }
+  }
+
+  // A section is replaced only when it says something else than before: what is open in it stays open.
+  function replace(section, text) {
+    const open = [...section.querySelectorAll("details")].map(details => details.open);
+    const focused = [...section.querySelectorAll("a, button, summary, input, [tabindex]")].indexOf(document.activeElement);
+    section.innerHTML = text;
+    section.querySelectorAll("details").forEach((details, index) => { details.open = open[index] ?? details.open; });
+    if (focused >= 0) [...section.querySelectorAll("a, button, summary, input, [tabindex]")][focused]?.focus();
+    watchVideos(section);
+  }
+
+  async function refresh() {
+    try {
+      const answer = await fetch("data.json", {cache: "no-store"});
+      const next = await answer.json();
+      for (const [name, text] of Object.entries(next.sections)) {
+        const section = document.getElementById(name);
+        if (section && next.hashes[name] !== page.hashes[name] && name !== "curves") replace(section, text);
+      }
+      page = {...page, ...next};
+      document.title = page.title;
+      show(page.charts);
+      note("");
+    } catch {
+      note("The page is no longer kept up to date: `worldsmith watch` has ended.");
+    }
+    ago();
+    setTimeout(refresh, 2000);
+  }
+
+  function note(text) {
+    const stale = document.getElementById("stale");
+    stale.hidden = !text;
+    if (stale.textContent !== text) stale.textContent = text;
+  }
+
+  function since(seconds) {
+    const [size, name] = [[86400, "days"], [3600, "hours"], [60, "minutes"]].find(([size]) => seconds >= 2 * size) ?? [1, "seconds"];
+    return `${Math.max(0, Math.floor(seconds / size))} ${name} ago`;
+  }
+
+  function ago() {
+    for (const time of document.querySelectorAll("time[data-ago]")) {
+      time.title ||= time.textContent;
+      const text = since((Date.now() - Date.parse(time.dateTime)) / 1000);
+      if (time.textContent !== text) time.textContent = text;
+    }
+    const age = (Date.now() - Date.parse(page.written)) / 1000;
+    if (!page.live && page.at_work && age > 600)
+      note(`This page was written ${since(age)}, while the run was at work. Reload it, or rebuild it with \`worldsmith report\`.`);
+  }
+
+  const seen = new IntersectionObserver(entries => entries.forEach(({target, isIntersecting}) => {
+    if (isIntersecting && playing) target.play().catch(() => {});
+    else target.pause();
+  }));
+  const watchVideos = root => root.querySelectorAll("video").forEach(video => seen.observe(video));
+
+  function filter() {
+    const words = document.getElementById("config-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const changed = document.getElementById("config-changed")?.checked;
+    let shown = 0;
+    for (const row of document.querySelectorAll(".config tbody tr")) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = (changed && !row.classList.contains("changed")) || !words.every(word => text.includes(word));
+      shown += !row.hidden;
+    }
+    document.getElementById("config-count").textContent = `${shown} settings`;
+  }
+
+  document.addEventListener("input", ({target}) => {
+    if (target.id.startsWith("config-")) filter();
+    if (target !== slider) return;
+    slider.nextElementSibling.textContent = Number(slider.value).toFixed(2);
+    for (const {spec, sources} of drawn.values())
+      spec.lines.forEach((line, index) => { if (line.smooth) sources[index].data = columns(line); });
+  });
+
+  document.addEventListener("click", async ({target}) => {
+    if (target.matches("[data-play]")) {
+      playing = !playing;
+      target.textContent = playing ? "Pause the videos" : "Play the videos";
+      document.querySelectorAll("video").forEach(video => { seen.unobserve(video); video.pause(); seen.observe(video); });
+    }
+    if (!target.matches("[data-copy]")) return;
+    const code = target.previousElementSibling;
+    getSelection().selectAllChildren(code);
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      target.textContent = "Copied";
+    } catch {
+      target.textContent = "Selected";
+    }
+    setTimeout(() => { target.textContent = "Copy"; }, 1500);
+  });
+
+  if (!playing) document.querySelector("[data-play]")?.replaceChildren("Play the videos");
+  Bokeh.set_log_level("error");
+  show(page.charts);
+  dark.addEventListener("change", () => drawn.forEach(draw));
+  watchVideos(document);
+  ago();
+  setInterval(ago, 5000);
+  if (page.live) setTimeout(refresh, 2000);
+})();

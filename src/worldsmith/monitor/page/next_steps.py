@@ -1,0 +1,141 @@
+"""What can be done with a run, as commands with its own paths."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldsmith.monitor.page.run_files import RunFiles, lookup
+from worldsmith.monitor.page.status import Status
+
+PACKAGES = ("--import", "--trust")
+"""Options of a start that every other command on the run needs too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A command and what it is for."""
+
+    title: str
+    text: str
+    command: str
+
+
+def next_steps(run: RunFiles, status: Status) -> list[Advice]:
+    """What makes sense now, the nearest first."""
+    return [*while_it_runs(run, status), *going_on(run, status), *using_it(run)]
+
+
+def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
+    folder = run.folder.resolve()
+    if not status.at_work:
+        return
+    yield Advice("Watch it live", "Opens this page on this machine and keeps it up to date.", command("watch", folder))
+    stop = lookup(run.config, "checkpoint.stop_file", "STOP")
+    if stop:
+        text = "Saves at the next step boundary and ends; the same command resumes."
+        yield Advice("Stop it", text, shlex.join(["touch", str(folder / str(stop))]))
+
+
+def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
+    """How a run that has ended before its last step goes on, or one that has done it is made longer."""
+    if status.at_work or not run.config:
+        return
+    start = resume_command(run)
+    if start is None:
+        return
+    if status.state == "finished":
+        yield Advice(
+            "Train longer",
+            "Goes on from the last checkpoint with more steps; the learning rate follows its own schedule.",
+            f"{start} -- trainer.max_iter={2 * (status.max_iter or status.step)}",
+        )
+        return
+    from_where = f"from {run.checkpoints[-1]}" if run.checkpoints else "from the start: nothing has been saved yet"
+    if status.state == "failed":
+        yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
+        text = f"When the cause is mended, the run goes on {from_where}."
+    else:
+        text = f"The run goes on {from_where}."
+    yield Advice("Resume it", text, start)
+
+
+def using_it(run: RunFiles) -> Iterator[Advice]:
+    """What the checkpoints are good for."""
+    folder = run.folder.resolve()
+    if not run.checkpoints:
+        return
+    what = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
+    task = lookup(run.config, "job.task")
+    yield Advice(
+        "Export it",
+        f"Writes the newest checkpoint as {what.get(task, 'a folder that other libraries load')}.",
+        command("export", folder, "-o", folder / "export", of=run),
+    )
+    prompt = str(run.samples[0].get("prompt")) if run.samples else None
+    if task == "vfm":
+        given = prompt or "what the video shows"
+        text = "Makes a video for a prompt of your own."
+        yield Advice("Generate", text, command("generate", folder, "--prompt", given, "-o", folder / "videos", of=run))
+        if prompts := prompts_file(run):
+            text = "Measures what the videos show, beside those of the untrained network."
+            judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
+            yield Advice("Evaluate", text, command("evaluate", folder, *judged, of=run))
+    elif task == "vlm":
+        video = run.samples[0].get("media") if run.samples else None
+        asked = ("--prompt", prompt or "What happens?", "--video", folder / str(video) if video else "VIDEO.mp4")
+        yield Advice("Ask it", "Answers one question.", command("infer", folder, *asked, of=run))
+        kind, path = judged_data(run)
+        if kind and path:
+            data = ("--dataset", kind, "--dataset.path", path, "-o", folder / "evaluation")
+            text = "Asks all questions of a data set and compares the answers with those expected."
+            yield Advice("Evaluate", text, command("evaluate", folder, *data, of=run))
+
+
+def resume_command(run: RunFiles) -> str | None:
+    """Starts the run again from its own record; None when its folder is not where its config puts it."""
+    folder = run.folder.resolve()
+    names = [lookup(run.config, f"job.{name}") for name in ("project", "group", "name")]
+    if list(folder.parts[-3:]) != names:
+        return None
+    words = [*packages(run), "train", str(folder / "config.yaml")]
+    processes = lookup(run.environment, "world_size", 1)
+    if isinstance(processes, int) and processes > 1:
+        words = ["launch", "--nproc-per-node", str(processes), *words]
+    there = run.launch.get("working_directory")
+    change = f"cd {shlex.quote(str(there))} && " if there else ""
+    root = shlex.quote(str(folder.parents[2]))
+    return f"{change}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
+
+
+def command(name: str, *words: object, of: RunFiles | None = None) -> str:
+    return shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
+
+
+def packages(run: RunFiles) -> list[str]:
+    """The `--import` and `--trust` words of the start."""
+    try:
+        words = shlex.split(str(run.launch.get("cmd") or ""))
+    except ValueError:
+        return []
+    words = words[: words.index("--")] if "--" in words else words
+    pairs = [(word, words[i + 1]) for i, word in enumerate(words[:-1]) if word in PACKAGES]
+    return [part for pair in pairs for part in pair]
+
+
+def prompts_file(run: RunFiles) -> Path | None:
+    """Prompts that lie beside the training data."""
+    data = lookup(run.config, "dataloader_train.dataset.path")
+    there = Path(str(run.launch.get("working_directory") or "."))
+    folders = [there / str(data), (there / str(data)).parent] if data else []
+    return next((file for folder in folders if (file := folder / "prompts.jsonl").is_file()), None)
+
+
+def judged_data(run: RunFiles) -> tuple[str | None, Any]:
+    """Name and path of the data that a reasoner is validated on."""
+    dataset = lookup(run.config, "dataloader_val.dataset", {})
+    kind = dataset.get("type") if isinstance(dataset, dict) else None
+    return (kind.rpartition(".")[2], dataset.get("path")) if isinstance(kind, str) else (None, None)

@@ -1,0 +1,114 @@
+"""`report.html`: sections made by templates, curves as data for a charting library, all in one file."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from worldsmith import __version__
+from worldsmith.files.atomic import replacing
+from worldsmith.monitor.page.formats import FILTERS
+
+FILE = "report.html"
+LOOK = Path(__file__).parent / "look"
+CHARTING = ("bokeh.min.js", "bokeh-api.min.js")
+"""Of Bokeh's package: the drawing, and the functions to ask for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page; `html` is safe."""
+
+    name: str
+    title: str
+    html: Markup
+
+
+@dataclass(slots=True)
+class Page:
+    """All that is shown, and what its script needs."""
+
+    title: str
+    sections: Sequence[Section]
+    charts: Sequence[Mapping[str, Any]]
+    runs: int = 1
+    at_work: bool = False
+    live: bool = False
+    """Whether it asks the server that it came from for what is new."""
+    linked: int = 0
+    written: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def data(self) -> dict[str, Any]:
+        """What the script reads."""
+        hashes = {section.name: zlib.crc32(section.html.encode()) for section in self.sections}
+        about = {name: value for name, value in asdict(self).items() if name != "sections"}
+        return {**about, "written": self.written.isoformat(), "hashes": hashes}
+
+    def update(self) -> str:
+        """The data with the sections, as JSON: what a page that is open asks for."""
+        return json.dumps({**self.data(), "sections": {s.name: s.html for s in self.sections}}, allow_nan=False)
+
+    def html(self) -> str:
+        """The whole file."""
+        css, script = ((LOOK / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+        return (
+            templates()
+            .get_template("page.html")
+            .render(
+                page=self,
+                css=Markup(css),
+                script=Markup(script),
+                bokeh=Markup(charting_script()),
+                data=Markup(in_script(self.data())),
+                version=__version__,
+            )
+        )
+
+
+def section(name: str, title: str, **values: Any) -> Section:
+    """A part of a page from the template of its name. What values hold is escaped."""
+    return Section(name, title, Markup(templates().get_template(f"{name}.html").render(**values)))
+
+
+def write_html(page: Page, out: Path) -> Path:
+    """Puts the page in place, whole. Raises OSError."""
+    text = page.html()
+    with replacing(out, durable=False) as aside:
+        aside.write_text(text, encoding="utf-8")
+    return out
+
+
+@functools.cache
+def templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(LOOK)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters.update(FILTERS)
+    return environment
+
+
+@functools.cache
+def charting_script() -> str:
+    """The library that draws, from its package, which need not be imported for it."""
+    found = importlib.util.find_spec("bokeh")
+    (place,) = (found and found.submodule_search_locations) or ["bokeh"]
+    texts = [Path(place, "server/static/js", name).read_text(encoding="utf-8") for name in CHARTING]
+    lines = [line for text in texts for line in text.split("\n") if not line.startswith("//# sourceMappingURL=")]
+    return "\n".join(lines).replace("</script", "<\\/script")
+
+
+def in_script(data: Any) -> str:
+    """JSON that may stand in a script element: nothing in it ends one, or begins a comment."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,145 @@
+"""What a run folder holds, read for its page. What is not there, or cannot be read, is said and left out."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.lines import read_lines
+from worldsmith.monitor.page.series import MetricsReader
+
+EXPECTED = {
+    "metrics.jsonl": "no step has been logged: there are no curves",
+    "config.yaml": "the settings of the run are not known",
+    "config_origins.json": "where the settings were written is not known",
+    "launch_info.yaml": "how the run was started is not known",
+    "job_env.yaml": "the machine and the versions are not known",
+    "messages.jsonl": "what the run said was not kept",
+    "EveryNDrawSample/samples.jsonl": "no samples have been drawn",
+}
+"""What every page shows, and what it means when a run folder lacks it."""
+NEWEST = 400
+"""Messages that are kept, of all."""
+READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass
+class RunFiles:
+    """The files of one run folder. `absent` says what is not there, `problems` what cannot be read."""
+
+    folder: Path
+    metrics: MetricsReader
+    config: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Entries of the quarantine lists, by the file's name."""
+    data_report: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+
+def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
+    """Reads a run folder; `metrics` goes on where it was. Raises UserError for a folder that is no run's."""
+    run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
+    with reported(run, "metrics.jsonl"):
+        run.metrics.read()
+    run.config = table(run, "config.yaml")
+    run.origins = {str(k): v for k, v in table(run, "config_origins.json").items() if isinstance(v, dict)}
+    run.launch = table(run, "launch_info.yaml")
+    run.environment = table(run, "job_env.yaml")
+    run.status = table(run, "status.json")
+    run.data_report = table(run, "data_report.json")
+    run.messages = list(deque(entries(run, "messages.jsonl"), NEWEST))
+    run.samples = list(entries(run, "EveryNDrawSample/samples.jsonl"))
+    for path in sorted(folder.glob("quarantine*.jsonl")):
+        run.left_out[path.name] = list(entries(run, path.name))
+    run.checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("iter_*") if path.is_dir())
+    run.absent = {name: meaning for name, meaning in EXPECTED.items() if not (folder / name).exists()}
+    if run.metrics.broken:
+        run.problems.append(f"metrics.jsonl: {run.metrics.broken} lines are not complete and are left out")
+    return run
+
+
+def require_run(folder: Path) -> Path:
+    """The folder, if it is a run's. Raises UserError for another one."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such run folder")
+    if not any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "status.json")):
+        raise UserError(f"{folder}: this is no run folder: expected config.yaml or metrics.jsonl in it")
+    return folder
+
+
+class reported:  # noqa: N801 (reads as a statement)
+    """Notes what a file's reader raises and goes on."""
+
+    def __init__(self, run: RunFiles, name: str) -> None:
+        self.run, self.name = run, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, (OSError, ValueError, yaml.YAMLError, RecursionError)):
+            self.run.problems.append(f"{self.name} cannot be read: {' '.join(str(error).split())}")
+            return True
+        return False
+
+
+def table(run: RunFiles, name: str) -> dict[str, Any]:
+    """A YAML or JSON file that holds a table; empty where it is not there."""
+    path, found = run.folder / name, None
+    if not path.exists():
+        return {}
+    with reported(run, name):
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=READER)
+        if not isinstance(found, dict):
+            raise ValueError("expected a table")
+    return found if isinstance(found, dict) else {}
+
+
+def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
+    """The objects of a file that has one a line; a last one that is being written is left out."""
+    path, lines = run.folder / name, []
+    if not path.exists():
+        return
+    with reported(run, name):
+        lines = read_lines(path)
+    broken = 0
+    for number, text in enumerate(lines, 1):
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            broken += number < len(lines)
+            continue
+        if isinstance(entry, dict):
+            yield entry
+    if broken:
+        run.problems.append(f"{name}: {broken} lines are no JSON and are left out")
+
+
+def lookup(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """The value at `a.b.c` of nested tables."""
+    node: Any = data
+    for key in path.split("."):
+        if not isinstance(node, Mapping) or key not in node:
+            return default
+        node = node[key]
+    return node

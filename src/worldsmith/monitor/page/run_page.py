@@ -1,0 +1,137 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from worldsmith.monitor.page.charts import chart_of, charts
+from worldsmith.monitor.page.formats import count, duration, figure
+from worldsmith.monitor.page.next_steps import next_steps
+from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
+from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
+from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows
+from worldsmith.monitor.page.series import MetricsReader
+from worldsmith.monitor.page.settings import settings
+from worldsmith.monitor.page.status import MEANING, Status, find_status
+
+LOUD = ("warning", "error")
+SHOWN_ENTRIES = 50
+"""Of a quarantine list."""
+BEST = "val/loss"
+
+
+def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
+    """Rebuilds `report.html` in a run folder; `known` as in `find_status`. Raises UserError or OSError."""
+    page = page_of(read_run(folder), Place(folder), known=known)
+    return write_html(page, folder / FILE)
+
+
+def live_page(folder: Path, metrics: MetricsReader) -> Page:
+    """The page as it is served: nothing is put into it that can be asked for."""
+    page = page_of(read_run(folder, metrics), Place(folder, room=0))
+    page.live = True
+    return page
+
+
+def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = None) -> Page:
+    status = find_status(run, known)
+    curves = charts([("", run.metrics.series)])
+    sections = list(sections_of(run, status, place, empty=not curves))
+    title = f"{run.name}: {status.state}, step {status.step}"
+    return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
+
+
+def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> Iterator[Section]:
+    """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
+    job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
+    where = " / ".join(str(name) for name in job if name) or str(run.folder)
+    meaning = MEANING[status.state]
+    facts = list(facts_of(run, status))
+    yield section("overview", "Overview", run=run, status=status, where=where, meaning=meaning, facts=facts)
+    advice = section("next", "What next", steps=next_steps(run, status))
+    is_urgent = not status.at_work and status.state != "finished"
+    if is_urgent:
+        yield advice
+    yield section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
+    found = rows(run, place)
+    prompts = len({sample.get("prompt") for sample in run.samples})
+    yield section("samples", "Samples", rows=found, more=max(0, prompts - MOST_PROMPTS))
+    if not is_urgent:
+        yield advice
+    messages = [{"step": "–", "level": "info", "text": "", **message} for message in run.messages]
+    yield section("messages", "Messages", messages=messages, loud=[m for m in messages if m["level"] in LOUD])
+    yield data_section(run)
+    found_settings = settings(run)
+    changed = sum(setting.changed for setting in found_settings)
+    yield section("config", "Config", settings=found_settings, known=bool(run.origins), changed=changed)
+    yield section("environment", "Environment", launch=run.launch, environment=run.environment)
+
+
+def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
+    """The figures at the head of the page."""
+    series, latest = run.metrics.series, run.metrics.latest
+
+    def fact(name: str, value: str, note: str = "") -> dict[str, str]:
+        return {"name": name, "value": value, "note": note}
+
+    if loss := series.get("loss"):
+        yield fact(
+            "Training loss", figure(loss.last[1]), f"first {figure(loss.buckets[0].total / loss.buckets[0].count)}"
+        )
+    if validation := series.get(BEST):
+        step, value = validation.least
+        yield fact("Best validation loss", figure(value), f"at step {count(step)}")
+    if speed := latest.get("tokens_per_second"):
+        yield fact("Speed", f"{count(round(speed))} tokens/s", f"{figure(latest.get('step_seconds'))} s a step")
+    if memory := latest.get("peak_memory_bytes"):
+        yield fact("Peak memory", f"{memory / 2**30:.3g} GiB")
+    if status.started and status.updated and status.updated - status.started > timedelta(0):
+        yield fact("At work for", duration((status.updated - status.started).total_seconds()), "since its last start")
+    yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
+    for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
+        if latest.get(name):
+            yield fact(title, count(latest[name]))
+
+
+def data_section(run: RunFiles) -> Section:
+    """What was read and left out, and the entries of the quarantine lists."""
+    latest = run.metrics.latest
+    counts = {
+        kind: {
+            name.removeprefix(f"{prefix}/"): value for name, value in latest.items() if name.startswith(f"{prefix}/")
+        }
+        for kind, prefix in (("used", "loaded"), ("left_out", "rejected"))
+    }
+    left_out = {}
+    for name, entries in run.left_out.items():
+        reasons = Counter(str(entry.get("reason")) for entry in entries)
+        left_out[name] = {
+            "total": len(entries),
+            "reasons": ", ".join(f"{reason} {number}" for reason, number in reasons.most_common()),
+            "first": [{"key": "", "reason": "", "detail": "", **entry} for entry in entries[:SHOWN_ENTRIES]],
+            "more": max(0, len(entries) - SHOWN_ENTRIES),
+        }
+    return section("data", "Data", counts=counts, left_out=left_out, report=run.data_report)
+
+
+def thinned_note(run: RunFiles) -> str:
+    """What the page has done to long curves."""
+    thinned = [series for name, series in run.metrics.series.items() if chart_of(name) and series.thinned]
+    if not thinned:
+        return ""
+    longest = max(thinned, key=lambda series: series.values)
+    values, points = count(longest.values), count(len(longest.buckets))
+    return (
+        f"Curves of up to {values} values are drawn with {points} points: each is the mean of its neighbours, and the "
+        "band around it reaches from their least to their greatest value. All values are in metrics.jsonl."
+    )
+
+
+def missing_note(run: RunFiles) -> str:
+    drawn = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
+    told = ", ".join(f"{name} {number} times" for name, number in drawn.items())
+    return f"Values that were not finite are not drawn: {told}." if told else ""

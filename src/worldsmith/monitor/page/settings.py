@@ -1,0 +1,57 @@
+"""The settings of a run, each with who wrote it, and what differs between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.write.annotate import leaves
+from worldsmith.monitor.page.run_files import RunFiles
+from worldsmith.monitor.redaction import redact_setting
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value of the config."""
+
+    path: str
+    value: str
+    origin: str = ""
+    changed: bool = False
+    """Whether it differs from the recipe's."""
+    was: str | None = None
+    """What the recipe says, if it differs."""
+
+
+def settings(run: RunFiles) -> list[Setting]:
+    found = []
+    for path, value in values_of(run):
+        about = run.origins.get(path, {})
+        was = in_words(path, about["was"]) if "was" in about else None
+        changed = bool(about.get("changed"))
+        found.append(Setting(path, in_words(path, value), str(about.get("origin", "")), changed, was))
+    return found
+
+
+def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
+    """The settings that are not the same in all runs, with the value in each."""
+    tables = [{path: in_words(path, value) for path, value in values_of(run)} for run in runs]
+    paths = dict.fromkeys(path for table in tables for path in table)
+    found = [(path, [table.get(path, ABSENT) for table in tables]) for path in paths]
+    return [(path, values) for path, values in found if len(set(values)) > 1]
+
+
+def values_of(run: RunFiles) -> list[tuple[str, Any]]:
+    """The single values and plain lists of a config, by path."""
+    return [(format_path(path), value) for path, value in leaves(run.config) if path]
+
+
+def in_words(path: str, value: Any) -> str:
+    """A value as it is shown, without secrets."""
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+    return redact_setting(path, text)

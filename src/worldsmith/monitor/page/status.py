@@ -1,0 +1,119 @@
+"""In which state a run is, as far as its folder tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from worldsmith.files.record_lock import in_use
+from worldsmith.monitor.page.run_files import RunFiles, lookup
+
+SILENT = timedelta(minutes=2)
+"""A run that nobody holds and that has said nothing for so long has died."""
+AT_WORK = ("starting", "running")
+MEANING = {
+    "starting": "The run is being built.",
+    "running": "The run is training.",
+    "finished": "All steps are done.",
+    "stopped": "The run was asked to stop and has saved; the same command goes on.",
+    "failed": "The run has ended with an error.",
+    "died": "The process is gone without a word: killed, out of memory, or the machine went down.",
+    "ended": "No process works in this folder, and not all steps are done.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the head of a page says. Times are in UTC."""
+
+    state: str
+    step: int
+    max_iter: int | None
+    doing: str | None = None
+    reason: str | None = None
+    started: datetime | None = None
+    updated: datetime | None = None
+    remaining_seconds: float | None = None
+
+    @property
+    def at_work(self) -> bool:
+        return self.state in AT_WORK
+
+    @property
+    def share(self) -> float | None:
+        """Of the steps that are done, 0 to 1."""
+        return min(self.step / self.max_iter, 1.0) if self.max_iter else None
+
+
+def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status:
+    """`known` is what the run itself says that makes its page: it knows better than its files."""
+    said = {**run.status, **(known or {})}
+    max_iter = number(said.get("max_iter"), number(lookup(run.config, "trainer.max_iter")))
+    step = number(said.get("step"), run.metrics.step)
+    if run.metrics.step is not None and (step is None or run.metrics.step > step):
+        step = run.metrics.step
+    updated = when(run.status.get("updated")) or last_change(run)
+    state = said.get("state")
+    if not isinstance(state, str) or state not in MEANING:
+        state = guess(run, step, max_iter)
+    elif state in AT_WORK and known is None and in_use(run.folder) is None and is_old(updated):
+        state = "died"
+    at_work = state in AT_WORK
+    remaining = said.get("remaining_seconds")
+    if remaining is None and at_work and step is not None and max_iter:
+        remaining = estimate(run, max_iter - step)
+    return Status(
+        state,
+        step or 0,
+        max_iter,
+        doing=said.get("doing") if at_work else None,
+        reason=said.get("reason"),
+        started=when(run.status.get("started")) or when(run.launch.get("started_at")),
+        updated=updated,
+        remaining_seconds=remaining if at_work else None,
+    )
+
+
+def guess(run: RunFiles, step: int | None, max_iter: int | None) -> str:
+    """The state of a run that has not written it down."""
+    if in_use(run.folder) is not None:
+        return "running"
+    return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"
+
+
+def estimate(run: RunFiles, steps: int) -> float | None:
+    """Seconds for so many steps, at the pace of the last ones."""
+    series = run.metrics.series.get("step_seconds")
+    recent = series.buckets[-20:] if series else []
+    paces = sorted(bucket.total / bucket.count for bucket in recent)
+    return steps * paces[len(paces) // 2] if paces else None
+
+
+def is_old(time: datetime | None) -> bool:
+    return time is None or datetime.now(UTC) - time > SILENT
+
+
+def last_change(run: RunFiles) -> datetime | None:
+    """When the newest of the run's records was written."""
+    times = [
+        path.stat().st_mtime
+        for name in ("metrics.jsonl", "status.json", "messages.jsonl", "config.yaml")
+        if (path := run.folder / name).exists()
+    ]
+    return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def when(text: Any) -> datetime | None:
+    """A time as ISO has it; None for anything else."""
+    try:
+        time = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def number(*values: Any) -> int | None:
+    """The first that is a whole number."""
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
