@@ -24,4 +24,5 @@ step() {
 step worldsmith dataset falling-objects $data_folder "${data[@]}"
 step worldsmith train --sft-toml=examples/toml/sft_config/falling_objects.toml "${train[@]}"
 step worldsmith export $run_folder --dtype float32 -o $run_folder/reasoner
+step worldsmith report $run_folder
 step python examples/measure_reasoner.py $run_folder/reasoner $data_folder --out $run_folder/evaluation

@@ -13,6 +13,7 @@ from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.heart_beat import HeartBeat
 from worldsmith.training.callbacks.iter_speed import IterSpeed
 from worldsmith.training.callbacks.metrics import Metrics
+from worldsmith.training.callbacks.run_page import RunPage
 
 
 def default_callbacks() -> dict[str, Callback.Config]:
@@ -30,6 +31,7 @@ def monitors() -> dict[str, Callback.Config]:
         "iter_speed": IterSpeed.Config(),
         "heart_beat": HeartBeat.Config(),
         "metrics": Metrics.Config(),
+        "run_page": RunPage.Config(),  # last: it shows what the others have written
     }
 
 

@@ -41,6 +41,7 @@ FREE_TO_CHANGE = (
     "trainer.callbacks.heart_beat",
     "trainer.callbacks.iter_speed",
     "trainer.callbacks.metrics",
+    "trainer.callbacks.run_page",
     "checkpoint",
     "job.wandb_mode",
     "dataloader_val",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup
+
 
 def count(value: Any) -> str:
     """12345 as 12 345, with spaces that do not break."""
@@ -35,4 +37,9 @@ def words(name: str) -> str:
     return name.replace("_", " ").replace("/", " · ")
 
 
-FILTERS = {"count": count, "figure": figure, "duration": duration, "time": time, "words": words}
+def breakable(path: str) -> Markup:
+    """A path that may go on in the next line after a dot."""
+    return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
+
+
+FILTERS = {"count": count, "figure": figure, "duration": duration, "time": time, "words": words, "breakable": breakable}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
+from worldsmith.monitor.message_log import describe
 from worldsmith.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ class RunPage(Callback):
         if self.child is not None:
             self._look_after(0)
         error = sys.exception()
-        done = trainer.iteration >= trainer.config.trainer.max_iter
-        state = "failed" if error is not None else "finished" if done else "stopped"
-        reason = {"reason": f"{type(error).__name__}: {error}"} if error is not None else {}
-        self._write(trainer, {"state": state, **reason})
+        reason = trainer.reason if error is None else describe(error)
+        state = "failed" if trainer.outcome is None else trainer.outcome.value
+        self._write(trainer, {"state": state, "reason": reason})
 
     def makes_page(self, trainer: Trainer) -> bool:
         return self.config.enabled and trainer.world.is_main

@@ -246,6 +246,7 @@
   });
 
   if (!playing) document.querySelector("[data-play]")?.replaceChildren("Play the videos");
+  if (document.getElementById("config-changed")) filter();
   Bokeh.set_log_level("error");
   show(page.charts);
   dark.addEventListener("change", () => drawn.forEach(draw));

@@ -1,0 +1,252 @@
+"""What the page of a run says: of whole folders, of old and broken ones, and of text that would break it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import EVIL, add_samples, write_lines, write_run
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.record_lock import FILE as LOCK
+from worldsmith.monitor.page import samples
+from worldsmith.monitor.page.run_files import read_run
+from worldsmith.monitor.page.run_page import page_of, write_page
+from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.status import find_status
+
+
+def text_of(folder: Path, name: str, **more: Any) -> str:
+    """The words of a section."""
+    page = page_of(read_run(folder), Place(folder), **more)
+    html = next(section.html for section in page.sections if section.name == name)
+    return " ".join(re.sub(r"<[^>]*>", " ", str(html)).split())
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    page = write_page(folder)
+    assert page == folder / "report.html"
+    assert page.stat().st_size < 2_000_000
+    overview = text_of(folder, "overview")
+    assert re.match(
+        r"shapes / tests first finished All steps are done. step 40 of 40 Training loss 1 first 40", overview
+    )
+    assert "Best validation loss 1.5 at step 40" in overview
+    html = page.read_text()
+    (data,) = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', html, flags=re.S)
+    curves = {chart["id"]: chart for chart in json.loads(data)["charts"]}
+    assert list(curves) == ["loss", "validation", "learning_rate", "gradient"]
+    assert curves["loss"]["lines"][0]["y"][:3] == [40, 20, 13.3333]
+    assert [line["label"] for line in curves["validation"]["lines"]] == ["live weights", "averaged weights"]
+
+
+def test_nothing_is_fetched_from_outside(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    add_samples(folder)
+    html = write_page(folder).read_text()
+    sources = re.findall(
+        r"\b(?:src|href|action|srcset|poster)\s*=\s*[\"']?([^\s\"'>]*)",
+        re.sub(r"<script>.*?</script>", "", html, flags=re.S),
+    )
+    assert sources
+    assert all(re.match(r"data:|#", source) for source in sources), sources
+    assert "@import" not in html
+    assert "url(" not in re.sub(r"<script>.*?</script>", "", html, flags=re.S)
+
+
+def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, status={"state": "failed", "reason": EVIL})
+    add_samples(folder, prompt=EVIL)
+    write_lines(folder / "messages.jsonl", [{"step": 3, "level": "error", "text": EVIL}])
+    write_lines(folder / "quarantine.jsonl", [{"key": EVIL, "reason": EVIL, "detail": EVIL}])
+    write_lines(folder / "metrics.jsonl", [{"step": 1, "loss": 1.0, f"lr_groups/{EVIL}": 1.0, EVIL: 2.0}])
+    (folder / "config_origins.json").write_text(
+        json.dumps({"optimizer.lr": {"origin": EVIL, "changed": True, "was": EVIL}})
+    )
+    (folder / "launch_info.yaml").write_text(json.dumps({"cmd": EVIL, EVIL: EVIL}))
+    html = write_page(folder).read_text()
+    assert html.count(EVIL.replace("&", "&amp;")) == 0
+    assert html.count("&lt;/script&gt;&lt;script&gt;") >= 8
+    assert html.count("\\u003c/script\\u003e") >= 2  # in the data of the charts
+    assert len(re.findall(r"<script\b", html)) == len(re.findall(r"</script", html)) == 3
+
+
+def test_an_old_folder_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer: {max_iter: 10}\n")
+    write_page(tmp_path)
+    assert "metrics.jsonl : no step has been logged: there are no curves" in text_of(tmp_path, "overview")
+    assert text_of(tmp_path, "curves").startswith("Curves No step has been logged: there are no curves.")
+    assert text_of(tmp_path, "samples") == "Samples No samples have been drawn in this run."
+    assert "step 0 of 10" in text_of(tmp_path, "overview")
+
+
+def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "config.yaml").write_text("a: [1\n")
+    (folder / "status.json").write_text("{")
+    (folder / "job_env.yaml").write_bytes(b"\xff\xfe")
+    (folder / "messages.jsonl").write_text('nothing\n{"text": "heard", "level": "warning", "step": 2}\n{"cut')
+    overview = text_of(folder, "overview")
+    for name in ("config.yaml", "status.json", "job_env.yaml"):
+        assert f"{name} cannot be read: " in overview
+    assert "messages.jsonl: 1 lines are no JSON and are left out" in overview
+    assert "heard" in text_of(folder, "messages")
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="this is no run folder"):
+        write_page(tmp_path)
+
+
+def hold(folder: Path, ready: Any, done: Any) -> None:
+    import fcntl
+
+    with open(folder / LOCK, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        ready.set()
+        done.wait()
+
+
+def test_a_run_that_nobody_holds_and_that_is_silent_has_died(tmp_path: Path) -> None:
+    long_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    folder = write_run(tmp_path, steps=10, status={"state": "running", "updated": long_ago, "remaining_seconds": 5.0})
+    (folder / LOCK).touch()
+    assert find_status(read_run(folder)).state == "died"
+    assert find_status(read_run(folder), {"state": "running"}).state == "running"  # which the run itself says
+    processes = multiprocessing.get_context("spawn")
+    ready, done = processes.Event(), processes.Event()
+    holder = processes.Process(target=hold, args=(folder, ready, done))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        status = find_status(read_run(folder))
+    finally:
+        done.set()
+        holder.join()
+    assert (status.state, status.remaining_seconds) == ("running", 5.0)
+    just_now = datetime.now(UTC).isoformat()
+    folder = write_run(tmp_path, "second", steps=10, status={"state": "running", "updated": just_now})
+    assert find_status(read_run(folder)).state == "running"
+
+
+def test_without_a_status_the_steps_tell(tmp_path: Path) -> None:
+    assert find_status(read_run(write_run(tmp_path))).state == "finished"
+    assert find_status(read_run(write_run(tmp_path, "second", steps=7))).state == "ended"
+
+
+def test_small_videos_lie_in_the_page_and_large_ones_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path)
+    files = add_samples(folder)
+    html = write_page(folder).read_text()
+    inside = [base64.b64decode(found) for found in re.findall(r'src="data:video/mp4;base64,([^"]+)"', html)]
+    assert inside == [file.read_bytes() for file in files]
+    assert 'controls loop muted playsinline preload="metadata"' in html
+    monkeypatch.setattr(samples, "EMBEDDED_FILE", 10)
+    html = write_page(folder).read_text()
+    assert 'src="EveryNDrawSample/step_000000020/0%20live%20%231.mp4"' in html
+    files[0].unlink()
+    assert f"{files[0].relative_to(folder)} is not there" in text_of(folder, "samples")
+
+
+def test_many_steps_are_thinned_and_that_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    add_samples(folder, steps=tuple(range(1, 31)))
+    shown = text_of(folder, "samples")
+    assert re.findall(r"step (\d+)", shown) == ["1", "5", "9", "13", "18", "22", "26", "30"]
+    assert "22 samples of steps in between" in shown
+
+
+def test_answers_stand_beside_what_was_expected(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    about = {
+        "kind": "answer",
+        "weights": "live",
+        "guidance": None,
+        "file": None,
+        "media": None,
+        "prompt": "Does it fall?",
+    }
+    answers = [(20, "no"), (40, "Yes ")]
+    write_lines(
+        folder / "EveryNDrawSample/samples.jsonl",
+        [{"step": step, **about, "answer": answer, "expected": "yes"} for step, answer in answers],
+    )
+    shown = text_of(folder, "samples")
+    assert re.search(r"Does it fall\? expected: yes no ✗ step 20 Yes ✓ step 40", shown), shown
+
+
+def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    with (folder / "config.yaml").open("a") as file:
+        file.write('client: {api_key: hush, url: "https://me:hush@host/x"}\n')
+    origins = {"optimizer.lr": {"origin": "x.toml:3", "changed": True, "was": 0.1}, "job.name": {"origin": "default"}}
+    (folder / "config_origins.json").write_text(json.dumps(origins))
+    shown = text_of(folder, "config")
+    assert "optimizer. lr 0.001 recipe: 0.1 x.toml:3" in shown
+    assert "only what differs from the recipe (1)" in shown
+    assert "hush" not in write_page(folder).read_text()
+
+
+def commands(folder: Path) -> dict[str, str]:
+    from worldsmith.monitor.page.next_steps import next_steps
+
+    run = read_run(folder)
+    return {advice.title: advice.command for advice in next_steps(run, find_status(run))}
+
+
+def test_next_steps_fit_the_state(tmp_path: Path) -> None:
+    there = shlex.quote(str(tmp_path))
+    resume = f"cd {there} && WORLDSMITH_OUTPUT_ROOT={there} worldsmith train {{}}/config.yaml"
+    finished = write_run(tmp_path)
+    found = commands(finished)
+    assert list(found) == ["Train longer", "Export it", "Generate"]
+    assert found["Train longer"] == f"{resume.format(finished)} -- trainer.max_iter=80"
+    assert found["Export it"] == f"worldsmith export {finished} -o {finished}/export"
+    now = datetime.now(UTC).isoformat()
+    running = write_run(tmp_path, "second", steps=3, status={"state": "running", "updated": now})
+    assert list(commands(running)) == ["Watch it live", "Stop it", "Export it", "Generate"]
+    failed = write_run(tmp_path, "third", steps=3, status={"state": "failed", "reason": "no room"})
+    assert list(commands(failed)) == ["Check the start", "Resume it", "Export it", "Generate"]
+    assert commands(failed)["Resume it"] == resume.format(failed)
+    sections = [section.name for section in page_of(read_run(failed), Place(failed)).sections]
+    assert sections[:2] == ["overview", "next"]
+    assert "no room" in text_of(failed, "overview")
+    moved = failed.rename(tmp_path / "elsewhere")
+    assert "Resume it" not in commands(moved)
+
+
+def test_a_run_of_several_processes_with_packages_resumes_as_such(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, steps=3, status={"state": "stopped"})
+    (folder / "launch_info.yaml").write_text("cmd: worldsmith --import my_recipes train x -- --import=no\n")
+    (folder / "job_env.yaml").write_text("world_size: 2\n")
+    words = shlex.split(commands(folder)["Resume it"])
+    assert words[1:] == [
+        "worldsmith",
+        "launch",
+        "--nproc-per-node",
+        "2",
+        "--import",
+        "my_recipes",
+        "train",
+        f"{folder}/config.yaml",
+    ]
+    assert commands(folder)["Export it"].startswith("worldsmith --import my_recipes export ")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path)
+    write_page(folder).write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        write_page(folder)
+    assert [file.name for file in folder.glob("*report.html*")] == ["report.html"]
+    assert (folder / "report.html").read_text() == "old"
