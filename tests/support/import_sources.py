@@ -69,6 +69,16 @@ def table(source: Path) -> None:
         write(source / split / "metadata.csv", "\n".join(rows) + "\n")
 
 
+def pictures(source: Path) -> None:
+    """As Hugging Face's imagefolder, with one table for all."""
+    rows = []
+    for number in range(2):
+        path = write(source / f"train/{number}.png", "")
+        Image.fromarray(bars(1, 90 * number)[0]).save(path)
+        rows.append(json.dumps({"file_name": f"{number}.png", "text": f"a bar, number {number}"}) + "\n")
+    write(source / "train/metadata.jsonl", "".join(rows))
+
+
 def captions(source: Path) -> None:
     """As the published captioner writes them."""
     for name in ("one", "two"):
@@ -169,6 +179,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], str]] = {
     "images": (images, "sidecar"),
     "lines": (lines, "lines"),
     "table": (table, "table"),
+    "pictures": (pictures, "table"),
     "captions": (captions, "captions"),
     "lerobot_v2": (lerobot_v2, "lerobot"),
     "lerobot_v3": (lerobot_v3, "lerobot"),

@@ -15,7 +15,7 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.imports.found import Choices
 from worldsmith.data.imports.importer import LEFT_OUT, NAME, Import, gather, write
-from worldsmith.data.imports.layouts import LAYOUTS, recognise
+from worldsmith.data.imports.layouts import CHOICES, LAYOUTS, find_layout
 from worldsmith.data.imports.windows import THRESHOLD, Cut
 from worldsmith.data.stream.errors import DataError
 
@@ -66,6 +66,8 @@ class ImportClips(Action):
         _alternatives: ClassVar = (("window_frames", "window_seconds"),)
 
         def check(self) -> None:
+            if self.caption is not None and not self.caption.strip():
+                raise wrong(self, "caption", why="it is blank", remedy="give a text, or leave it out")
             if self.overlap and self.window_frames is None and self.window_seconds is None:
                 raise wrong(self, "overlap", why="there are no windows to overlap", remedy="set window_frames")
             if self.scene_threshold != THRESHOLD and self.cut != "scenes":
@@ -97,22 +99,15 @@ class ImportClips(Action):
             raise FileNotFoundError(f"{config.source} does not exist")
         if out.is_relative_to(source):
             raise ValueError(f"{config.out} lies in the source {config.source}; give a folder outside of it")
-        layout, why = (config.layout, "as told") if config.layout != "auto" else recognise(source)
+        layout, why = find_layout(source, config.layout)
         for name in ("camera", "path_column", "caption_column"):
-            if getattr(config, name) and name not in LAYOUTS[layout].choices:
+            if getattr(config, name) and name not in CHOICES.get(layout, ()):
                 raise ValueError(f"--{name.replace('_', '-')} means nothing to the layout {layout} ({why})")
-        choices = Choices(tuple(config.camera), config.path_column, config.caption_column)
-        lengths = config.window_frames, config.window_seconds, config.overlap
+        found = LAYOUTS[layout].read(source, Choices(config.camera, config.path_column, config.caption_column))
+        lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
         cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
-        made = gather(
-            source if source.is_dir() else source.parent,
-            LAYOUTS[layout].read(source, choices),
-            out,
-            cut,
-            caption=config.caption,
-            min_frames=config.min_frames,
-            progress=share_done("import"),
-        )
+        folder = source if source.is_dir() else source.parent
+        made = gather(folder, found, out, cut, caption=config.caption, progress=share_done("import"))
         if not made.records:
             raise DataError("\n".join([f"{config.source}: no clip can be used", *self.left_out(made)]))
         return layout, why, made
@@ -125,7 +120,7 @@ class ImportClips(Action):
             yield f"{split}: {len(records)} clips, {windows} windows in {Path(self.config.out, split, NAME)}"
         lengths = made.lengths
         yield f"windows have {lengths[0]} to {lengths[-1]} frames, {lengths[len(lengths) // 2]} in the middle"
-        yield "frames a second: " + ", ".join(f"{rate} ({count} files)" for rate, count in sorted(made.rates.items()))
+        yield "frames a second: " + ", ".join(f"{rate} ({count} files)" for rate, count in made.rates.items())
         if made.constant_captions:
             yield f"{made.constant_captions} clips have the caption that was given for all"
         yield from self.left_out(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Clip:
 class Choices:
     """What the user says about a source, beyond its place."""
 
-    camera: tuple[str, ...] = ()
+    camera: Sequence[str] = ()
     path_column: str | None = None
     caption_column: str | None = None
 
@@ -69,12 +69,15 @@ def split_of(relative: Path) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files, by their paths in the folder, in a fixed order; none that is hidden."""
+    """All files, by their paths in the folder, in a fixed order; none that is hidden, no folder twice."""
+    seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield Path(root, name).relative_to(folder)
+        yield from (Path(root, name).relative_to(folder) for name in sorted(names) if not name.startswith("."))
 
 
 def is_media(path: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,9 @@ class Import:
     """By split."""
     left_out: list[Rejection] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    rates: Counter[str] = field(default_factory=Counter)
-    """Files by their frames per second."""
+    files: dict[str, VideoInfo] = field(default_factory=dict)
+    """What has been found in each file that could be opened."""
     constant_captions: int = 0
-    longest: float = 0.0
-    """Seconds of the longest file."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -48,6 +46,20 @@ class Import:
         windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
         return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
 
+    @property
+    def rates(self) -> dict[str, int]:
+        """Files by their frames a second, which an image has not."""
+        rates = Counter(
+            "one frame" if i.num_frames == 1 else f"{i.fps:.4g}" + " on average, unevenly spaced" * i.variable_rate
+            for i in self.files.values()
+        )
+        return dict(sorted(rates.items()))
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest file."""
+        return max((info.duration for info in self.files.values() if info.num_frames > 1), default=0.0)
+
     def facts(self) -> dict[str, Any]:
         """Plain data for dataset.json and for programs."""
         lengths = self.lengths
@@ -57,7 +69,7 @@ class Import:
             "shortest_window": lengths[0],
             "longest_window": lengths[-1],
             "left_out": self.reasons,
-            "frame_rates": dict(self.rates),
+            "frame_rates": self.rates,
             "longest_seconds": self.longest,
             "constant_captions": self.constant_captions,
             "remarks": self.remarks,
@@ -71,7 +83,6 @@ def gather(
     cut: Cut,
     *,
     caption: str | None = None,
-    min_frames: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Import:
     """Opens all clips; writes nothing. A clip without caption gets `caption`, or is left out.
@@ -79,93 +90,70 @@ def gather(
     Paths of the records are seen from the folder of their split in `out`.
     """
     made, found = Import(), list(found)
+    seen: set[tuple[str, range | None]] = set()
     keys: set[str] = set()
-    stretches: set[tuple[str, range | None]] = set()
-    files: dict[str, VideoInfo] = {}
     for number, item in enumerate(found, start=1):
         if progress is not None:
             progress(number, len(found))
         if isinstance(item, str):
             made.remarks.append(item)
-            continue
-        if isinstance(item, Rejection):
+        elif isinstance(item, Rejection):
             made.left_out.append(item)
-            continue
-        path = os.path.normpath(item.path)
-        key = item.key or os.path.splitext(os.path.relpath(path, source))[0]
-        while key in keys:  # a.mp4 beside a.mov
-            key += os.path.splitext(path)[1] or "+"
-        try:
-            path.encode()
-            if (path, item.frames) in stretches:
-                raise SampleError("duplicate", "the same file is named before")
-            stretches.add((path, item.frames))
-            captions = item.captions or ({"caption": caption} if caption else {})
-            if not captions:
-                raise SampleError("no_caption", "no text belongs to it; --caption TEXT gives one to all such clips")
-            record = record_of(item, path, key, captions, out / item.split, cut, min_frames, made.left_out)
-        except SampleError as error:
-            made.left_out.append(Rejection(key, error.reason, error.detail, path))
-            continue
-        except UnicodeEncodeError:
-            made.left_out.append(Rejection(ascii(key), "bad_path", "the path is no Unicode", ascii(path)))
-            continue
-        files[path] = examine(path)[1]
-        keys.add(key)
-        made.constant_captions += not item.captions
-        if record["t2w_windows"]:
-            made.records.setdefault(item.split, []).append(record)
-    for info in files.values():
-        made.rates[rate_of(info)] += 1
-    made.longest = max((info.duration for info in files.values() if info.num_frames > 1), default=0.0)
+        else:
+            path = os.path.normpath(item.path)
+            key = item.key or os.path.splitext(os.path.relpath(path, source))[0]
+            while key in keys:  # a.mp4 beside a.mov
+                key += os.path.splitext(path)[1] or "+"
+            try:
+                if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+                    raise SampleError("bad_path", "the path is no Unicode, which a data set file is made of")
+                if (path, item.frames) in seen:
+                    raise SampleError("duplicate", "the same file is named before")
+                seen.add((path, item.frames))
+                captions = item.captions or ({"caption": caption} if caption else {})
+                if not captions:
+                    raise SampleError("no_caption", "no text belongs to it; --caption TEXT gives one to all such clips")
+                add_clip(made, replace(item, path=Path(path), key=key, captions=captions), out / item.split, cut)
+                made.constant_captions += not item.captions
+                keys.add(key)
+            except SampleError as error:
+                made.left_out.append(Rejection(shown(key), error.reason, error.detail, shown(path)))
     return made
 
 
-def record_of(
-    clip: Clip,
-    path: str,
-    key: str,
-    captions: dict[str, Any],
-    folder: Path,
-    cut: Cut,
-    min_frames: int,
-    left_out: list[Rejection],
-) -> dict[str, Any]:
-    """The line of a clip; windows that are too short go to `left_out`. Raises SampleError as training's reader does."""
-    file = examine(path)
-    info = file[1]
+def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
+    """Adds the record of a clip, and lists its windows that are too short.
+
+    Raises SampleError, with the reason that training would give.
+    """
+    path = str(clip.path)
+    status, info = examine(path)
     frames = clip.frames if clip.frames is not None else range(info.num_frames)
     if frames.stop > info.num_frames:
         detail = f"frames {frames.start}..{frames.stop - 1} are wanted of a file that has {info.num_frames}"
         raise SampleError("window_out_of_range", detail)
     windows = []
-    for window in windows_of(frames, path, file, cut):
-        if len(window) < min_frames:
-            detail = f"window {window.start}..{window.stop - 1} has {len(window)} frames; min_frames is {min_frames}"
-            left_out.append(Rejection(f"{key}:{window.start}", "too_short", detail, path))
-            continue
+    for window in windows_of(frames, path, status.st_mtime_ns, info, cut):
         ends = {"start_frame": window.start, "end_frame": window.stop - 1, "temporal_interval": 1}
-        windows.append({**ends, **captions})
-    times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
-    extra = dict(clip.extra)
-    for name, linked in clip.linked.items():
-        extra[name] = {**extra[name], "path": os.path.relpath(linked, folder)}
-    return {
-        "uuid": key,
-        "vision_path": os.path.relpath(path, folder),
-        "width": info.width,
-        "height": info.height,
-        "nb_frames": info.num_frames,
-        **times,
-        "t2w_windows": windows,
-        **extra,
-    }
+        if len(window) >= cut.min_frames:
+            windows.append({**ends, **clip.captions})
+        else:
+            detail = f"window {window.start}..{window.stop - 1}; min_frames is {cut.min_frames}"
+            made.left_out.append(Rejection(f"{clip.key}:{window.start}", "too_short", detail, path))
+    made.files[path] = info
+    if windows:
+        times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
+        record: dict[str, Any] = {"uuid": clip.key, "vision_path": os.path.relpath(path, folder), **times}
+        record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
+        record |= {"t2w_windows": windows, **clip.extra}
+        for name, linked in clip.linked.items():
+            record[name] = {**record[name], "path": os.path.relpath(linked, folder)}
+        made.records.setdefault(clip.split, []).append(record)
 
 
-def rate_of(info: VideoInfo) -> str:
-    if info.num_frames == 1:
-        return "one frame"
-    return f"{info.fps:.4g}" + " on average, unevenly spaced" * info.variable_rate
+def shown(text: str) -> str:
+    """A text that can be written, whatever the name of a file is made of."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write(made: Import, out: Path, header: dict[str, Any], *, force: bool) -> None:

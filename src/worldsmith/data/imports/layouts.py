@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from worldsmith.data.clips.video_dataset import FILE_NAMES
 from worldsmith.data.imports import captions, lerobot, lines, sidecar, table
 from worldsmith.data.imports.found import Choices, Found
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    recognise: Callable[[Path], str]
-    """Why a source is taken for one of this layout; "" if it is not."""
-    read: Callable[[Path, Choices], Iterator[Found]]
-    choices: tuple[str, ...] = ()
-    """What the user may choose in it: fields of `Choices`."""
+class Layout(Protocol):
+    """What a module that reads a layout has; its docstring describes the layout."""
+
+    def recognise(self, source: Path) -> str:
+        """Why a source is taken for one of this layout; "" if it is not."""
+
+    def read(self, source: Path, choices: Choices) -> Iterator[Found]:
+        """What is in it. Raises ValueError when it is not whole, UserError when a library is missing."""
 
 
-LAYOUTS = {
-    "sidecar": Layout(sidecar.recognise, sidecar.read),
-    "lines": Layout(lines.recognise, lines.read),
-    "table": Layout(table.recognise, table.read, ("path_column", "caption_column")),
-    "captions": Layout(captions.recognise, captions.read),
-    "lerobot": Layout(lerobot.recognise, lerobot.read, ("camera",)),
+LAYOUTS: dict[str, Layout] = {
+    "sidecar": sidecar,
+    "lines": lines,
+    "table": table,
+    "captions": captions,
+    "lerobot": lerobot,
 }
+CHOICES = {"table": ("path_column", "caption_column"), "lerobot": ("camera",)}
+"""What the user may choose in a layout: fields of `Choices`."""
 
 
-def recognise(source: Path) -> tuple[str, str]:
-    """(name of the layout, why). Raises ValueError when there is none, or more than one."""
+def find_layout(source: Path, wanted: str) -> tuple[str, str]:
+    """(name of the layout, why it is taken for that); `wanted` is a name, or auto.
+
+    Raises ValueError when the source is not laid out like that, of no layout, or of more than one.
+    """
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
+    if (wanted == "sidecar" or (wanted == "auto" and not found)) and sidecar.media_files(source):
+        found.setdefault("sidecar", "there are videos or images, and no captions")
+    if wanted in found:
+        return wanted, found[wanted]
+    if wanted != "auto":
+        raise ValueError(f"{source} has not the layout {described(wanted)}")
     if len(found) > 1:
         candidates = "; ".join(f"{name}: {why}" for name, why in found.items())
         raise ValueError(f"{source} could be of several layouts: {candidates}. Say which with --layout")
@@ -39,9 +51,8 @@ def recognise(source: Path) -> tuple[str, str]:
         return next(iter(found.items()))
     if ours := [name for name in FILE_NAMES if (source / name).is_file()]:
         raise ValueError(f"{source} has {ours[0]}, which training reads as it is; there is nothing to import")
-    if source.is_dir() and sidecar.media_files(source):
-        return "sidecar", "there are videos or images, and no captions"
-    raise ValueError(
-        f"{source} is of no known layout: no video or image with a .txt or .json of its name, no prompts.txt with "
-        "videos.txt, no metadata.csv or metadata.jsonl, no captions/ with videos/, no meta/info.json (LeRobot)"
-    )
+    raise ValueError("\n  ".join([f"{source} has none of the layouts:", *map(described, LAYOUTS)]))
+
+
+def described(layout: str) -> str:
+    return f"{layout}: {LAYOUTS[layout].__doc__}".partition("\n")[0]

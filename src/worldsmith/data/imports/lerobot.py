@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -21,6 +21,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine, frame_times
 from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import read_lines
 
 INFO = "meta/info.json"
@@ -34,16 +35,8 @@ SAME_TIME = 0.25
 
 
 def recognise(source: Path) -> str:
-    version = read_info(source).get("codebase_version") if (source / INFO).is_file() else None
+    version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
     return f"{INFO} states codebase_version {version}" if version else ""
-
-
-def read_info(source: Path) -> dict[str, Any]:
-    """Raises ValueError for a file that is no JSON object."""
-    info = json.loads((source / INFO).read_bytes())
-    if not isinstance(info, dict):
-        raise ValueError(f"{source / INFO}: expected an object, found {type(info).__name__}")
-    return info
 
 
 def read(source: Path, choices: Choices) -> Iterator[Found]:
@@ -88,8 +81,8 @@ class Dataset:
         raise SampleError("other_split", f"splits are {ranges}")
 
 
-def open_dataset(source: Path, cameras: tuple[str, ...]) -> Dataset:
-    info = read_info(source)
+def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
+    info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; what can be read is {', '.join(VERSIONS)}")
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
@@ -103,10 +96,16 @@ def open_dataset(source: Path, cameras: tuple[str, ...]) -> Dataset:
         episodes = [row for file in sorted((source / "meta/episodes").rglob("*.parquet")) for row in table_rows(file)]
         tasks = {row.pop("task_index"): next(iter(row.values())) for row in table_rows(source / "meta/tasks.parquet")}
     else:
-        episodes = [json.loads(line) for line in read_lines(source / "meta/episodes.jsonl")]
-        lines = [json.loads(line) for line in read_lines(source / "meta/tasks.jsonl")]
-        tasks = {line["task_index"]: line["task"] for line in lines}
+        episodes = json_lines(source / "meta/episodes.jsonl")
+        tasks = {line["task_index"]: line["task"] for line in json_lines(source / "meta/tasks.jsonl")}
     return Dataset(source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks)
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in read_lines(file)]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} cannot be read as a JSON object a line: {error}") from None
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
@@ -197,12 +196,15 @@ def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
 def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
     """The rows of a parquet file, of all columns but the statistics, or of these. Raises UserError without pyarrow."""
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
     except ImportError:
         raise UserError(
             f"{file} is read with the library 'pyarrow', which is not installed; "
             "install it with `pip install 'worldsmith[lerobot]'`"
         ) from None
-    wanted = columns or [name for name in parquet.read_schema(file).names if not name.startswith("stats/")]
-    rows: list[dict[str, Any]] = parquet.read_table(file, columns=list(wanted)).to_pylist()
+    try:
+        wanted = columns or [name for name in parquet.read_schema(file).names if not name.startswith("stats/")]
+        rows: list[dict[str, Any]] = parquet.read_table(file, columns=list(wanted)).to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"{file} cannot be read as parquet: {error}") from None
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,13 +29,14 @@ class Cut:
     """The same by time; at most one of both is given."""
     overlap: float = 0.0
     """Part of a window that the next one repeats, 0 up to, but not including, 1."""
+    min_frames: int = 1
+    """Windows with fewer are left out, by who asks for them."""
 
 
-def windows_of(frames: range, path: str, file: tuple[os.stat_result, VideoInfo], cut: Cut) -> Iterator[range]:
-    """The windows of a stretch, in order; `file` is what `examine` has found. Raises SampleError."""
-    status, info = file
+def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:
+    """The windows of a stretch, in order. Raises SampleError for a clip that cannot be read."""
     length = cut.frames if cut.seconds is None else max(1, round(cut.seconds * info.fps))
-    for scene in split_at(frames, scene_starts(path, status.st_mtime_ns, cut.threshold) if cut.scenes else ()):
+    for scene in split_at(frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes else ()):
         yield from by_length(scene, length, cut.overlap) if length is not None else [scene]
 
 

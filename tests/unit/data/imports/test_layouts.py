@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from import_sources import SOURCES, STRUCTURED, captions, clip, lines, sidecar, table, write
+from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures, sidecar, table, write
 
 from worldsmith.data.imports.found import Choices, Clip, caption_of, read_caption_file, split_of
-from worldsmith.data.imports.layouts import LAYOUTS, recognise
+from worldsmith.data.imports.layouts import LAYOUTS, find_layout
 from worldsmith.data.imports.table import rows_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -36,7 +37,7 @@ def left_out(layout: str, source: Path) -> list[tuple[str, int | None]]:
 def test_a_layout_is_recognised_and_says_by_what(name: str, tmp_path: Path) -> None:
     make, layout = SOURCES[name]
     make(tmp_path)
-    found, why = recognise(tmp_path)
+    found, why = find_layout(tmp_path, "auto")
     assert found == layout
     assert why
 
@@ -45,18 +46,29 @@ def test_what_is_two_layouts_at_once_is_not_guessed(tmp_path: Path) -> None:
     sidecar(tmp_path)
     lines(tmp_path)
     with pytest.raises(ValueError, match=r"several layouts: sidecar: .*; lines: .*--layout"):
-        recognise(tmp_path)
+        find_layout(tmp_path, "auto")
+    assert find_layout(tmp_path, "lines")[0] == "lines"
 
 
 def test_a_source_of_no_layout_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="of no known layout"):
-        recognise(tmp_path)
+    with pytest.raises(ValueError, match=r"none of the layouts:\n  sidecar: A folder of videos"):
+        find_layout(tmp_path, "auto")
     clip(tmp_path / "a.mp4")
-    assert recognise(tmp_path)[0] == "sidecar"
+    assert find_layout(tmp_path, "auto")[0] == "sidecar"
+    with pytest.raises(ValueError, match="has not the layout lerobot: A LeRobot dataset"):
+        find_layout(tmp_path, "lerobot")
     write(tmp_path / "train/video_dataset_file.jsonl", "{}")
     (tmp_path / "a.mp4").unlink()
     with pytest.raises(ValueError, match="there is nothing to import"):
-        recognise(tmp_path)
+        find_layout(tmp_path, "auto")
+
+
+def test_links_that_lead_in_a_circle_are_followed_once(tmp_path: Path) -> None:
+    sidecar(tmp_path / "source")
+    (tmp_path / "source/deep/round").symlink_to(tmp_path / "source")
+    (tmp_path / "linked").symlink_to(tmp_path / "source/deep")
+    assert set(clips("sidecar", tmp_path / "source")) == {"one.mp4", "two.mp4"}
+    assert len([item for item in LAYOUTS["sidecar"].read(tmp_path, Choices()) if isinstance(item, Clip)]) == 2
 
 
 def test_captions_of_the_captioner_are_both_kept(tmp_path: Path) -> None:
@@ -171,3 +183,25 @@ def test_forms_of_a_caption(value: object, found: dict) -> None:
 def test_what_is_no_caption_is_refused(value: object) -> None:
     with pytest.raises(SampleError, match="bad_caption"):
         caption_of(value)
+
+
+@pytest.mark.parametrize(("kind", "make"), [("videofolder", table), ("imagefolder", pictures)])
+def test_rows_are_those_of_hugging_face_datasets(kind: str, make: Callable, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    make(tmp_path / "source")
+    judge = datasets.load_dataset(kind, data_dir=str(tmp_path / "source"), cache_dir=str(tmp_path / "cache"))
+    splits = {"train": "train", "validation": "val"}
+    wanted = {
+        (splits[split], row[kind[:5]]["path"], row["text"]) for split in judge for row in judge[split].data.to_pylist()
+    }
+    found = clips("table", tmp_path / "source").values()
+    assert {(item.split, str(item.path), item.captions["caption"]) for item in found} == wanted
+
+
+def test_rows_of_a_csv_are_those_of_hugging_face_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [("a.mp4", 'he said "go",\nand went'), ("b, c.mp4", "ü — 火"), ("d.mp4", " spaces ")]
+    with open(tmp_path / "metadata.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("file_name", "text"), *rows])
+    judge = datasets.load_dataset("csv", data_files=str(tmp_path / "metadata.csv"), cache_dir=str(tmp_path / "cache"))
+    assert [row for _, row in rows_of(tmp_path / "metadata.csv")] == judge["train"].to_list()

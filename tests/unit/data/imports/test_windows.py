@@ -46,9 +46,9 @@ def test_scenes_begin_where_the_clip_was_cut_and_where_pyscenedetect_says(fps: f
 def test_scenes_and_lengths_cut_within_the_frames_that_are_wanted(tmp_path: Path) -> None:
     path = film(tmp_path / "film.mp4")
     cut = Cut(scenes=True, seconds=0.5)
-    found = list(windows_of(range(30, 70), path, examine(path), cut))
+    found = list(windows_of(range(30, 70), path, 0, examine(path)[1], cut))
     assert found == [range(30, 37), range(37, 49), range(49, 61), range(61, 67), range(67, 70)]
-    assert list(windows_of(range(90), path, examine(path), Cut())) == [range(90)]
+    assert list(windows_of(range(90), path, 0, examine(path)[1], Cut())) == [range(90)]
 
 
 def test_a_clip_without_a_change_is_one_scene(tmp_path: Path) -> None:
