@@ -7,9 +7,9 @@ import os
 from itertools import islice
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
+from damaged_data import FRAMES, encode, encode_audio
 from PIL import Image
 
 from worldsmith.assets import asset_path
@@ -20,30 +20,6 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
-
-FRAMES = 17
-
-
-def encode(path: Path) -> None:
-    """A clip of noise, so that its size is in the pictures and half a file lacks half of them."""
-    random = np.random.RandomState(0)
-    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
-        stream = container.add_stream("libx264", rate=8)
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        for _ in range(FRAMES):
-            picture = random.randint(0, 256, (64, 96, 3)).astype(np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
-
-
-def encode_audio(path: Path) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000, layout="mono")
-        for number in range(10):
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-            frame.sample_rate, frame.pts = 16000, number * 1024
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
 
 
 def line(uuid: str, **window: object) -> str:

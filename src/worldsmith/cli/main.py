@@ -19,6 +19,7 @@ COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
+    "check": "read the data of a run, or a data set, as the run would, and say what is in it",
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train, or generate, in several processes, on one machine or more",
     **{name: command.help for name, command in ACTIONS.items()},

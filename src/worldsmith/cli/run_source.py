@@ -36,7 +36,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     if extra:
         parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
     if not any((args.source, args.sft_toml, args.base, args.module)):
-        args.source = take_source(flags, _names_source)
+        args.source = take_source(flags, names_source)
     args.flags, args.own_options = flags, sorted(own)
     if wants_help:
         print_help(parser, args, topic)
@@ -100,12 +100,12 @@ def _take_help(words: list[str]) -> tuple[list[str], str | None, bool]:
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
             after = words[index + 1 : index + 2]
-            topic = after[0] if after and not after[0].startswith("-") and not _names_source(after[0]) else None
+            topic = after[0] if after and not after[0].startswith("-") and not names_source(after[0]) else None
             return words[:index] + words[index + (2 if topic else 1) :], topic, True
     return words, None, False
 
 
-def _names_source(word: str) -> bool:
+def names_source(word: str) -> bool:
     try:
         return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
     except ConfigError:

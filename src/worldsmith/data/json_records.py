@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ def parse_json(text: bytes) -> Any:
     if MAYBE_SURROGATE.search(text) and (fault := no_unicode(value)):
         raise fault
     return value
+
+
+def first_record(file: Path) -> Any:
+    """The first record of a file of lines that can be read; None where there is none."""
+    if ".jsonl" not in file.name:
+        return None
+    for _, line in read_lines(file):
+        with suppress(SampleError):
+            return parse_json(line)
+    return None
 
 
 def no_unicode(value: Any) -> SampleError | None:

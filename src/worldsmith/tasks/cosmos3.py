@@ -41,6 +41,7 @@ class Cosmos3Task(Task):
     objective_class = RectifiedFlow
     loader_class = VideoLoader
     has_encoder = True
+    small_recipe = "vision_sft_tiny"
 
     model: Cosmos3Generator
     objective: RectifiedFlow
@@ -163,6 +164,13 @@ class Cosmos3Task(Task):
 
     def traces(self, dataset: VideoDataset) -> Iterator[str]:
         return (str(Path(window.path).resolve()) for window in dataset.windows)
+
+    def contents(self, dataset: VideoDataset) -> Iterator[tuple[str, Any]]:
+        return dataset.contents()
+
+    @property
+    def cell_bytes(self) -> int:
+        return 4 * self.model.latent_channels
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
         return self.latent_cache is not None and any(sample.latents is None for sample in batch)

@@ -46,7 +46,9 @@ class Task(ABC):
     loader_class: ClassVar[type[PackingDataLoader]]
     """What `dataloader_train` must be, and `dataloader_val`."""
     has_encoder: ClassVar[bool] = False
-    """Whether `compile_encoder` has something to compile."""
+    """Whether raw samples are encoded: for `compile_encoder` and `encode_ahead`."""
+    small_recipe: ClassVar[str] = ""
+    """The recipe whose limits hold for a data set without a run; "" = there is none."""
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ class Task(ABC):
         self.objective: Any = objective.build()
         self.data: Any = data
         self.world, self.run_folder, self.split = world or World(), run_folder, split
+        self.quarantine: Quarantine | None = None
+        """What the loader gives its rejections to; None: to that of the run folder."""
         self.in_first_step = True
         """Until this process has done a step: what takes long in it alone may be said."""
 
@@ -144,6 +148,20 @@ class Task(ABC):
         """What a sample of another data set would have in common with one of this: it tells when two overlap."""
         return (digest(facts) for _, facts in dataset.listing())
 
+    def overlap(self, dataset: Any, other: Any) -> int:
+        """How many samples of `dataset` are also in the other one."""
+        seen = set(self.traces(other))
+        return sum(trace in seen for trace in self.traces(dataset))
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes that a cache keeps of a latent cell."""
+        return 0
+
+    def contents(self, dataset: Any) -> Iterable[tuple[str, Any]]:
+        """The key of each sample, and what makes two of them the same to learn from, whatever they are called."""
+        return dataset.listing()  # type: ignore[no-any-return]
+
     def compile_encoder(self, tiers: Sequence[str]) -> None:
         """Compiles what turns raw samples into the network's input, for all sizes of these tiers ahead of use."""
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
@@ -151,7 +169,7 @@ class Task(ABC):
     def place_in_run(self) -> dict[str, Any]:
         """What every loader is told of the run that it reads for."""
         return {
-            "quarantine": Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
+            "quarantine": self.quarantine or Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
             "rank": self.world.data_rank,
             "world_size": self.world.data_size,
         }

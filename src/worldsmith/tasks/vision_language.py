@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_loader import ChatLoader
@@ -34,6 +34,7 @@ class VisionLanguageTask(Task):
 
     objective_class = NextToken
     loader_class = ChatLoader
+    small_recipe = "videophy2_nano_tiny"
 
     model: VisionLanguageModel
     objective: NextToken
@@ -93,6 +94,9 @@ class VisionLanguageTask(Task):
         if not isinstance(dataset, ChatFile):
             return super().traces(dataset)
         return (trace_of(dataset.turns(index)) for index in range(len(dataset)))
+
+    def contents(self, dataset: ChatDataset) -> Iterable[tuple[str, Any]]:
+        return dataset.contents()
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()

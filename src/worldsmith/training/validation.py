@@ -87,8 +87,7 @@ class Validator:
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
         """What these data have in common with those of the training, and not with those validated on before."""
-        seen = set(self.task.traces(training))
-        both = sum(trace in seen for trace in self.task.traces(self.loader.dataset))
+        both = self.task.overlap(self.loader.dataset, training)
         if both:
             yield (
                 f"validation: {both} of {self.loader.dataset.num_samples} samples of {self.loader.dataset.name} are "

@@ -91,9 +91,9 @@ def check(args: argparse.Namespace) -> int:
         missing = check_files(error.rest, mistakes=error.problems)
         raise ConfigError([*error.problems, *locate(missing, error.places)]) from None
     if args.files:
-        from worldsmith.actions.check import Check
+        from worldsmith.actions.check_files import CheckFiles
 
-        Check.Config(run=loaded.tree).build(written=loaded.places).run()
+        CheckFiles.Config(run=loaded.tree).build(written=loaded.places).run()
     print(f"OK: {loaded.source}")
     return 0
 

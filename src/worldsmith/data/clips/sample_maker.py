@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import VideoInfo, examine
@@ -53,6 +54,21 @@ class ClipMaker(SampleMaker[VideoSample]):
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         window = self.window(position)
         return Rejection(window.key, reason, detail, window.path, window.line)
+
+    def features(self, sample: VideoSample) -> Features:
+        """Facts of the file, and what is used of it."""
+        _, info = examine(self.window(sample.position).path)
+        height, width = sample.size
+        return {
+            "frames a second": [round(info.fps, 3)],
+            "size": [f"{info.width}x{info.height}"],
+            "seconds": [round(info.duration, 2)],
+            "frames used": [sample.num_frames],
+            "size used": [f"{width}x{height}"],
+        }
+
+    def cells(self, sample: VideoSample) -> int:
+        return math.prod(sample.latent_shape)
 
     def window(self, position: int) -> Window:
         windows = self.dataset.choices[self.index(position)]

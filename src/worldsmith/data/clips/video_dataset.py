@@ -17,7 +17,7 @@ from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.conditioning import check_conditioning
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.data.content_mark import content_marks
-from worldsmith.data.json_records import parse_json, read_lines
+from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
@@ -151,6 +151,12 @@ class VideoDataset(Configurable):
             facts = [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
             yield w.key, [*facts, self._marks.get(w.path)]
 
+    def contents(self) -> Iterator[tuple[str, list[Any]]]:
+        """Key, and what a window shows and says: the same in a copy of a clip under another name."""
+        for w in self.windows:
+            marked = self._marks.get(w.path) or str(Path(w.path).resolve())
+            yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
+
     @cached_property
     def _marks(self) -> dict[str, str]:
         return content_marks(window.path for window in self.windows)
@@ -216,6 +222,13 @@ class VideoDataset(Configurable):
 
 def uuid_of(window: Window) -> str:
     return window.key.rpartition("_w")[0]
+
+
+def is_clips(path: Path) -> bool:
+    """Whether a folder, or a file of lines, holds such a data set."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in FILE_NAMES)
+    return isinstance(first := first_record(path), dict) and "vision_path" in first
 
 
 def find_file(path: str) -> Path:

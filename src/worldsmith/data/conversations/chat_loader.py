@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.conversations.datasets.messages import MessagesDataset
 from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
@@ -61,3 +64,8 @@ class ChatLoader(PackingDataLoader):
         config.check()
         maker = ChatMaker(config.dataset.build(), config, processor=processor)
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
+
+    @classmethod
+    def dataset_at(cls, path: Path) -> ChatDataset.Config | None:
+        kinds = (LlavaDataset, ManifestDataset, MessagesDataset)
+        return next((kind.Config(path=str(path)) for kind in kinds if kind.is_at(path)), None)

@@ -9,8 +9,9 @@ from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
-from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import examine
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_loader import ChatLoader
@@ -49,6 +50,26 @@ class ChatMaker(SampleMaker[ChatSample]):
             if video.info.variable_rate:
                 notes["variable_rate"] = f"{key}: {video.source} has unevenly spaced frames, whose own times are told"
         return Made(sample, notes)
+
+    def features(self, sample: ChatSample) -> Features:
+        """What the conversation shows; sizes of images as they are used, of videos as their files have them."""
+        turns = self.dataset.turns(self.index(sample.position))
+        sources = [str(part.source) for turn in turns for part in turn.parts if part.kind == "video"]
+        videos = [examine(source)[1] for source in sources]
+        images = [] if sample.image_grids is None else sample.image_grids.tolist()
+        grids = [] if sample.video_grids is None else sample.video_grids.tolist()
+        patch, temporal = self.processor.patch
+        return {
+            "turns": [len(turns)],
+            "supervised tokens": [sample.num_supervised],
+            "images": [len(images)],
+            "videos": [len(videos)],
+            "image size used": [f"{columns * patch}x{rows * patch}" for _, rows, columns in images],
+            "video size": [f"{info.width}x{info.height}" for info in videos],
+            "video frames a second": [round(info.fps, 3) for info in videos],
+            "video seconds": [round(info.duration, 2) for info in videos],
+            "video frames used": [times * temporal for times, _, _ in grids],
+        }
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         key, path, line = self.dataset.place(self.index(position))

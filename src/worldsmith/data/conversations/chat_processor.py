@@ -80,6 +80,11 @@ class ChatProcessor(Configurable):
         if self.media is not None:
             self._find_vision_tokens(settings)
 
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Pixels of a side of a patch, and its frames; (0, 0) of a model that does not see."""
+        return (self.media.images.patch, self.media.images.temporal) if self.media is not None else (0, 0)
+
     def encode(self, turns: Sequence[Turn], *, key: str = "", position: int = 0) -> ChatSample:
         """The conversation for training: labels are the answers with their end tokens. Raises SampleError."""
         return self.finish(self.plan(turns), key=key, position=position)

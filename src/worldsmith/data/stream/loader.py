@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable, wrong
@@ -94,14 +95,19 @@ class PackingDataLoader(Configurable):
             self.quarantine.add(rejection)
         bad = sum(not rejection.is_filter for rejection in self.dataset.rejections)
         self._total = self.dataset.num_samples + bad
-        if not len(self.dataset):
+        if not len(self.dataset) and self.quarantine.refuses:
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.num_records} records and no usable sample "
                 f"({self.quarantine.describe()}). {self.dataset.limits}"
             )
-        self._check_quarantine()
+        self.check_quarantine()
         self._state = self._snapshot(rank, [])
         self._iteration = 0
+
+    @classmethod
+    def dataset_at(cls, path: Path) -> Configurable.Config | None:
+        """The settings of the data set that is there, if this loader reads such ones."""
+        return None
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Continues after the pack that was handed out last. Only the newest iterator may be used."""
@@ -122,9 +128,13 @@ class PackingDataLoader(Configurable):
 
         The place in the endless stream stays where it is.
         """
-        packer, samples = self._packer(), self._samples(Cursor(deque(), self.rank), stop=len(self.dataset))
+        packer, samples = self._packer(), self.first_samples()
         while pack := packer.pack(samples):
             yield pack
+
+    def first_samples(self, passes: int = 1) -> Iterator[Any]:
+        """This rank's share of the first passes in order, unpacked."""
+        return self._samples(Cursor(deque(), self.rank), stop=passes * len(self.dataset))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON data. Samples that are prefetched, or read for a pack that is not handed out, are not in it."""
@@ -177,7 +187,7 @@ class PackingDataLoader(Configurable):
         }
 
     def _snapshot(self, next_position: int, set_aside: list[int]) -> dict[str, Any]:
-        place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // len(self.dataset)}
+        place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // max(1, len(self.dataset))}
         return {**self._identity(), **place, "next_position": next_position, "set_aside": set_aside}
 
     def _packer(self) -> SequentialPacker[Any] | PoolPacker[Any]:
@@ -210,7 +220,7 @@ class PackingDataLoader(Configurable):
                 yield made.item
                 continue
             if self.quarantine.add(made.item):
-                self._check_quarantine()
+                self.check_quarantine()
             unusable.add(made.item.key)
             rejected_in_a_row += 1
             if rejected_in_a_row >= limit or len(unusable) == self.dataset.num_samples:
@@ -222,7 +232,8 @@ class PackingDataLoader(Configurable):
                 log.warning("%s", words)
             self.counts[name] += 1
 
-    def _check_quarantine(self) -> None:
+    def check_quarantine(self) -> None:
+        """Raises DataError when too many samples are broken."""
         self.quarantine.check(
             self._total,
             max_bad_fraction=self.config.max_bad_fraction,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -63,6 +63,8 @@ class StreamDataset(Protocol):
 
 
 S = TypeVar("S", bound=StreamSample)
+Features = Mapping[str, Sequence[float | str]]
+"""By name numbers, or words such as a size; of some there are several in a sample, or none."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class SampleMaker(ABC, Generic[S]):
     def __init__(self, dataset: StreamDataset, config: PackingDataLoader.Config) -> None:
         self.dataset: Any = dataset
         self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.max_sequence_length
+        self.measured: int | None = None
+        """Tokens of what was held against the cap last."""
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:
@@ -88,6 +92,14 @@ class SampleMaker(ABC, Generic[S]):
     @abstractmethod
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         """The rejection of the sample, with its name and place."""
+
+    def features(self, sample: S) -> Features:
+        """What a report on the data counts of a sample."""
+        return {}
+
+    def cells(self, sample: S) -> int:
+        """Latent cells of a sample, of which a cache keeps some numbers each; 0 = nothing is kept of it."""
+        return 0
 
     def __getitem__(self, position: int) -> Made[S]:
         try:
@@ -104,6 +116,7 @@ class SampleMaker(ABC, Generic[S]):
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
         """Raises SampleError for a sample that no pack can hold; may be called before it is read."""
+        self.measured = num_tokens
         if self.max_tokens is not None and num_tokens >= self.max_tokens:
             size = f" ({what})" if what else ""
             raise SampleError("over_token_cap", f"{num_tokens} tokens{size}; max_sequence_length is {self.max_tokens}")

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.lines import append_line
@@ -44,6 +44,9 @@ class Quarantine:
     `counts` and the stop rule look at this process only: files that were repaired before a resume no longer count.
     """
 
+    refuses: ClassVar[bool] = True
+    """Whether data of which nothing can be used are an error."""
+
     def __init__(self, folder: Path | None, *, rank: int = 0, split: Split = "train") -> None:
         """With `folder` None nothing is written, only counted. Ranks above 0, and validation, write files of their own.
 
@@ -70,6 +73,11 @@ class Quarantine:
         self.counts[rejection.reason] += 1
         if not rejection.is_filter:
             self.bad_keys.add(rejection.key)
+        self.tell(rejection)
+        return True
+
+    def tell(self, rejection: Rejection) -> None:
+        """Says the first ones of each reason, and lists what is not listed yet."""
         if self.counts[rejection.reason] <= LOGGED_PER_REASON:
             more = (
                 " (further ones of this kind are only listed)"
@@ -88,7 +96,6 @@ class Quarantine:
             if rejection.line is not None:
                 line["line"] = rejection.line
             self._list(self.file, json.dumps(line, ensure_ascii=False))
-        return True
 
     def _list(self, file: Path, line: str) -> None:
         """A list that cannot be written, as on a full disk, costs a warning and never the run."""

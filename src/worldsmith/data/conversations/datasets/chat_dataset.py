@@ -56,6 +56,10 @@ class ChatDataset(Configurable, ABC):
     def num_samples(self) -> int:
         return len(self)
 
+    def contents(self) -> Iterable[tuple[str, Any]]:
+        """Key, and what makes two conversations the same to learn from."""
+        return self.listing()
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over all that `listing` gives."""
@@ -115,6 +119,11 @@ class ChatFile(ChatDataset):
             else:
                 self.entries.append(Entry(key, record, line, files))
 
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether a folder or a file holds such a data set."""
+        return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
+
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         """(index, line number if the file has lines, record or what is wrong with it), in order."""
@@ -133,6 +142,16 @@ class ChatFile(ChatDataset):
     def place(self, index: int) -> tuple[str, str, int | None]:
         entry = self.entries[index]
         return entry.key, self.name, entry.line
+
+    def contents(self) -> Iterable[tuple[str, Any]]:
+        """Key, and what a conversation shows and says, whatever it and its files are called."""
+        for index, entry in enumerate(self.entries):
+            turns = self.turns(index)
+            parts = [[p.kind, p.text, self._mark(p.source), p.fps] for turn in turns for p in turn.parts]
+            yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
+
+    def _mark(self, source: str | bytes) -> str:
+        return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Records, and marks of what their images and videos hold; see `content_marks`."""

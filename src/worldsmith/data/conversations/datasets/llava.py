@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
 from worldsmith.data.conversations.datasets.typed_content import parse_messages
 from worldsmith.data.json_records import read_list
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import DataError, SampleError
 
 TAG = re.compile(r"\n?<(image|video)>\n?")
 """A place of an image or a video, with the line breaks that set it apart."""
@@ -28,6 +29,10 @@ class LlavaDataset(ChatFile):
 
     file_name = "annotations.json"
 
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        return super().is_at(path) or (path.is_file() and path.suffix == ".json" and has(path, "conversations"))
+
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         for number, record in enumerate(read_list(self.file)):
             yield number, None, record
@@ -38,6 +43,15 @@ class LlavaDataset(ChatFile):
         images = [self.medium("image", path) for path in named(record, "image")]
         videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
         return tagged_turns(record.get("conversations"), images, videos)
+
+
+def has(file: Path, name: str) -> bool:
+    """Whether the first record of a list has such a key."""
+    try:
+        records = read_list(file)
+    except DataError:
+        return False
+    return bool(records) and isinstance(records[0], dict) and name in records[0]
 
 
 def named(record: dict[str, Any], kind: str) -> list[Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
 from worldsmith.data.conversations.datasets.llava import named
 from worldsmith.data.conversations.datasets.typed_content import parse_messages
-from worldsmith.data.json_records import parse_json, read_lines
+from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.stream.errors import SampleError
 
 
@@ -25,6 +26,11 @@ class MessagesDataset(ChatFile):
         pass
 
     file_name = "messages.jsonl"
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        first = first_record(path) if path.is_file() else None
+        return super().is_at(path) or isinstance(first, list) or (isinstance(first, dict) and "messages" in first)
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
         for number, (line, text) in enumerate(read_lines(self.file)):

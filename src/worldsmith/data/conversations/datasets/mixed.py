@@ -62,5 +62,8 @@ class MixedDataset(ChatDataset):
         _, member, own = self.member(index)
         return tuple(with_system(member.turns(own), self.config.system_prompt))
 
+    def contents(self) -> Iterable[tuple[str, Any]]:
+        return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())
+
     def listing(self) -> Iterable[tuple[str, Any]]:
         return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.listing())

@@ -12,7 +12,7 @@ from worldsmith.config.tree.paths import Path
 from worldsmith.training.file_checks import check_files
 
 
-class Check(Action):
+class CheckFiles(Action):
     """Looks for the weights, VAE, tokenizer and data that a run reads, and for the folder that it writes."""
 
     class Config(Action.Config):
