@@ -86,6 +86,8 @@ def is_media(path: Path) -> bool:
 
 def read_caption_file(path: Path) -> dict[str, Any]:
     """The captions of a .txt or .json file; none where it is blank. Raises SampleError: bad_json, bad_caption."""
+    if not path.is_file():  # reading from a FIFO would wait for ever
+        raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
     content = path.read_bytes()
     if path.suffix.lower() == ".json":
         return caption_of(parse_json(content))

@@ -94,7 +94,8 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
     is_v3 = info["codebase_version"] == "v3.0"
     if is_v3:
         episodes = [row for file in sorted((source / "meta/episodes").rglob("*.parquet")) for row in table_rows(file)]
-        tasks = {row.pop("task_index"): next(iter(row.values())) for row in table_rows(source / "meta/tasks.parquet")}
+        rows = table_rows(source / "meta/tasks.parquet")
+        tasks = {row["task_index"]: row["task" if "task" in row else "__index_level_0__"] for row in rows}
     else:
         episodes = json_lines(source / "meta/episodes.jsonl")
         tasks = {line["task_index"]: line["task"] for line in json_lines(source / "meta/tasks.jsonl")}
@@ -180,7 +181,9 @@ def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
     """Episode → its first row in a data file, and the number of the task in each of its rows."""
     found: dict[int, tuple[int, list[int]]] = {}
     for number, row in enumerate(table_rows(data, "episode_index", "task_index")):
-        found.setdefault(row["episode_index"], (number, []))[1].append(row["task_index"])
+        first, tasks = found.setdefault(row["episode_index"], (number, []))
+        if number == first + len(tasks):  # rows elsewhere in the file do not count
+            tasks.append(row["task_index"])
     return found
 
 

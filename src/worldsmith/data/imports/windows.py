@@ -36,7 +36,9 @@ class Cut:
 def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:
     """The windows of a stretch, in order. Raises SampleError for a clip that cannot be read."""
     length = cut.frames if cut.seconds is None else max(1, round(cut.seconds * info.fps))
-    for scene in split_at(frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes else ()):
+    for scene in split_at(
+        frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes and len(frames) > 1 else ()
+    ):
         yield from by_length(scene, length, cut.overlap) if length is not None else [scene]
 
 
@@ -75,6 +77,7 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
         manager.detect_scenes(open_video(path, backend="pyav", suppress_output=True))
     except VideoOpenFailure as error:
         raise SampleError("unreadable", f"PySceneDetect: {error}") from None
-    times = frame_times(path)
+    if not (times := frame_times(path)):
+        raise SampleError("no_time_stamps", "without them it is not known which frame begins a scene")
     spacing = times[-1] / max(1, len(times) - 1)
     return tuple(bisect_left(times, cut.seconds - spacing / 2) for cut in manager.get_cut_list())

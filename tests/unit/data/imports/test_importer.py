@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -40,10 +41,12 @@ def test_the_reader_takes_every_window_and_a_second_import_gives_the_same_bytes(
     make(tmp_path / "source")
     facts = run(tmp_path / "source", tmp_path / "out")
     assert facts["layout"] == layout
-    dataset = VideoDataset.Config(path=str(tmp_path / "out"), min_frames=1).build()
-    assert len(dataset.windows) == sum(len(r["t2w_windows"]) for r in records(tmp_path / "out")) > 0
-    assert not dataset.rejections
-    assert all(Path(window.path).is_file() for window in dataset.windows)
+    for split, count in facts["clips"].items():
+        dataset = VideoDataset.Config(path=str(tmp_path / "out" / split), min_frames=1).build()
+        assert len(dataset.windows) == count > 0
+        assert not dataset.rejections
+        assert all(Path(window.path).is_file() for window in dataset.windows)
+    assert facts["windows"] == sum(facts["clips"].values())
     before = contents(tmp_path / "out")
     run(tmp_path / "source", tmp_path / "out", force=True)
     assert contents(tmp_path / "out") == before
@@ -108,6 +111,23 @@ def test_what_is_wrong_is_counted_with_the_reason_that_training_would_give(tmp_p
     ours = {entry["path"]: entry["reason"] for entry in listed}
     assert drops == {path: ours[path] for path in drops}
     assert len(drops) == 4
+
+
+def test_a_name_that_is_no_unicode_is_left_out_and_said(tmp_path: Path) -> None:
+    sidecar(tmp_path / "source")
+    odd = os.fsdecode(b"\xff")
+    shutil.copy(tmp_path / "source/one.mp4", tmp_path / f"source/{odd}.mp4")
+    shutil.copy(tmp_path / "source/one.txt", tmp_path / f"source/{odd}.txt")
+    assert run(tmp_path / "source", tmp_path / "out")["left_out"] == {"bad_path": 1}
+    assert len(records(tmp_path / "out")) == 2
+
+
+def test_windows_that_are_too_short_are_listed(tmp_path: Path) -> None:
+    sidecar(tmp_path / "source")
+    facts = run(tmp_path / "source", tmp_path / "out", window_frames=5, min_frames=4)
+    assert (facts["windows"], facts["left_out"]) == (4, {"too_short": 1})
+    ends = [(w["start_frame"], w["end_frame"]) for r in records(tmp_path / "out") for w in r["t2w_windows"]]
+    assert ends == [(0, 4), (5, 9), (0, 4), (5, 8)]
 
 
 def test_a_constant_caption_is_for_those_without_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,3 +206,13 @@ def test_rows_of_a_csv_are_those_of_hugging_face_datasets(tmp_path: Path) -> Non
         csv.writer(file).writerows([("file_name", "text"), *rows])
     judge = datasets.load_dataset("csv", data_files=str(tmp_path / "metadata.csv"), cache_dir=str(tmp_path / "cache"))
     assert [row for _, row in rows_of(tmp_path / "metadata.csv")] == judge["train"].to_list()
+
+
+def test_a_caption_that_cannot_be_read_leaves_its_clip_out(tmp_path: Path) -> None:
+    sidecar(tmp_path)
+    (tmp_path / "one.txt").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "deep/two.json").write_text('{"caption": ')
+    os.mkfifo(tmp_path / "three.txt")
+    clip(tmp_path / "three.mp4")
+    assert left_out("sidecar", tmp_path) == [("bad_json", None), ("bad_caption", None), ("bad_caption", None)]
+    assert clips("sidecar", tmp_path) == {}

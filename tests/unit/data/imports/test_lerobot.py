@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pandas
 import pytest
 from import_sources import CAMERAS, EPISODES, bars, clip, lerobot_v2, lerobot_v3, parquet, rows, write
 from mp4 import read_mp4
@@ -13,6 +15,7 @@ from pyarrow import parquet as pq
 from worldsmith.data.imports.found import Choices, Clip
 from worldsmith.data.imports.lerobot import read
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.errors import UserError
 
 BOTH = pytest.mark.parametrize("make", [lerobot_v2, lerobot_v3])
 
@@ -149,4 +152,27 @@ def test_a_dataset_that_cannot_be_read_says_why(info: dict, message: str, tmp_pa
     lerobot_v2(tmp_path)
     change_info(tmp_path, **info)
     with pytest.raises(ValueError, match=message):
+        clips(tmp_path)
+
+
+def test_rows_of_an_episode_that_are_apart_are_not_joined(tmp_path: Path) -> None:
+    lerobot_v3(tmp_path)
+    file = tmp_path / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(file).to_pandas()
+    parquet(table.iloc[[*range(4), *range(9, 14), *range(4, 9)]], file)
+    assert reasons(tmp_path) == {f"episode_000000/{camera}": "rows_differ" for camera in CAMERAS}
+
+
+def test_a_task_may_be_in_a_column_without_name_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lerobot_v3(tmp_path)
+    file = tmp_path / "meta/tasks.parquet"
+    pandas.DataFrame({"seen": [1, 2], "task_index": [0, 1]}, index=["pick it", "place it"]).to_parquet(file)
+    assert {item.captions["caption"] for item in clips(tmp_path).values()} == {"pick it", "place it"}
+    file.write_text("no parquet")
+    with pytest.raises(ValueError, match="cannot be read as parquet"):
+        clips(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"worldsmith\[lerobot\]"):
         clips(tmp_path)

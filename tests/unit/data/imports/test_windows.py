@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from import_sources import bars
+from PIL import Image
 
 from worldsmith.data.imports.windows import Cut, by_length, scene_starts, split_at, windows_of
+from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
 from worldsmith.data.video_writer import write_video
 from worldsmith.files.errors import UserError
@@ -86,3 +89,12 @@ def test_pieces_are_the_stretch_and_begin_where_they_are_told_to(start: int, cou
 
 def test_overlap_repeats_its_part_of_a_window() -> None:
     assert list(by_length(range(20), 9, 0.5)) == [range(9), range(4, 13), range(8, 17), range(12, 20)]
+
+
+def test_what_has_no_times_is_not_cut_by_guess(tmp_path: Path, write_clip: Callable) -> None:
+    raw = str(write_clip(tmp_path / "raw.h264", frames=20))
+    with pytest.raises(SampleError, match="no_time_stamps"):
+        scene_starts(raw, 0, 27.0)
+    image = tmp_path / "a.png"
+    Image.fromarray(bars(1)[0]).save(image)
+    assert list(windows_of(range(1), str(image), 0, examine(str(image))[1], Cut(scenes=True))) == [range(1)]
