@@ -33,6 +33,6 @@ def require_room(out: Path, clips: int) -> None:
     needed, free = clips * LEAST_FILE, shutil.disk_usage(nearest_folder(out)).free
     if needed > free:
         raise ValueError(
-            f"{clips} clips take at least {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free on the disk of "
-            f"{out}; ask for fewer or make room"
+            f"{clips} clips take at least {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free on the disk "
+            f"of {out}; ask for fewer or make room"
         )

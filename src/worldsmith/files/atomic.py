@@ -47,7 +47,7 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
     """A path to write a file to, which takes the place of `path` when the block ends well and is removed otherwise.
 
     A reader sees the old content or the new one, never a part. It is in the folder `within`, of the same file system
-    (None: beside `path`). What is not `durable` may be lost, or be empty, when the power goes.
+    (None: beside `path`). What is not `durable` may be lost, or be empty, when the power goes. An OSError names `path`.
     """
     aside = (within or path.parent) / f"{SAVING}{path.name}.{uuid.uuid4().hex}"
     try:
@@ -55,8 +55,10 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
         if durable:
             sync_file(aside)
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(aside)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
         sync_folder(path.parent)

@@ -85,3 +85,28 @@ for write in (
 
 def test_an_export_and_a_conversion_say_so_in_one_line(tmp_path: Path) -> None:
     run_beside_disk(tmp_path, WRITES, mebibytes=2)
+
+
+VIDEO = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from worldsmith.cli.main import file_error
+from worldsmith.data.video_writer import write_video
+from worldsmith.files.atomic import write_text
+
+disk, noise = Path(sys.argv[1]), np.random.RandomState(0).randint(0, 256, (49, 256, 256, 3)).astype(np.uint8)
+for write in (lambda: write_video(disk / "x", noise, 8.0), lambda: write_text(disk / "x", "x" * 2_000_000)):
+    try:
+        write()
+    except OSError as error:
+        said = file_error(error)
+        assert said == f"No space left on device: {disk / 'x'}", said
+    else:
+        raise AssertionError("it has space")
+    assert os.listdir(disk) == []
+"""
+
+
+def test_a_file_that_finds_no_space_is_named(tmp_path: Path) -> None:
+    run_beside_disk(tmp_path, VIDEO, mebibytes=1)
