@@ -22,7 +22,8 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import GenerationRequest, conditional_text, prepare
+from worldsmith.sampling.requests import GenerationRequest, prepare
+from worldsmith.sampling.texts import conditional_text
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
 DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)

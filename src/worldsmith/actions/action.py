@@ -49,10 +49,31 @@ class Action(Configurable, ABC):
         raise UserError(f"{type(self).__name__} has no dry run: it changes nothing itself")
 
 
-def share_done(what: str) -> Callable[[int, int], None] | None:
-    """Shows in a terminal which share of some work is done, when it is called with (done, total); else None."""
+def share_done(what: str) -> Callable[[int, int], None]:
+    """Shows which share of some work is done, when it is called with (done, total).
+
+    In a terminal that is a bar with the time that is left, through a pipe a line for each tenth.
+    """
+    if not sys.stderr.isatty():
+        tenth = -1
+
+        def say(done: int, total: int) -> None:
+            nonlocal tenth
+            if 10 * done // total > tenth:
+                tenth = 10 * done // total
+                print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
+
+        return say
+    from rich.console import Console
+    from rich.progress import Progress, TimeRemainingColumn
+
+    bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=Console(stderr=True))
+    task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
-        print(f"\r{what}: {100 * done // total} %", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()
 
-    return show if sys.stderr.isatty() else None
+    return show

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from worldsmith.actions.action import Action
-from worldsmith.config.declare.ranges import Factor, Range
+from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range
 from worldsmith.config.errors import UserError
-
-NOISE_LEVELS = 1000
-"""That models tell apart: more steps than these would repeat some."""
-PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
+from worldsmith.sampling.sample_settings import NOISE_LEVELS
 
 
 class ModelAction(Action):

@@ -56,6 +56,10 @@ class GenerationDefaults:
     """Whether captions dropped in training kept those sentences."""
     max_caption_tokens: int | None = None
     """Chat-templated ids past this number were cut."""
+    structured_metadata: bool = False
+    """Whether structured captions held duration, frame rate, size and aspect ratio of what they were shown with."""
+    image_shift: float | None = None
+    """Shift for a single image; None: the same."""
 
 
 class VideoModel(Protocol):

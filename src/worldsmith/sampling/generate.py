@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from worldsmith.sampling.requests import GenerationRequest, PreparedRequest, prepare
+from worldsmith.sampling.requests import GenerationRequest, PreparedRequest, ReadRequest, prepare, read
 from worldsmith.sampling.unipc import Schedule, UniPC, flow_schedule
 
 if TYPE_CHECKING:
@@ -16,9 +17,19 @@ if TYPE_CHECKING:
 
     from worldsmith.models.video_model import VideoModel
 
-__all__ = ["GenerationRequest", "generate", "generate_latents"]
+__all__ = ["BranchShare", "GenerationRequest", "generate", "generate_latents", "generate_pack", "make_packs"]
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchShare:
+    """This process computes one branch of guidance for all requests, and another process the other one."""
+
+    branch: Literal[0, 1]
+    """0 conditional, 1 unconditional."""
+    gather: Callable[[Tensor], list[Tensor]]
+    """From this process's tensor to those of both, the conditional one first."""
 
 
 def generate(
@@ -38,7 +49,6 @@ def generate(
     return [model.decode(latent).cpu() for latent in latents]
 
 
-@torch.no_grad()
 def generate_latents(
     model: VideoModel,
     requests: Sequence[GenerationRequest],
@@ -48,6 +58,7 @@ def generate_latents(
     shift: float | None = None,
     max_tokens: int | None = None,
     progress: Progress | None = None,
+    share: BranchShare | None = None,
 ) -> list[Tensor]:
     """Normalised latents [C, t, h, w] of each request; a request's result does not depend on its neighbours.
 
@@ -56,6 +67,7 @@ def generate_latents(
             branch. None: what `model.defaults` say.
         max_tokens: most tokens of one forward pass. None: the model's own limit.
         progress: called with (steps done, steps in all), counted over all requests.
+        share: how two processes divide the branches of guidance.
 
     Raises ValueError for an impossible request and for a shift that neither the call nor the model gives.
     """
@@ -66,34 +78,68 @@ def generate_latents(
         raise ValueError(
             "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
         )
-    if not math.isfinite(guidance):
-        raise ValueError(f"the scale of guidance must be finite, found {guidance}")
     schedule = flow_schedule(steps, shift)
-    prepared = [prepare(model, request) for request in requests]
-    limit = model.max_tokens if max_tokens is None else max_tokens
-    results: list[Tensor] = []
+    known = [read(model, request) for request in requests]
     done = 0
-    for chunk in chunked(model, prepared, limit, branches=1 if guidance == 1 else 2):
-        states: list[Tensor] = []
-        for states in sampling_steps(model, chunk, schedule, guidance):  # noqa: B007 (the last ones are kept)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, len(prepared) * steps)
-        results += states
+
+    def count(requests_in_pack: int) -> None:
+        nonlocal done
+        done += requests_in_pack
+        if progress is not None:
+            progress(done, len(known) * steps)
+
+    results: list[Tensor] = []
+    for pack in make_packs(model, known, guidance=guidance, max_tokens=max_tokens, shared=share is not None):
+        results += generate_pack(model, [known[i] for i in pack], schedule, guidance, progress=count, share=share)
     return results
 
 
+@torch.no_grad()
+def generate_pack(
+    model: VideoModel,
+    requests: Sequence[ReadRequest],
+    schedule: Schedule,
+    guidance: float,
+    *,
+    progress: Callable[[int], None] | None = None,
+    share: BranchShare | None = None,
+) -> list[Tensor]:
+    """Normalised latents of requests that share their forward passes; `progress` is told their number at each step.
+
+    Raises ValueError for a scale of guidance that is not finite, and for a shared one that has no second branch.
+    """
+    if not math.isfinite(guidance):
+        raise ValueError(f"the scale of guidance must be finite, found {guidance}")
+    if share is not None and guidance == 1:
+        raise ValueError("guidance 1 has no unconditional branch that another process could compute")
+    states: list[Tensor] = []
+    for states in sampling_steps(model, [prepare(model, r) for r in requests], schedule, guidance, share):  # noqa: B007
+        if progress is not None:
+            progress(len(requests))
+    return states
+
+
 def sampling_steps(
-    model: VideoModel, prepared: Sequence[PreparedRequest], schedule: Schedule, guidance: float
+    model: VideoModel,
+    prepared: Sequence[PreparedRequest],
+    schedule: Schedule,
+    guidance: float,
+    share: BranchShare | None = None,
 ) -> Iterator[list[Tensor]]:
     """The states of all requests of one pack after each step, the last of which are clean latents."""
     guided = guidance != 1
-    layouts = [p.conditional for p in prepared] + ([p.unconditional for p in prepared] if guided else [])
-    velocities_of = model.velocities(layouts)
+    branches = [[p.conditional for p in prepared], [p.unconditional for p in prepared]]
+    if not guided:
+        branches = branches[:1]
+    elif share is not None:
+        branches = [branches[share.branch]]
+    velocities_of = model.velocities([layout for branch in branches for layout in branch])
     states = [p.start for p in prepared]
     solvers = [UniPC(schedule) for _ in prepared]
     for timestep in schedule.timesteps:
-        velocities = velocities_of(states * (2 if guided else 1), float(timestep))
+        velocities = velocities_of(states * len(branches), float(timestep))
+        if guided and share is not None:
+            velocities = of_both(velocities, share)
         if guided:
             velocities = [u + guidance * (c - u) for c, u in zip(velocities, velocities[len(prepared) :])]
         states = [solver.step(v, x) for solver, v, x in zip(solvers, velocities, states)]
@@ -104,19 +150,40 @@ def sampling_steps(
         yield states
 
 
-def chunked(
-    model: VideoModel, prepared: Sequence[PreparedRequest], limit: int, *, branches: int
-) -> Iterator[list[PreparedRequest]]:
-    """Splits requests, in order, so that no chunk of more than one request has more than `limit` tokens."""
-    chunk: list[PreparedRequest] = []
+def of_both(velocities: list[Tensor], share: BranchShare) -> list[Tensor]:
+    """The velocities of the conditional branch, then those of the unconditional one, of which this process has one."""
+    flat = torch.cat([velocity.flatten() for velocity in velocities])
+    sizes = [velocity.numel() for velocity in velocities]
+    return [
+        part.view_as(velocity)
+        for branch in share.gather(flat)
+        for part, velocity in zip(branch.split(sizes), velocities)
+    ]
+
+
+def make_packs(
+    model: VideoModel,
+    requests: Iterable[ReadRequest],
+    *,
+    guidance: float,
+    max_tokens: int | None = None,
+    most: int | None = None,
+    shared: bool = False,
+) -> Iterator[list[int]]:
+    """Places of the requests, in order, cut so that no pack of several has more than `max_tokens` tokens in a pass.
+
+    `most`: most requests of a pack. `shared`: its branches of guidance are in different processes.
+    """
+    limit = model.max_tokens if max_tokens is None else max_tokens
+    pack: list[int] = []
     used = 0
-    for request in prepared:
-        layouts = (request.conditional, request.unconditional)[:branches]
-        size = sum(model.num_tokens(layout) for layout in layouts)
-        if chunk and used + size > limit:
-            yield chunk
-            chunk, used = [], 0
-        chunk.append(request)
+    for place, request in enumerate(requests):
+        branches = [model.num_tokens(request.conditional), model.num_tokens(request.unconditional)]
+        size = branches[0] if guidance == 1 else max(branches) if shared else sum(branches)
+        if pack and (used + size > limit or len(pack) == most):
+            yield pack
+            pack, used = [], 0
+        pack.append(place)
         used += size
-    if chunk:
-        yield chunk
+    if pack:
+        yield pack

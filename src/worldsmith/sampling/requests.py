@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from worldsmith.data.clip_limits import require_clip
-from worldsmith.data.clips.captions import Caption, render_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.models.video_model import SampleLayout
+from worldsmith.sampling.texts import conditional_text, unconditional_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.video_model import GenerationDefaults, VideoModel
+    from worldsmith.models.video_model import VideoModel
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +44,11 @@ class GenerationRequest:
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     negative_prompt: str | None = None
     """What guidance moves away from. None: the empty caption, as in training."""
+    negative_metadata: Literal["none", "same", "inverse"] | None = None
+    """Sentences of metadata after the negative prompt: none, those of the prompt, or these denied. None: none after a
+    prompt of one's own, and after the empty caption what training showed."""
+    structured_metadata: bool | None = None
+    """Whether duration, frame rate, size and aspect ratio are filled into a structured prompt. None: as in training."""
 
     def check(self, grid: LatentGrid) -> None:
         """Raises ValueError, naming the prompt, for sizes and conditions that no video can have."""
@@ -77,6 +80,15 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A request whose texts are read, one for each branch of guidance."""
+
+    request: GenerationRequest
+    conditional: SampleLayout
+    unconditional: SampleLayout
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A request in the network's terms."""
 
@@ -86,28 +98,34 @@ class PreparedRequest:
     unconditional: SampleLayout
 
 
-def prepare(model: VideoModel, request: GenerationRequest) -> PreparedRequest:
-    """Text ids of both branches of guidance, and the start of sampling. Raises ValueError for an impossible request."""
+def read(model: VideoModel, request: GenerationRequest) -> ReadRequest:
+    """Text ids of both branches of guidance. Raises ValueError for an impossible request."""
     grid = LatentGrid(*model.latent_grid)
     request.check(grid)
     request = with_whole_latent_frames(request, grid)
-    shape = grid.latent_shape(request.num_frames, request.height, request.width)
     texts = conditional_text(request, model.defaults), unconditional_text(request, model.defaults)
     layouts = [
         SampleLayout(
             text_ids=text_ids(model, text),
-            latent_shape=shape,
+            latent_shape=grid.latent_shape(request.num_frames, request.height, request.width),
             fps=request.fps,
             condition_frames=request.condition_frames,
         )
         for text in texts
     ]
-    start = seeded_noise(request.seed, (model.latent_channels, *shape)).to(model.device)
+    return ReadRequest(request, *layouts)
+
+
+def prepare(model: VideoModel, request: GenerationRequest | ReadRequest) -> PreparedRequest:
+    """The start of sampling. Raises ValueError for an impossible request."""
+    known = request if isinstance(request, ReadRequest) else read(model, request)
+    request = known.request
+    start = seeded_noise(request.seed, (model.latent_channels, *known.conditional.latent_shape)).to(model.device)
     if request.condition is not None:
         # The first latents of any clip that begins so: the VAE is causal, what follows does not change them.
-        opening = request.condition[:, : grid.pixel_frames(request.condition_frames)]
+        opening = request.condition[:, : LatentGrid(*model.latent_grid).pixel_frames(request.condition_frames)]
         start[:, : request.condition_frames] = model.encode(fit(opening, request.height, request.width))
-    return PreparedRequest(start, *layouts)
+    return PreparedRequest(start, known.conditional, known.unconditional)
 
 
 def text_ids(model: VideoModel, text: str) -> list[int]:
@@ -119,45 +137,6 @@ def text_ids(model: VideoModel, text: str) -> list[int]:
             "(dataloader_train.max_caption_tokens); shorten it"
         )
     return ids
-
-
-def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """The prompt as training would have written it."""
-    return training_text(request, defaults, dropped=not request.prompt.strip())
-
-
-def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """The negative prompt as it is, or else what training showed for a dropped caption."""
-    return (
-        training_text(request, defaults, dropped=True) if request.negative_prompt is None else request.negative_prompt
-    )
-
-
-def training_text(request: GenerationRequest, defaults: GenerationDefaults, *, dropped: bool) -> str:
-    return render_caption(
-        Caption("prompt", request.prompt, structured=is_structured(request.prompt)),
-        suffix=defaults.caption_suffix,
-        append_duration_fps=defaults.append_duration_fps,
-        append_resolution=defaults.append_resolution,
-        dropout_rate=1.0 if dropped else 0.0,
-        dropout_keeps_metadata=defaults.unconditional_keeps_metadata,
-        num_frames=request.num_frames,
-        fps=request.fps,
-        size=(request.height, request.width),
-        rng=random.Random(0),
-    )
-
-
-def is_structured(prompt: str) -> bool:
-    """Whether a prompt is a JSON object. Raises ValueError for one that is nested too deep to be read."""
-    if not prompt.lstrip().startswith("{"):
-        return False
-    try:
-        return isinstance(json.loads(prompt), dict)
-    except RecursionError:
-        raise ValueError(f"the prompt {prompt[:60]!r} is JSON that is nested too deep to be read") from None
-    except ValueError:
-        return False
 
 
 def fit(video: Tensor, height: int, width: int) -> Tensor:

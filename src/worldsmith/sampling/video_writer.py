@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 
+from worldsmith.data.clips.video_reader import read_upright
+from worldsmith.data.video_file import examine
 from worldsmith.data.video_writer import write_video
+from worldsmith.files.atomic import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,21 @@ def write_mp4(path: str | Path, frames: Tensor, fps: float) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_video(path, frames.permute(1, 2, 3, 0).cpu().numpy(), fps)
+
+
+def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:
+    """Writes a uint8 picture [3, H, W], which appears only when complete."""
+    with replacing(path) as aside:
+        Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(aside, format="JPEG", quality=quality)
+
+
+def few_frames(path: Path, count: int = 4) -> Tensor:
+    """About `count` frames of an image or a video, evenly spaced, uint8 [3, T, H, W]."""
+    if path.suffix == ".jpg":
+        return read_image(path)[:, None]
+    _, info = examine(str(path))
+    step = max(1, (info.num_frames - 1) // max(1, count - 1))
+    return torch.from_numpy(read_upright(str(path), info, range(0, info.num_frames, step)))
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -89,9 +106,8 @@ def contact_sheet(
             y += height + GAP
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    sheet.save(partial, format="PNG")
-    os.replace(partial, path)
+    with replacing(path) as aside:
+        sheet.save(aside, format="PNG")
 
 
 def filmstrip(clip: Tensor, count: int) -> Image.Image:

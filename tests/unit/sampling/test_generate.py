@@ -19,14 +19,8 @@ from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import (
-    GenerationRequest,
-    conditional_text,
-    fit,
-    prepare,
-    seeded_noise,
-    unconditional_text,
-)
+from worldsmith.sampling.requests import GenerationRequest, fit, prepare, seeded_noise
+from worldsmith.sampling.texts import conditional_text, unconditional_text
 
 SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
 REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_frames=9, fps=8.0, seed=1)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.sampling.prompt_files import PromptLine, read_prompts, to_request
-from worldsmith.sampling.requests import is_structured
+from worldsmith.sampling.texts import is_structured
 
 SIZES = {"height": 64, "width": 64, "num_frames": 17, "fps": 8.0}
 

@@ -1,134 +1,139 @@
-"""`worldsmith generate MODEL --prompt TEXT`: videos from a trained or exported generator."""
+"""`worldsmith generate MODEL --prompt TEXT`: videos and images from a trained, exported or released generator."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.model_action import PositiveFactor, VideoAction, find_device
+from worldsmith.actions.action import Result
+from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.actions.outputs.sample_order import Order
 from worldsmith.checkpoint.formats.export_folder import read_source
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.config.declare.ranges import Count, Seed
+from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.files.atomic import write_text
-from worldsmith.files.lines import read_lines
+from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
+from worldsmith.sampling.sample_files import Entry, Layer, read_files
+from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
 
 if TYPE_CHECKING:
     from worldsmith.models.video_model import VideoModel
-    from worldsmith.sampling.prompt_files import PromptLine
-    from worldsmith.sampling.requests import GenerationRequest
 
-RECORD = "generations.jsonl"
-SIZES = ("height", "width", "num_frames", "fps")
-REQUEST_OPTIONS = (*SIZES, "negative_prompt", "image", "video", "condition_frames")
+SIZES = ("height", "width", "resolution", "num_frames", "fps")
 
 
-class GenerateVideos(VideoAction):
-    """Makes videos with a trained or exported generator."""
+class GenerateVideos(WritingAction):
+    """Makes videos and images with a trained, exported or released generator.
 
-    class Config(VideoAction.Config):
+    Each sample gets a folder of its name in --out with vision.mp4 or vision.jpg, sample_args.json and
+    sample_outputs.json. Complete ones are left alone: the same command goes on where it was stopped. Flags win over
+    files. `worldsmith launch --nproc-per-node N generate …` shares the samples among N processes.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **WritingAction.aliases,
+        "-i": "input_files",
+        "--output-dir": "out",
+        "--steps": "num_steps",
+    }
+
+    class Config(SampleSettings, WritingAction.Config):
         prompt: list[str] = field(default_factory=list)
         """A prompt; the flag may be repeated."""
-        prompts: str | None = None
-        """A file with a prompt a line, or (.jsonl) objects with 'prompt' and, if wanted, seed, height, width,
-        num_frames, fps, negative_prompt, image, video, condition_frames; a line's own values win."""
+        input_files: list[str] = field(default_factory=list)
+        """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt a line), or patterns such as "in/*.json"; the
+        flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
         out: str = "generated"
-        """Folder of the videos, a contact sheet and generations.jsonl."""
+        """Folder of the samples' folders and a contact sheet."""
         adapter: str | None = None
         """An adapter folder in PEFT's format, merged into the model."""
-        image: str | None = None
-        """First frame of the videos."""
-        video: str | None = None
-        """Opening frames of the videos."""
-        condition_frames: Count | None = None
-        """Latent frames kept of the video; null: 2, its first 5 frames."""
-        seed: Seed = 0
-        """Of the first video; the next ones count up."""
-        height: Count | None = None
-        """Pixels, a multiple of 16; null: as in training."""
-        width: Count | None = None
-        """Pixels, a multiple of 16; null: as in training."""
-        num_frames: Count | None = None
-        """4k+1; null: as in training."""
-        fps: PositiveFactor | None = None
-        """Frames per second; null: as in training."""
-        negative_prompt: str | None = None
-        """What to move away from; null: the empty caption."""
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
         """auto: averaged (ema) if there are any."""
-        _alternatives: ClassVar = (("image", "video"),)
+        max_num_seqs: Count | None = None
+        """Most samples in one forward pass; null: as many as max_model_len allows."""
+        max_model_len: Count | None = None
+        """Most tokens in one forward pass; null: the model's limit of training."""
+        cfgp_size: Literal[1, 2] = 1
+        """2: pairs of processes share each pass, one with the prompts, one with the negative prompts."""
+        device: str | None = None
+        """cpu or cuda; null: cuda if there is one."""
 
     config: Config
 
     def plan(self) -> Iterator[str]:
-        device, model, lines, requests = self.prepare()
-        yield f"model    {model.weights_in_words}, on {device}"
-        for line, request in zip(lines, requests):
-            size = f"{request.num_frames} frames of {request.height}×{request.width}"
-            yield f"video    {size}, {request.fps:g} a second, seed {request.seed}: {line.settings['prompt']}"
-        yield f"folder   {self.config.out}"
+        order = self.prepare()
+        yield f"model    {order.model.weights_in_words}, on {order.device}"
+        for sample in order.samples:
+            size = f"{sample.num_frames} frames of {sample.height}×{sample.width}"
+            yield f"sample   {sample.name}: {size}, {sample.fps:g} a second, seed {sample.seed}: {sample.prompt}"
+        yield from (f"setting  {line}" for line in order.setting_lines())
+        yield f"folder   {self.config.out}: {order.count()}"
 
     def run(self) -> Result:
-        from worldsmith.sampling.generate import generate
-        from worldsmith.sampling.video_writer import contact_sheet, write_mp4
+        config, order = self.config, self.prepare()
+        try:
+            world = start_world(context_parallel=config.cfgp_size)
+            if world.is_main:
+                print(*order.setting_lines(), sep="\n", file=sys.stderr, flush=True)
+            device = world.device if world.size > 1 and config.device is None else order.device
+            made = world.broadcast(() if config.force else order.made())
+            generator = load(order.model, config.adapter, device)
+            order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+            world.barrier()
+            return order.finish() if world.is_main else Result()
+        finally:
+            stop_world()
+
+    def prepare(self) -> Order:
+        """The model and the samples, after all checks that need no weights."""
+        from worldsmith.sampling.sample_args import decide
 
         config, out = self.config, Path(self.config.out)
-        device, model, lines, requests = self.prepare()
-        generator = load(model, config.adapter, device)
-        settings = {
-            name: getattr(generator.defaults, name) if getattr(config, name) is None else getattr(config, name)
-            for name in ("steps", "guidance", "shift")
-        }
-        videos = generate(generator, requests, **settings, progress=share_done("generating"))
-        make_room(out)
-        records = []
-        for index, (line, request, video) in enumerate(zip(lines, requests, videos)):
-            name = f"{index:03d}_{slug(request.prompt)}.mp4"
-            write_mp4(out / name, video, request.fps)
-            keys = ("prompt", "negative_prompt", "seed", *SIZES, "condition_frames")
-            used = {**{key: getattr(request, key) for key in keys}, "num_frames": video.shape[1]}
-            where = {"model": config.model, "weights": model.weights, "iteration": model.iteration}
-            where |= {"adapter": config.adapter} if config.adapter else {}
-            records.append({**line.notes, "file": name, **used, **settings, **where})
-        contact_sheet(out / "contact_sheet.png", [(model.weights_in_words, videos)], [request.prompt for request in requests])
-        write_text(out / RECORD, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-        done = f"{len(records)} video{'s' * (len(records) != 1)}, contact_sheet.png and {RECORD} in {out}"
-        return Result([done], {"folder": str(out), "videos": records})
-
-    def prepare(self) -> tuple[str, StoredModel, list[PromptLine], list[GenerationRequest]]:
-        """Device, model, prompts and requests, after all checks that need no weights."""
-        from worldsmith.sampling.prompt_files import PromptLine, read_prompts, to_request
-
-        config, out = self.config, Path(self.config.out)
-        lines = [PromptLine("--prompt", {"prompt": text}, {}) for text in config.prompt]
-        lines += read_prompts(Path(config.prompts)) if config.prompts else []
-        if not lines:
-            raise UserError("no prompt; give --prompt TEXT or --prompts FILE")
+        entries = [of_prompt(index, text) for index, text in enumerate(config.prompt)]
+        entries += read_files(config.input_files)
+        if not entries:
+            raise UserError("no prompt; give --prompt TEXT or --input-files FILE")
+        if world_size() % config.cfgp_size:
+            raise UserError(f"--cfgp-size 2 needs pairs of processes, found {world_size()}; give launch an even number")
         device = find_device(config.device)
         require_writable(out)
-        if (out / RECORD).exists() and not config.force:
-            raise FileExistsError(f"{out} has generated videos already; choose another folder, or give --force")
         model = find_model(config.model, weights=config.weights, base=config.base)
-        options = {name: getattr(config, name) for name in REQUEST_OPTIONS}
-        if any(options[name] is None and any(name not in line.settings for line in lines) for name in SIZES):
+        flags = Layer("flag", config, Path())
+        if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
             model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
         if config.adapter is not None:
             require_no_adapters(model, Path(config.adapter))
-        sizes = {name: getattr(model.defaults, name) if options[name] is None else options[name] for name in SIZES}
         grid = LatentGrid(*model.config.latent_grid)
-        requests = [to_request(line, {**options, **sizes}, grid, seed=config.seed + i) for i, line in enumerate(lines)]
-        for request in requests:
-            request.check(grid)
-        return device, model, lines, requests
+        told_by = "as trained" if model.tree is not None or model.run else "as published"
+        samples = [sample for entry in entries for sample in decide(entry, flags, model.defaults, grid, told_by)]
+        for sample in samples:
+            sample.request(grid)
+            if config.cfgp_size == 2 and sample.guidance == 1:
+                raise UserError(f"{sample.name}: guidance 1 has no second branch for --cfgp-size 2; leave it out")
+        order = Order(model, device, samples, out, config.adapter)
+        if not config.force:
+            order.require_same()
+        return order
+
+
+def of_prompt(index: int, text: str) -> Entry:
+    """The sample of a --prompt."""
+    sample = Sample(prompt=text)
+    return Entry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
+
+
+def leaves_size_open(layers: Sequence[Layer]) -> bool:
+    """Whether size, length or rate are left to the model."""
+    said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
+    return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
 
 
 def require_no_adapters(model: StoredModel, adapter: Path) -> None:
@@ -156,15 +161,6 @@ def load(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
     merge_adapters(generator.network)
     generator.cast(getattr(torch, generator.config.precision))
     return generator
-
-
-def make_room(out: Path) -> None:
-    """Removes the videos of an earlier command."""
-    record = out / RECORD
-    if record.exists():
-        for line in read_lines(record):
-            (out / Path(json.loads(line)["file"]).name).unlink(missing_ok=True)
-        record.unlink()
 
 
 def slug(prompt: str) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.model_action import PositiveFactor, WritingAction
+from worldsmith.actions.model_action import WritingAction
 from worldsmith.checkpoint.formats.export_folder import read_about, require_place
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.training_data import with_clip_size
 

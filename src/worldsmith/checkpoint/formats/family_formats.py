@@ -178,6 +178,10 @@ class FamilyFormats:
         """The same out of an export's description."""
         return None
 
+    def published_defaults(self, config: Configurable.Config) -> Any:
+        """The same for weights whose folder does not say how they were trained: what their maker has published."""
+        return self.read_defaults({})
+
     # Exporting
 
     def exports(self) -> dict[str, Export]:

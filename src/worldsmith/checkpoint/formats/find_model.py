@@ -140,10 +140,11 @@ def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stored
     formats = formats_of(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
+    told = formats.read_defaults(section(about, "generation")) if about else formats.published_defaults(spec.config)
     return StoredModel(
         folder=folder,
         spec=spec,
-        defaults=formats.read_defaults(section(about, "generation")),
+        defaults=told,
         run=source.get("run", ""),
         iteration=source.get("iteration", 0),
         weights=source.get("weights", "live"),

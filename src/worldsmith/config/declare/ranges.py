@@ -91,6 +91,7 @@ Seed = Annotated[int, Range(ge=0, lt=2**63)]
 """What random generators take."""
 Factor = Annotated[float, Range(ge=0, finite=True)]
 """A number that is not negative and not infinite."""
+PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
 DecayRate = Annotated[float, Range(ge=0, lt=1)]
 Share = Annotated[float, Range(ge=0, le=1)]
 """0 to 1."""

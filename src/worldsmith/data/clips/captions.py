@@ -77,9 +77,18 @@ def render_caption(
         parts.append(caption.text.strip().rstrip(".") + ".")
         if suffix.strip():
             parts.append(suffix.strip())
-    is_image = num_frames == 1
-    if append_duration_fps and not is_image:
-        parts.append(f"The video is {num_frames / fps:.1f} seconds long and is of {fps:.0f} FPS.")
-    if append_resolution:
-        parts.append(f"This {'image' if is_image else 'video'} is of {size[0]}x{size[1]} resolution.")
-    return " ".join(parts)
+    shown = append_duration_fps, append_resolution
+    return " ".join(parts + metadata_sentences(*shown, num_frames=num_frames, fps=fps, size=size))
+
+
+def metadata_sentences(
+    duration_fps: bool, resolution: bool, *, num_frames: int, fps: float, size: tuple[int, int], inverse: bool = False
+) -> list[str]:
+    """The sentences on duration and frame rate, and on (H, W); `inverse` says that it is not so."""
+    is_image, is_ = num_frames == 1, "is not" if inverse else "is"
+    sentences = []
+    if duration_fps and not is_image:
+        sentences.append(f"The video {is_} {num_frames / fps:.1f} seconds long and {is_} of {fps:.0f} FPS.")
+    if resolution:
+        sentences.append(f"This {'image' if is_image else 'video'} {is_} of {size[0]}x{size[1]} resolution.")
+    return sentences

@@ -23,7 +23,17 @@ def read_frames(path: str, info: VideoInfo, indices: range, framing: Framing) ->
 def read_opening(path: str, count: int) -> np.ndarray:
     """The first frames of a clip, at most `count`, as uint8 [3, T, H, W], upright and of its own size."""
     _, info = examine(path)
-    indices = range(min(count, info.num_frames))
+    return read_upright(path, info, range(min(count, info.num_frames)))
+
+
+def read_ending(path: str, count: int) -> np.ndarray:
+    """The last frames of a clip, as `read_opening` the first."""
+    _, info = examine(path)
+    return read_upright(path, info, range(max(0, info.num_frames - count), info.num_frames))
+
+
+def read_upright(path: str, info: VideoInfo, indices: range) -> np.ndarray:
+    """Some frames of a clip as uint8 [3, T, H, W], upright and of its own size."""
     frames = [
         np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)
     ]

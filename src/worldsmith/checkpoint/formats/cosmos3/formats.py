@@ -43,6 +43,9 @@ PIPELINE_INDEX = "model_index.json"
 TOKENIZER, VAE = "text_tokenizer", "vae"
 KEPT_IN_FLOAT32 = "time_embedder."
 
+EDGE_ACTIVATION = "relu2"
+"""By which Edge is told from the other tiers."""
+
 
 class Cosmos3Formats(FamilyFormats):
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
@@ -105,6 +108,22 @@ class Cosmos3Formats(FamilyFormats):
 
     def read_defaults(self, data: Mapping[str, Any]) -> GenerationDefaults:
         return GenerationDefaults(**data)
+
+    def published_defaults(self, config: Configurable.Config) -> GenerationDefaults:
+        """Those of the published sampling: the tier 480 and 121 frames for Edge, 720 and 189 frames for the others."""
+        edge = generator(config).network.hidden_act == EDGE_ACTIVATION
+        height, width, num_frames = (480, 832, 121) if edge else (720, 1280, 189)
+        return GenerationDefaults(
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            fps=24.0,
+            shift=10.0,
+            append_duration_fps=True,
+            append_resolution=True,
+            structured_metadata=True,
+            image_shift=3.0,
+        )
 
     # Exporting
 

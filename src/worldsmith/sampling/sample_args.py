@@ -1,0 +1,276 @@
+"""A sample with every setting decided, and where each value came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
+from worldsmith.sampling.conditions import is_image, read_condition
+from worldsmith.sampling.requests import GenerationRequest
+from worldsmith.sampling.sample_files import Entry, Layer
+
+if TYPE_CHECKING:
+    from worldsmith.models.video_model import GenerationDefaults
+
+IMAGE_STEPS, IMAGE_GUIDANCE = 50, 4.0
+"""Published for a single image."""
+SAID = ("name", "extra", "prompt", "sources")
+"""What of the arguments is no setting that could come from elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleArgs:
+    """What `sample_args.json` says of a sample, apart from the model."""
+
+    name: str
+    """Its folder, below that of all samples."""
+    model_mode: str
+    prompt: str
+    negative_prompt: str | None
+    negative_metadata_mode: str | None
+    structured_metadata: bool
+    vision_path: str | None
+    condition_frame_indexes_vision: list[int]
+    condition_video_keep: str | None
+    height: int
+    width: int
+    num_frames: int
+    fps: float
+    seed: int
+    num_steps: int
+    guidance: float
+    shift: float
+    image_save_quality: int
+    extra: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each value came from."""
+
+    @property
+    def is_image(self) -> bool:
+        return self.num_frames == 1
+
+    @property
+    def file(self) -> str:
+        """Name of what is generated."""
+        return "vision.jpg" if self.is_image else "vision.mp4"
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def request(self, grid: LatentGrid) -> GenerationRequest:
+        """Reads the condition, if there is one. Raises ValueError for what cannot be read or made."""
+        frames = len(self.condition_frame_indexes_vision)
+        condition = None
+        if self.vision_path is not None:
+            last = self.condition_video_keep == "last"
+            condition = read_condition(self.vision_path, grid.pixel_frames(frames), last=last)
+        request = GenerationRequest(
+            prompt=self.prompt,
+            height=self.height,
+            width=self.width,
+            num_frames=self.num_frames,
+            fps=self.fps,
+            seed=self.seed,
+            condition=condition,
+            condition_frames=frames,
+            negative_prompt=self.negative_prompt,
+            negative_metadata=self.negative_metadata_mode,  # type: ignore[arg-type]
+            structured_metadata=self.structured_metadata,
+        )
+        request.check(grid)
+        return request
+
+
+class Chooser:
+    """Picks values from layers, the first of which wins, and remembers where they came from."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self.sources: dict[str, str] = {}
+
+    def find(self, *names: str) -> Layer | None:
+        """The first layer that says any of these."""
+        return next((one for one in self.layers if any(getattr(one.settings, n) is not None for n in names)), None)
+
+    def pick(self, name: str, *below: tuple[Any, str]) -> Any:
+        """The value, or else the first of `below` (value, source) that is one; None for none."""
+        layer = self.find(name)
+        said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
+        value, source = next((pair for pair in (*said, *below) if pair[0] is not None), (None, ""))
+        if source:
+            self.sources[name] = source
+        return value
+
+    def path(self, name: str) -> str | None:
+        """A file, as its layer means it."""
+        layer = self.find(name)
+        if layer is None:
+            return None
+        self.sources[name] = layer.source
+        return str(layer.folder / getattr(layer.settings, name))
+
+
+def decide(
+    entry: Entry, flags: Layer, defaults: GenerationDefaults, grid: LatentGrid, told_by: str
+) -> list[SampleArgs]:
+    """The samples of an entry (several with num_outputs), flags above files above what the model says.
+
+    `told_by` names, for people, who told the model's defaults. Raises UserError, naming the sample, for values that
+    contradict each other or that nobody gives.
+    """
+    where = entry.layers[0].source
+    try:
+        first = decided(entry, Chooser([flags, *entry.layers]), defaults, grid, told_by)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    outputs = Chooser([flags, *entry.layers]).pick("num_outputs") or 1
+    if outputs == 1:
+        return [first]
+    return [replace(first, name=f"{first.name}/{i}", seed=first.seed + i) for i in range(outputs)]
+
+
+def decided(entry: Entry, chooser: Chooser, defaults: GenerationDefaults, grid: LatentGrid, told_by: str) -> SampleArgs:
+    vision = chooser.path("vision_path")
+    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by))
+    image = mode == "text2image"
+    height, width = choose_size(chooser, (defaults.height, defaults.width), told_by)
+    fps = chooser.pick("fps", (defaults.fps, told_by), *([(24.0, mode)] if image else []))
+    shift = chooser.pick("shift", *([(defaults.image_shift, told_by)] if image else []), (defaults.shift, told_by))
+    values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
+    if missing := [name for name, value in values.items() if value is None]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ValueError(f"the model does not say which {', '.join(missing)} it was trained with; give {flags}")
+    if shift is None:
+        raise ValueError("the model does not say one shift of the noise schedule; give --shift")
+    assert num_frames is not None  # none is missing
+    whole = grid.pixel_frames(grid.latent_frames(num_frames))
+    if whole != num_frames:
+        chooser.sources["num_frames"] += f"; {num_frames} would be no whole latent frames"
+    steps, guidance = (IMAGE_STEPS, IMAGE_GUIDANCE) if image else (defaults.steps, defaults.guidance)
+    negative, metadata = choose_negative(chooser)
+    indexes, keep = choose_frames(chooser, vision)
+    return SampleArgs(
+        name=entry.name,
+        model_mode=mode,
+        prompt=read_prompt(entry),
+        negative_prompt=negative,
+        negative_metadata_mode=metadata,
+        structured_metadata=chooser.pick("structured_metadata", (defaults.structured_metadata, told_by)),
+        vision_path=vision,
+        condition_frame_indexes_vision=indexes,
+        condition_video_keep=keep,
+        height=height or 0,
+        width=width or 0,
+        num_frames=whole,
+        fps=float(fps),
+        seed=chooser.pick("seed", (0, "default")),
+        num_steps=chooser.pick("num_steps", (steps, mode)),
+        guidance=chooser.pick("guidance", (guidance, mode)),
+        shift=float(shift),
+        image_save_quality=chooser.pick("image_save_quality", (95, "default")),
+        extra=entry.sample.extra,
+        sources=chooser.sources,
+    )
+
+
+def choose_mode(chooser: Chooser, vision: str | None, trained: tuple[int | None, str]) -> tuple[str, int | None]:
+    """What is made, and its frames. Raises ValueError when they, and what it begins with, contradict each other."""
+    begin = "text" if vision is None else "image" if is_image(vision) else "video"
+    asked = chooser.pick("num_frames")
+    mode = chooser.pick("model_mode", (f"{begin}2{'image' if asked == 1 else 'video'}", "what is given"))
+    source, made = mode.split("2")
+    if source != begin:
+        given = f"begins with {vision}" if vision else "has no vision_path"
+        raise ValueError(f"model_mode {mode} does not fit a sample that {given}")
+    if made == "image" and asked not in (None, 1):
+        raise ValueError(f"model_mode {mode} makes one frame, found num_frames {asked}")
+    if made == "video" and asked == 1:
+        raise ValueError(f"model_mode {mode} makes more than one frame, found num_frames 1")
+    if made == "image" and begin != "text":
+        raise ValueError(f"{mode}: images are made from text only; leave vision_path out, or give more num_frames")
+    return mode, chooser.pick("num_frames", (1, mode) if made == "image" else trained)
+
+
+def choose_size(
+    chooser: Chooser, trained: tuple[int | None, int | None], told_by: str
+) -> tuple[int | None, int | None]:
+    """(height, width): pixels or a tier, whichever the uppermost layer says that says anything of a size."""
+    pixels, tier = ("height", "width"), ("resolution", "aspect_ratio")
+    layer = chooser.find(*pixels, *tier)
+    if layer is None or any(getattr(layer.settings, name) is not None for name in pixels):
+        height, width = (chooser.pick(name, (side, told_by)) for name, side in zip(pixels, trained))
+        return height, width
+    known = next((t for t, sizes in RESOLUTIONS.items() if trained[::-1] in sizes.values()), None)
+    resolution = chooser.pick("resolution", (known, told_by))
+    if resolution is None:
+        raise ValueError("an aspect_ratio needs a resolution, and the model's size is of no tier; give --resolution")
+    check_tier(resolution)
+    aspect = chooser.pick("aspect_ratio", ("16,9", "default"))
+    width, height = RESOLUTIONS[resolution][aspect]
+    return height, width
+
+
+def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
+    """The latent frames that are kept, and from which end. Raises ValueError where there are none."""
+    names = "condition_frame_indexes_vision", "condition_video_keep"
+    asked = {name: chooser.pick(name) for name in names}
+    if vision is None:
+        if any(asked.values()):
+            raise ValueError(f"{' and '.join(n for n in names if asked[n])} need a vision_path to take the frames from")
+        return [], None
+    image = is_image(vision)
+    if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
+        raise ValueError(
+            f"{names[0]} {asked[names[0]]} does not fit {vision}; {'write [0]' if image else 'leave it out'}"
+        )
+    if image and asked[names[1]]:
+        raise ValueError(f"{names[1]} chooses frames of a video, and {vision} is an image; leave it out")
+    kept: list[int] = chooser.pick(names[0], ([0] if image else [0, 1], "image" if image else "video"))
+    return kept, None if image else chooser.pick(names[1], ("first", "default"))
+
+
+def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
+    """The negative prompt, and the sentences after it."""
+    text = chooser.pick("negative_prompt")
+    layer = chooser.find("negative_prompt", "negative_prompt_file")
+    if layer is not None and layer.settings.negative_prompt_file is not None:
+        path = layer.folder / layer.settings.negative_prompt_file
+        text = path.read_text(encoding="utf-8").strip()
+        if path.suffix.lower() == ".json":
+            text = json.dumps(json.loads(text))
+        chooser.sources["negative_prompt"] = str(path)
+    mode = chooser.pick("negative_metadata_mode")
+    if mode in (None, "none") and chooser.pick("negative_prompt_keep_metadata"):
+        mode = "same"
+    return text, mode
+
+
+def read_prompt(entry: Entry) -> str:
+    """Raises ValueError, naming the file, for one that cannot be read."""
+    if entry.sample.prompt_path is None:
+        return entry.sample.prompt or ""
+    path = entry.layers[0].folder / entry.sample.prompt_path
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"prompt_path: {path} cannot be read: {error.strerror}") from None
+
+
+def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
+    """Each setting with its source, once for all samples that agree in both."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for sample in samples:
+        values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in SAID}
+        for name, value in values.items():
+            if name in sample.sources and name != "seed":
+                key = name, json.dumps(value, ensure_ascii=False), sample.sources[name]
+                counts[key] = counts.get(key, 0) + 1
+    return [
+        f"{name:<14} {text[:80]} ({source}{'' if count == len(samples) else f'; {count} of {len(samples)} samples'})"
+        for (name, text, source), count in sorted(counts.items())
+    ]

@@ -1,0 +1,208 @@
+"""Files of samples (JSON, JSONL, YAML, a prompt a line), read with all their mistakes in one report."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.declare.value_types import is_reference, mismatch, union_members
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree import paths
+from worldsmith.config.tree.checks import check_sections
+from worldsmith.config.tree.reader import Reader
+from worldsmith.config.write.json_text import read_json
+from worldsmith.config.yaml.text import read_yaml
+from worldsmith.files.lines import read_lines
+from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
+
+SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".txt")
+NUMBERED = (".jsonl", ".txt")
+_Settings = TypeVar("_Settings", bound=SampleSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A sample's settings from one place."""
+
+    source: str
+    """For people: a file with its line."""
+    settings: SampleSettings
+    folder: Path
+    """What its paths are relative to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample of a file, with what stands below it."""
+
+    name: str
+    sample: Sample
+    layers: list[Layer]
+    """Its settings, then those of its file of defaults, if it names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Plain data of one sample, and where things stand in the file."""
+
+    name: str
+    line: int | None
+    data: Any
+    spans: Mapping[paths.Path, Span]
+    source: paths.Path
+
+
+def read_files(patterns: Sequence[str]) -> list[Entry]:
+    """The samples of files and of patterns of files such as ``"inputs/*.json"``, in the order given.
+
+    Raises ConfigError with every mistake of all files.
+    """
+    problems: list[Problem] = []
+    found: list[tuple[Entry, Place]] = []
+    for file in find_files(patterns, problems):
+        try:
+            for part in read_parts(file):
+                entry = read_entry(file, part, problems)
+                found += [(entry, Place(str(file), part.line))] if entry else []
+        except ConfigError as error:
+            problems += error.problems
+        except (ValueError, OSError) as error:
+            problems.append(Problem("", str(error), place=Place(str(file))))
+    taken: dict[str, Place] = {}
+    for entry, place in found:
+        if entry.name in taken:
+            other = taken[entry.name]
+            where = f"{other.file}{'' if other.line is None else f':{other.line}'}"
+            message = f"the sample's name '{entry.name}' is that of the one in {where}, too"
+            problems.append(Problem("", message, hint="give each its own 'name'", place=place))
+        taken.setdefault(entry.name, place)
+    if problems:
+        raise ConfigError(problems, where="the files of samples")
+    return [entry for entry, _ in found]
+
+
+def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
+    """The files that are meant, each once."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
+        names = sorted(glob.glob(pattern, recursive=True)) if is_pattern else [pattern]
+        if not names:
+            problems.append(Problem("", f"no file is called like {pattern}"))
+        for file in map(Path, names):
+            if file.suffix.lower() in SUFFIXES:
+                found[file] = None
+            else:
+                expected = ", ".join(SUFFIXES)
+                problems.append(Problem("", "no file of samples", expected=expected, found=file.suffix or "no suffix",
+                                        place=Place(str(file))))  # fmt: skip
+    return list(found)
+
+
+def read_parts(file: Path) -> Iterator[Part]:
+    """The samples of a file. Raises ConfigError, ValueError or OSError for text that is none."""
+    kind, stem = file.suffix.lower(), file.stem
+    if kind in NUMBERED:
+        lines = [(number, line) for number, line in enumerate(read_lines(file), start=1) if line.strip()]
+        if not lines:
+            raise ValueError("the file has no samples; expected one a line")
+        for count, (number, line) in enumerate(lines):
+            name = f"{stem}_{count}"
+            if kind == ".txt":
+                yield Part(name, number, {"prompt": line.strip()}, {}, ())
+                continue
+            try:
+                document = read_json(line, str(file))
+            except ConfigError as error:
+                raise ConfigError([replace(p, place=on_line(p.place, number, file)) for p in error.problems]) from None
+            spans = {
+                path: Span(on_line(span.key, number, file), on_line(span.value, number, file))
+                for path, span in document.spans.items()
+            }
+            yield Part(name, number, document.data, spans, ())
+        return
+    text = read_config_text(file)
+    document = read_json(text, str(file)) if kind == ".json" else read_yaml(text, str(file))
+    if not isinstance(document.data, list):
+        yield Part(stem, None, document.data, document.spans, ())
+        return
+    if not document.data:
+        raise ValueError("the file has no samples; expected a table, or a list of them")
+    for index, data in enumerate(document.data):
+        place = document.spans.get((index,))
+        yield Part(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
+
+
+def on_line(place: Place | None, number: int, file: Path) -> Place:
+    """The place in a line of its own as a place in the whole file."""
+    return Place(str(file), number) if place is None else replace(place, line=number)
+
+
+def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
+    """A sample and its defaults; its mistakes go to `problems`."""
+    sample = read_settings(part, file, Sample, problems)
+    if sample is None:
+        return None
+    where = f"{file}" if part.line is None else f"{file}:{part.line}"
+    layers = [Layer(where, sample, file.parent)]
+    if sample.defaults_file is not None:
+        below = file.parent / sample.defaults_file
+        try:
+            (given, *others) = read_parts(below)
+            if others:
+                raise ValueError("a file of defaults is one table of settings")
+            defaults = read_settings(given, below, SampleSettings, problems)
+            layers += [Layer(str(below), defaults, below.parent)] if defaults else []
+        except ConfigError as error:
+            problems += error.problems
+        except (ValueError, OSError) as error:
+            problems.append(Problem("defaults_file", str(error), place=Place(str(below))))
+    return Entry(sample.name or part.name, sample, layers)
+
+
+def read_settings(part: Part, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
+    """The settings of plain data; None, with problems, for what is none."""
+    mistakes: list[Problem] = []
+    places: dict[paths.Path, Place] = {}
+    here = Place(str(file), part.line)
+    if not isinstance(part.data, dict):
+        problems.append(replace(mismatch((), "a table of the sample's settings", part.data), place=here))
+        return None
+    reader = Reader(mistakes, spans=part.spans, places=places)
+    settings = reader.section([cls], None, without_idle(part, mistakes), (), part.source)
+    if isinstance(settings, cls):
+        for name, hint in field_hints(cls).items():
+            if is_reference(getattr(settings, name)) and str not in union_members(hint):
+                mistakes.append(Problem(name, "a file of samples has no references"))
+        mistakes += check_sections(settings, [problem.keys for problem in mistakes if problem.path])
+    problems += [problem.at(here) for problem in locate(mistakes, places)]
+    return None if mistakes else settings
+
+
+def without_idle(part: Part, mistakes: list[Problem]) -> dict[str, Any]:
+    """The data without published fields that ask for nothing; those that ask for what is not here are mistakes.
+
+    Structured captions become text, as training writes them, and a tier may be a number.
+    """
+    data = {}
+    for key, value in part.data.items():
+        reason = NOT_HERE.get("prompt_upsampling" if str(key).startswith(PROMPT_UPSAMPLER) else key)
+        if reason is None:
+            data[key] = value
+        elif value not in (None, False, "", [], {}):
+            span = part.spans.get((*part.source, key))
+            message = "this published field has no effect here"
+            mistakes.append(Problem(key, message, hint=reason, place=span.key if span else None))
+    for key in ("prompt", "negative_prompt"):
+        if isinstance(data.get(key), dict):
+            data[key] = json.dumps(data[key], ensure_ascii=False)
+    if type(data.get("resolution")) is int:
+        data["resolution"] = str(data["resolution"])
+    return data

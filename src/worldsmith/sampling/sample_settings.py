@@ -1,0 +1,133 @@
+"""What may be said of a sample that is to be generated, in a file or by flags: names and meanings as published."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from worldsmith.config import Config, wrong
+from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range, Seed
+
+NOISE_LEVELS = 1000
+"""That models tell apart: more steps than these would repeat some."""
+Mode = Literal["text2image", "text2video", "image2video", "video2video"]
+NAME_LENGTH = 100
+"""Most letters of a sample's name, which is a folder's too."""
+
+
+class SampleSettings(Config):
+    """Settings that hold for one sample in a file, or for all of them as flags. null: not said here."""
+
+    model_mode: Mode | None = None
+    """What is made out of what; null: as vision_path and num_frames say."""
+    negative_prompt: str | None = None
+    """What guidance moves away from; null: the empty caption, as in training, not the long text of others."""
+    negative_prompt_file: str | None = None
+    """A file with it: .json as one line of JSON with letters beyond ASCII escaped, or text."""
+    negative_metadata_mode: Literal["none", "same", "inverse"] | None = None
+    """Sentences on duration, rate and size after the negative prompt: none, the prompt's, or these denied; null: none,
+    and after the empty caption what training showed."""
+    negative_prompt_keep_metadata: bool | None = None
+    """true: negative_metadata_mode same in place of none."""
+    structured_metadata: bool | None = None
+    """Fill duration, fps, resolution and aspect_ratio into prompts that are JSON; null: for weights whose training is
+    not known."""
+    vision_path: str | None = None
+    """Image (.png, .jpg, .jpeg, .webp) or video that the generated one begins with."""
+    condition_frame_indexes_vision: list[NotNegative] | None = None
+    """Latent frames kept of it, from 0 on; null: [0] of an image, [0, 1], its first 5 frames, of a video."""
+    condition_video_keep: Literal["first", "last"] | None = None
+    """Whether the frames come from the video's beginning or its end; null: first."""
+    resolution: str | None = None
+    """Tier of sizes, such as 256, 480 or 720; null: the size of training, or of the released weights."""
+    aspect_ratio: Literal["1,1", "4,3", "3,4", "16,9", "9,16"] | None = None
+    """Width to height, in a tier; null: 16,9."""
+    height: Count | None = None
+    """Pixels, a multiple of 16, in place of a tier."""
+    width: Count | None = None
+    """Pixels, a multiple of 16, in place of a tier."""
+    num_frames: Count | None = None
+    """1 is an image, 4k+1 a video; null: as in training, or 189 (121) of the released weights."""
+    fps: PositiveFactor | None = None
+    """Frames per second; null: as in training, or 24."""
+    seed: Seed | None = None
+    """Fixes the noise; null: 0."""
+    num_outputs: Count | None = None
+    """So many of each, with seeds that count up; null: 1."""
+    num_steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
+    """Sampling steps; null: 35, or 50 for an image."""
+    guidance: Factor | None = None
+    """Scale of classifier-free guidance, 1 = off; null: 6, or 4 for an image."""
+    shift: PositiveFactor | None = None
+    """Shift of the noise schedule; null: that of training, or 10 (an image: 3) for released weights."""
+    image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
+    """JPEG quality of an image; null: 95."""
+
+    def check(self) -> None:
+        pairs = [("negative_prompt", "negative_prompt_file")]
+        pairs += [(size, tier) for size in ("height", "width") for tier in ("resolution", "aspect_ratio")]
+        for one, other in pairs:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise wrong(self, one, other, why="each says the same thing in another way", remedy="leave one out")
+        indexes = self.condition_frame_indexes_vision
+        if indexes is not None and indexes != list(range(len(indexes) or 1)):
+            raise wrong(
+                self,
+                "condition_frame_indexes_vision",
+                why="the frames that are kept are the first ones",
+                remedy="write [0], [0, 1] and so on, or leave it out",
+            )
+
+
+class Sample(SampleSettings):
+    """One sample of a file."""
+
+    name: str = ""
+    """Of its folder; "": that of the file, with the sample's number in it."""
+    prompt: str | None = None
+    """A caption, or a structured one as a JSON object."""
+    prompt_path: str | None = None
+    """A text file with it."""
+    defaults_file: str | None = None
+    """A file of settings that count where this one says nothing."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Notes of one's own, which are copied to sample_args.json."""
+
+    def check(self) -> None:
+        super().check()
+        if (self.prompt is None) == (self.prompt_path is None):
+            why = "a sample needs one prompt" if self.prompt is None else "a sample has one prompt"
+            raise wrong(self, "prompt", "prompt_path", why=why, remedy="give one of them")
+        odd = self.name in (".", "..") or any(letter in "/\\\0" for letter in self.name)
+        if odd or len(self.name) > NAME_LENGTH:
+            raise wrong(
+                self, "name", why=f"it becomes a folder's name, of at most {NAME_LENGTH} letters without / or \\"
+            )
+
+
+OTHER_MODELS = "it is of models for sound, actions, controls or answers, and this makes videos and images from text"
+UNIPC = "sampling is UniPC with the same guidance at every step; leave it out"
+NOT_HERE: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            *("enable_sound", "sound_path", "action_path", "action_chunk_size", "domain_name", "image_size"),
+            *("raw_action_dim", "view_point", "edge", "blur", "depth", "seg", "wsm", "control_guidance"),
+            *("control_guidance_interval", "num_video_frames_per_chunk", "num_conditional_frames", "max_frames"),
+            *("show_control_condition", "show_input", "num_first_chunk_conditional_frames"),
+            *("share_vision_temporal_positions", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
+            *("repetition_penalty", "presence_penalty"),
+        ],
+        OTHER_MODELS,
+    ),
+    **dict.fromkeys(["guidance_interval", "normalize_cfg", "sigma_max", "autoregressive"], UNIPC),
+    **dict.fromkeys(
+        ["duration_template", "resolution_template", "inverse_duration_template", "inverse_resolution_template"],
+        "the sentences are those of the model's training; leave it out",
+    ),
+    **dict.fromkeys(["prompt_upsampling"], "prompts are taken as they are; rewrite them before"),
+    **dict.fromkeys(["video_save_quality"], "videos are written in one quality (H.264, crf 12); leave it out"),
+    **dict.fromkeys(["output_dir", "model"], "it is said for all samples on the command line"),
+    **dict.fromkeys(["tensors_file", "pickle_file"], "a sample is text, an image or a video"),
+}
+"""Published fields that have no effect here, and why; one that is null, false or empty asks for nothing."""
+PROMPT_UPSAMPLER = "prompt_upsampler_"
