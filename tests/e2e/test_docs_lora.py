@@ -43,7 +43,7 @@ def test_the_page_from_training_to_both_libraries(tmp_path: Path, monkeypatch: p
     shell = shell.replace("my_lora.toml -- ", "my_lora.toml -- trainer.max_iter=2 ")
     run(shell.replace("worldsmith generate", "worldsmith generate --steps 2 --num-frames 5"))
     run(*re.findall(r"`(worldsmith export [^`]*-o my_base)`", PAGE))
-    assert list(Path("generated").glob("*.mp4"))
+    assert list(Path("generated").glob("*/vision.mp4"))
 
     found: dict = {}
     exec(block("python"), found)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mp4 import read_mp4
+from PIL import Image
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -26,6 +27,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.sampling.sample_folder import find_samples
 from worldsmith.sampling.video_writer import read_image, write_mp4
 
 
@@ -72,8 +74,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def records_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+def args_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "sample_args.json").read_text())
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,58 +95,101 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
 
     words = ["--prompt", "A red square.", "--prompt", "A blue one", "--steps", "2", "--seed", "5"]
     assert main(["generate", str(run_folder), *words, "-o", str(tmp_path / "a")]) == 0
+    assert "num_frames           9 (as trained)" in capsys.readouterr().err
     assert main(["generate", str(export), *words, "-o", str(tmp_path / "b")]) == 0
-    names = [record["file"] for record in records_of(tmp_path / "a")]
-    assert names == ["000_a_red_square.mp4", "001_a_blue_one.mp4"]
-    for name in names:
-        video, fps = read_mp4(tmp_path / "a" / name)
+    for name in ("000_a_red_square", "001_a_blue_one"):
+        video, fps = read_mp4(tmp_path / "a" / name / "vision.mp4")
         assert (tuple(video.shape), fps) == ((3, 9, 64, 96), 8)
-        assert torch.equal(video, read_mp4(tmp_path / "b" / name)[0])
+        assert torch.equal(video, read_mp4(tmp_path / "b" / name / "vision.mp4")[0])
+        outcome = json.loads((tmp_path / "a" / name / "sample_outputs.json").read_text())
+        assert (outcome["status"], outcome["outputs"][0]["files"]) == ("success", ["vision.mp4"])
+        assert outcome["args"] == args_of(tmp_path / "a" / name)
     assert read_image(tmp_path / "a" / "contact_sheet.png").shape[0] == 3
-    first = records_of(tmp_path / "a")[0]
-    assert (first["seed"], first["steps"], first["guidance"], first["weights"]) == (5, 2, 6.0, "ema")
-    assert records_of(tmp_path / "a")[1]["seed"] == 6
-
-
-def test_prompt_file_with_images_and_notes(run_folder: Path, tmp_path: Path) -> None:
-    """A line's own values win, its image is found beside the file, and further keys reach the record."""
-    write_mp4(tmp_path / "opening.mp4", torch.full((3, 6, 64, 96), 99, dtype=torch.uint8), 8)
-    lines = [
-        {"prompt": "One.", "seed": 9, "width": 64, "colour": "red", "file": "mine.mp4", "model": "m", "steps": 99},
-        {"prompt": {"subjects": [{"description": "ü"}]}, "video": "opening.mp4"},
+    first = args_of(tmp_path / "a" / "000_a_red_square")
+    assert (first["seed"], first["num_steps"], first["guidance"], first["model"]["weights"]) == (5, 2, 6.0, "ema")
+    assert [first["sources"][name] for name in ("seed", "num_frames", "guidance")] == [
+        "flag",
+        "as trained",
+        "text2video",
     ]
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    out = tmp_path / "out"
-    words = ["--prompts", str(file), "-o", str(out), "--steps", "1", "--guidance", "1", "--weights", "untrained"]
-    assert main(["generate", str(run_folder), *words]) == 0
-    one, two = records_of(out)
-    assert (one["seed"], one["width"], one["colour"], one["condition_frames"]) == (9, 64, "red", 0)
-    assert (one["file"], one["model"], one["steps"]) == ("000_one.mp4", str(run_folder), 1)
-    (out / "mine.mp4").write_text("keep")
-    assert (two["prompt"], two["condition_frames"], two["width"]) == ('{"subjects": [{"description": "ü"}]}', 2, 96)
-    assert (two["weights"], two["iteration"]) == ("untrained", 0)
 
-    assert main(["generate", str(run_folder), "--prompt", "x", "-o", str(out), "--steps", "1"]) == 2
-    words = ["--prompt", "x", "-o", str(out), "--steps", "1", "--force"]
-    assert main(["generate", str(run_folder), *words, "--height", "50"]) == 2
-    assert (out / one["file"]).exists()
-    assert records_of(out) == [one, two]
-    words = ["--prompt", "Two", "-o", str(out), "--steps", "1", "--force", "--num-frames", "5"]
+
+def test_a_file_of_samples_in_every_mode(run_folder: Path, tmp_path: Path) -> None:
+    """Flags win over the file, a condition is found beside it, and each sample has a folder of its name."""
+    write_mp4(tmp_path / "opening.mp4", torch.full((3, 6, 64, 96), 99, dtype=torch.uint8), 8)
+    Image.new("RGB", (96, 64), (10, 200, 10)).save(tmp_path / "first.png")
+    samples = [
+        {"prompt": "One.", "seed": 9, "width": 64, "extra": {"colour": "red"}, "num_steps": 7},
+        {"prompt": {"subjects": [{"description": "ü"}]}, "vision_path": "opening.mp4", "num_outputs": 2, "seed": 3},
+        {"name": "still", "model_mode": "text2image", "prompt": "A picture.", "guidance": 2.0},
+        {"name": "from_image", "prompt": "Two.", "vision_path": "first.png"},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    out = tmp_path / "out"
+    words = ["-i", str(tmp_path / "*.jsonl"), "-o", str(out), "--num-steps", "2", "--weights", "untrained"]
     assert main(["generate", str(run_folder), *words]) == 0
-    assert sorted(p.name for p in out.iterdir()) == [
-        *("000_two.mp4", "contact_sheet.png", "generations.jsonl", "mine.mp4")
+    made = {sample.args["name"]: sample for sample in find_samples(out)}
+    assert sorted(made) == ["from_image", "in_0", "in_1/0", "in_1/1", "still"]
+    one, two = made["in_0"].args, made["in_1/1"].args
+    assert (one["seed"], one["width"], one["num_steps"], one["extra"]) == (9, 64, 2, {"colour": "red"})
+    assert one["sources"]["num_steps"] == "flag"
+    assert one["sources"]["width"] == f"{tmp_path / 'in.jsonl'}:1"
+    assert (two["prompt"], two["seed"], two["model_mode"]) == ('{"subjects": [{"description": "ü"}]}', 4, "video2video")
+    assert two["condition_frame_indexes_vision"] == [0, 1]
+    assert (two["model"]["weights"], two["model"]["iteration"]) == ("untrained", 0)
+    still = made["still"]
+    assert read_image(still.file).shape == (3, 64, 96)
+    assert (still.file.name, still.args["num_frames"], still.args["guidance"]) == ("vision.jpg", 1, 2.0)
+    assert made["from_image"].args["model_mode"] == "image2video"
+    opening, _ = read_mp4(made["in_1/0"].file)
+    assert (opening[:, 0].float() - 99).abs().mean() < 30  # what the tiny VAE makes of it
+
+
+def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped command goes on to the same bytes; other arguments need --force; files of others are left alone."""
+    out = tmp_path / "out"
+    words = ["generate", str(run_folder), "--prompt", "x", "--prompt", "y", "-o", str(out), "--steps", "1"]
+    assert main(words) == 0
+    names = ["000_x/vision.mp4", "001_y/vision.mp4"]
+    before = [(out / name).read_bytes() for name in names]
+    assert before[0] != before[1]
+    (out / "000_x" / "sample_outputs.json").unlink()
+    (out / "000_x" / "vision.mp4").write_text("half")
+    (out / "mine.mp4").write_text("keep")
+    stamp = (out / names[1]).stat().st_mtime_ns
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "2 samples, of which 1 is complete already" in capsys.readouterr().out
+    assert [(out / name).read_bytes() for name in names] == before
+    assert (out / names[1]).stat().st_mtime_ns == stamp
+    assert main(words) == 0
+    assert "2 samples, complete already, nothing to do" in capsys.readouterr().out
+
+    assert main([*words, "--seed", "3"]) == 2
+    assert "000_x was made with other arguments (seed)" in capsys.readouterr().err
+    assert [(out / name).read_bytes() for name in names] == before
+    assert main([*words, "--seed", "3", "--force", "--num-frames", "1"]) == 0
+    assert files_in(out) == [
+        *("000_x/sample_args.json", "000_x/sample_outputs.json", "000_x/vision.jpg"),
+        *("001_y/sample_args.json", "001_y/sample_outputs.json", "001_y/vision.jpg", "contact_sheet.png", "mine.mp4"),
     ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no prompt; give --prompt TEXT or --prompts FILE"),
+        ([], "no prompt; give --prompt TEXT or --input-files FILE"),
         (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
-        (["--prompt", "x", "--condition-frames", "1"], "needs an image or a video"),
-        (["--prompts", "missing.txt"], "missing.txt"),
-        (["--prompt", "x", "--steps", "0"], "steps must be at least 1 and at most 1000, found 0"),
+        (["--prompt", "x", "--condition-frame-indexes-vision", "0"], "need a vision_path to take the frames from"),
+        (["--prompt", "x", "--model-mode", "image2video"], "does not fit a sample that has no vision_path"),
+        (["--prompt", "x", "--model-mode", "text2image", "--num-frames", "5"], "makes one frame, found num_frames 5"),
+        (["--prompt", "x", "--resolution", "77"], "it is not a tier"),
+        (["--prompt", "x", "--resolution", "64", "--width", "64"], "each says the same thing in another way"),
+        (["--prompt", "x", "--cfgp-size", "2"], "--cfgp-size 2 needs pairs of processes, found 1"),
+        (["-i", "missing.txt"], "missing.txt"),
+        (["--prompt", "x", "--steps", "0"], "num_steps must be at least 1 and at most 1000, found 0"),
         (["--prompt", "x", "--shift", "nan"], "shift: expected a number or null, found nan"),
         (["--prompt", "x", "--guidance", "nan"], "guidance: expected a number or null, found nan"),
         (["--prompt", "x", "--guidance", "inf"], "guidance must be finite and at least 0, found inf"),
@@ -171,10 +220,11 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     scene = {"colour": "red", "shape": "square", "direction": "left", "held_out": False}
     size = {"prompt": "A red square.", "seed": 3, "height": 64, "width": 64, "num_frames": 5, "fps": 8}
     Path("prompts.jsonl").write_text(json.dumps({**scene, **size}) + "\n")
+    Path("samples.json").write_text(json.dumps(size))
     run, prompts = str(run_folder), ["--prompts", "prompts.jsonl"]
     for words, lines in (
         (["generate", run, "--prompt", "x"], ["ema weights, 4 steps", "9 frames of 64×96, 8 a second, seed 0: x"]),
-        (["generate", run, *prompts], ["5 frames of 64×64, 8 a second, seed 3: A red square."]),
+        (["generate", run, "-i", "samples.json"], ["5 frames of 64×64, 8 a second, seed 3: A red square."]),
         (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(ema weights, 4 steps)", "untrained", "1 of"]),
         (["export", run, "-o", "out"], ["pipeline would be written to out (ema weights after 4 steps, bfloat16)"]),
         (["convert", run, "-o", "out"], ["would become out (dcp)"]),
@@ -184,7 +234,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
         said = capsys.readouterr().out
         assert all(line in said for line in lines), said
     assert main(["generate", run, "--prompt", "x", "--height", "50", "--dryrun"]) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl", "samples.json"]
 
 
 @pytest.mark.parametrize("shift", ["0", "-1", "nan", "inf", "much"])
@@ -203,9 +253,9 @@ def test_a_prompt_file_with_a_rate_that_is_no_number_is_refused(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "fps": Infinity}\n')
-    words = ["--prompts", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
+    words = ["-i", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
     assert main(["generate", str(run_folder), *words]) == 2
-    assert "fps must be from 0.01 to 1000, found inf" in capsys.readouterr().err
+    assert "prompts.jsonl:1:1: not valid JSON: Infinity is no JSON number" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -233,7 +283,9 @@ def test_an_export_works_from_another_directory_and_moved(
         assert main(["generate", str(folder), *words, str(tmp_path / f"of_{name}")]) == 0
     shutil.move(home / "pipeline", elsewhere / "pipeline")
     assert main(["generate", "pipeline", *words, str(tmp_path / "of_moved")]) == 0
-    videos = {next((tmp_path / f"of_{n}").glob("*.mp4")).read_bytes() for n in ("pipeline", "native", "again", "moved")}
+    videos = {
+        next((tmp_path / f"of_{n}").glob("*/*.mp4")).read_bytes() for n in ("pipeline", "native", "again", "moved")
+    }
     assert len(videos) == 1
 
 
@@ -309,4 +361,4 @@ def test_adapters_are_merged_once(lora_run: Path, tmp_path: Path, capsys: pytest
     assert main([*run, str(tmp_path / "of_run")]) == 0
     added = ["--weights", "untrained", "--adapter", str(tmp_path / "adapter")]
     assert main([*run, str(tmp_path / "of_base"), *added]) == 0
-    assert len({next((tmp_path / n).glob("*.mp4")).read_bytes() for n in ("of_run", "of_base")}) == 1
+    assert len({next((tmp_path / n).glob("*/*.mp4")).read_bytes() for n in ("of_run", "of_base")}) == 1

@@ -16,6 +16,7 @@ from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
 from worldsmith.models.lora import adapter_state
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.sampling.sample_folder import find_samples
 from worldsmith.training.trainer import Trainer
 
 STEPS = 4
@@ -135,11 +136,11 @@ def test_generating_with_the_base_and_the_adapter_gives_the_videos_of_the_run(fo
     assert main(["generate", str(folder / "whole"), *words, "-o", str(folder / "of_run")]) == 0
     assert main([*base, "--adapter", str(folder / "b"), "-o", str(folder / "of_adapter")]) == 0
     assert main([*base, "-o", str(folder / "of_base")]) == 0
-    videos = {name: next((folder / name).glob("*.mp4")).read_bytes() for name in ("of_run", "of_adapter", "of_base")}
+    videos = {name: next((folder / name).glob("*/*.mp4")).read_bytes() for name in ("of_run", "of_adapter", "of_base")}
     assert videos["of_run"] == videos["of_adapter"]
     assert videos["of_run"] != videos["of_base"]
-    (record,) = [json.loads(line) for line in (folder / "of_adapter/generations.jsonl").read_text().splitlines()]
-    assert record["adapter"] == str(folder / "b")
+    (made,) = find_samples(folder / "of_adapter")
+    assert made.args["model"]["adapter"] == str(folder / "b")
     assert main([*base, "--adapter", str(folder / "base"), "-o", str(folder / "none")]) == 2
 
 

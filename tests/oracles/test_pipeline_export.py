@@ -175,13 +175,19 @@ def test_an_export_is_a_model_of_ours_again(exported) -> None:
 
 
 def test_a_pipeline_of_another_maker_loads(exported, tmp_path: Path) -> None:
-    """Without our manifest the network is read from transformer/config.json; nothing is assumed about its training."""
+    """Without our manifest the network is read from transformer/config.json, and the published defaults are assumed."""
     generator, _, folder = exported
     shutil.copytree(folder, tmp_path / "plain")
     (tmp_path / "plain" / "worldsmith.json").unlink()
     model = find_model(tmp_path / "plain")
     assert model.config.network == generator.config.network
-    assert model.defaults == GenerationDefaults()
+    small = model.config.network.hidden_act == "relu2"
+    size = (480, 832, 121) if small else (720, 1280, 189)
+    assert (model.defaults.height, model.defaults.width, model.defaults.num_frames) == size
+    assert (model.defaults.shift, model.defaults.image_shift, model.defaults.fps) == (10.0, 3.0, 24.0)
+    assert model.defaults.append_duration_fps
+    assert model.defaults.append_resolution
+    assert model.defaults.structured_metadata
     reloaded = model.load(full_precision=True)
     for ours, back in zip(generator.network.parameters(), reloaded.network.parameters()):
         assert torch.equal(ours, back)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 class BranchShare:
     """This process computes one branch of guidance for all requests, and another process the other one."""
 
-    branch: Literal[0, 1]
+    branch: int
     """0 conditional, 1 unconditional."""
     gather: Callable[[Tensor], list[Tensor]]
     """From this process's tensor to those of both, the conditional one first."""

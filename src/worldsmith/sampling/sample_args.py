@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
@@ -240,9 +241,12 @@ def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
     layer = chooser.find("negative_prompt", "negative_prompt_file")
     if layer is not None and layer.settings.negative_prompt_file is not None:
         path = layer.folder / layer.settings.negative_prompt_file
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_text(path, "negative_prompt_file")
         if path.suffix.lower() == ".json":
-            text = json.dumps(json.loads(text))
+            try:
+                text = json.dumps(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"negative_prompt_file: {path}: not valid JSON: {error}") from None
         chooser.sources["negative_prompt"] = str(path)
     mode = chooser.pick("negative_metadata_mode")
     if mode in (None, "none") and chooser.pick("negative_prompt_keep_metadata"):
@@ -254,11 +258,14 @@ def read_prompt(entry: Entry) -> str:
     """Raises ValueError, naming the file, for one that cannot be read."""
     if entry.sample.prompt_path is None:
         return entry.sample.prompt or ""
-    path = entry.layers[0].folder / entry.sample.prompt_path
+    return read_text(entry.layers[0].folder / entry.sample.prompt_path, "prompt_path")
+
+
+def read_text(path: Path, name: str) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"prompt_path: {path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
@@ -271,6 +278,6 @@ def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
                 key = name, json.dumps(value, ensure_ascii=False), sample.sources[name]
                 counts[key] = counts.get(key, 0) + 1
     return [
-        f"{name:<14} {text[:80]} ({source}{'' if count == len(samples) else f'; {count} of {len(samples)} samples'})"
+        f"{name:<20} {text[:80]} ({source}{'' if count == len(samples) else f'; {count} of {len(samples)} samples'})"
         for (name, text, source), count in sorted(counts.items())
     ]

@@ -68,7 +68,7 @@ def read_files(patterns: Sequence[str]) -> list[Entry]:
     found: list[tuple[Entry, Place]] = []
     for file in find_files(patterns, problems):
         try:
-            for part in read_parts(file):
+            for part in read_parts(file, problems):
                 entry = read_entry(file, part, problems)
                 found += [(entry, Place(str(file), part.line))] if entry else []
         except ConfigError as error:
@@ -106,8 +106,11 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
     return list(found)
 
 
-def read_parts(file: Path) -> Iterator[Part]:
-    """The samples of a file. Raises ConfigError, ValueError or OSError for text that is none."""
+def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
+    """The samples of a file; lines that are no JSON go to `problems`.
+
+    Raises ConfigError, ValueError or OSError for a file that cannot be read at all.
+    """
     kind, stem = file.suffix.lower(), file.stem
     if kind in NUMBERED:
         lines = [(number, line) for number, line in enumerate(read_lines(file), start=1) if line.strip()]
@@ -121,7 +124,8 @@ def read_parts(file: Path) -> Iterator[Part]:
             try:
                 document = read_json(line, str(file))
             except ConfigError as error:
-                raise ConfigError([replace(p, place=on_line(p.place, number, file)) for p in error.problems]) from None
+                problems += [replace(p, place=on_line(p.place, number, file)) for p in error.problems]
+                continue
             spans = {
                 path: Span(on_line(span.key, number, file), on_line(span.value, number, file))
                 for path, span in document.spans.items()
@@ -155,7 +159,7 @@ def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
     if sample.defaults_file is not None:
         below = file.parent / sample.defaults_file
         try:
-            (given, *others) = read_parts(below)
+            (given, *others) = read_parts(below, problems)
             if others:
                 raise ValueError("a file of defaults is one table of settings")
             defaults = read_settings(given, below, SampleSettings, problems)

@@ -75,7 +75,7 @@ class GenerateVideos(WritingAction):
             size = f"{sample.num_frames} frames of {sample.height}×{sample.width}"
             yield f"sample   {sample.name}: {size}, {sample.fps:g} a second, seed {sample.seed}: {sample.prompt}"
         yield from (f"setting  {line}" for line in order.setting_lines())
-        yield f"folder   {self.config.out}: {order.count()}"
+        yield f"folder   {self.config.out}: {order.count(len(order.made()))}"
 
     def run(self) -> Result:
         config, order = self.config, self.prepare()
@@ -83,12 +83,13 @@ class GenerateVideos(WritingAction):
             world = start_world(context_parallel=config.cfgp_size)
             if world.is_main:
                 print(*order.setting_lines(), sep="\n", file=sys.stderr, flush=True)
-            device = world.device if world.size > 1 and config.device is None else order.device
-            made = world.broadcast(() if config.force else order.made())
-            generator = load(order.model, config.adapter, device)
-            order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+            made = world.broadcast([] if config.force else order.made())
+            if len(made) < len(order.samples):
+                device = world.device if world.size > 1 and config.device is None else order.device
+                generator = load(order.model, config.adapter, device)
+                order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
             world.barrier()
-            return order.finish() if world.is_main else Result()
+            return order.finish(len(made)) if world.is_main else Result()
         finally:
             stop_world()
 

@@ -9,17 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.sampling.prompt_files import PromptLine, read_prompts, to_request
+from worldsmith.sampling.conditions import read_condition
 from worldsmith.sampling.texts import is_structured
-
-SIZES = {"height": 64, "width": 64, "num_frames": 17, "fps": 8.0}
-
-
-def request_with(**settings: object) -> np.ndarray:
-    """The condition of a request, uint8 [3, T, H, W]."""
-    line = PromptLine("here", {"prompt": "A cat.", **settings}, {})
-    return to_request(line, SIZES, LatentGrid(4, 16, 2), seed=0).condition.numpy()
 
 
 def write_clip(path: Path, frames: int = 9, rotation: int | None = None) -> Path:
@@ -38,16 +29,18 @@ def write_clip(path: Path, frames: int = 9, rotation: int | None = None) -> Path
     return path
 
 
-def test_the_opening_frames_of_a_video_are_read(tmp_path: Path) -> None:
-    condition = request_with(video=str(write_clip(tmp_path / "a.mp4")))
-    assert condition.shape == (3, 5, 64, 96)
-    assert np.allclose(condition[0, :, 40:].mean(axis=(1, 2)), [0, 20, 40, 60, 80], atol=5)
+def test_the_first_or_last_frames_of_a_video_are_read(tmp_path: Path) -> None:
+    clip = str(write_clip(tmp_path / "a.mp4"))
+    opening, ending = read_condition(clip, 5).numpy(), read_condition(clip, 5, last=True).numpy()
+    assert opening.shape == ending.shape == (3, 5, 64, 96)
+    assert np.allclose(opening[0, :, 40:].mean(axis=(1, 2)), [0, 20, 40, 60, 80], atol=5)
+    assert np.allclose(ending[0, :, 40:].mean(axis=(1, 2)), [80, 100, 120, 140, 160], atol=5)
 
 
 @pytest.mark.parametrize(("rotation", "half"), [(90, np.s_[:, :28]), (180, np.s_[36:]), (270, np.s_[:, 36:])])
 def test_a_rotated_video_is_turned_upright(tmp_path: Path, rotation: int, half: tuple) -> None:
     """The green upper half becomes the left, the lower or the right one, as in training."""
-    condition = request_with(video=str(write_clip(tmp_path / "a.mp4", rotation=rotation)))
+    condition = read_condition(str(write_clip(tmp_path / "a.mp4", rotation=rotation)), 5).numpy()
     assert condition.shape[2:] == ((64, 96) if rotation == 180 else (96, 64))
     assert condition[1, 0][half].mean() > 150
     assert condition[1, 0].mean() < 130
@@ -60,7 +53,7 @@ def test_a_photo_is_turned_as_its_metadata_say(tmp_path: Path) -> None:
     exif = picture.getexif()
     exif[0x0112] = 6
     picture.save(tmp_path / "a.jpg", exif=exif)
-    condition = request_with(image=str(tmp_path / "a.jpg"))
+    condition = read_condition(str(tmp_path / "a.jpg"), 1).numpy()
     assert condition.shape == (3, 1, 96, 64)
     assert condition[1, 0, :44].mean() > 150
 
@@ -69,18 +62,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile 'b.mp4'\n")
     write_clip(tmp_path / "b.mp4")
     with pytest.raises(ValueError, match=r"a\.mp4: .*not_a_video"):
-        request_with(video=str(tmp_path / "a.mp4"))
+        read_condition(str(tmp_path / "a.mp4"), 5)
     with pytest.raises(ValueError, match=r"absent\.mp4: the file does not exist"):
-        request_with(video=str(tmp_path / "absent.mp4"))
-    with pytest.raises(ValueError, match=r"a\.mp4"):
-        request_with(image=str(tmp_path / "a.mp4"))
-
-
-@pytest.mark.parametrize("text", ['{"prompt":' * 100_000, '{"prompt": "x", "seed": ' + "9" * 5000 + "}"])
-def test_json_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "p.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"p\.jsonl:1: not valid JSON"):
-        read_prompts(tmp_path / "p.jsonl")
+        read_condition(str(tmp_path / "absent.mp4"), 5)
+    (tmp_path / "a.png").write_text("none")
+    with pytest.raises(ValueError, match=r"a\.png"):
+        read_condition(str(tmp_path / "a.png"), 1)
+    with pytest.raises(ValueError, match=r"absent\.png: No such file"):
+        read_condition(str(tmp_path / "absent.png"), 1)
 
 
 def test_a_prompt_of_deeply_nested_json_is_refused() -> None:

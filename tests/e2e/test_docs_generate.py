@@ -1,0 +1,62 @@
+"""The file and the commands of docs/generate.md work as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import command_ranks
+import pytest
+from launch import launch
+
+from worldsmith.assets import asset_path
+from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
+from worldsmith.cli.main import main
+from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.sample_folder import find_samples
+
+PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
+RANKS = Path(command_ranks.__file__)
+DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=3.0)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.timeout(300)
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "1")  # which a launch's plan changes
+    network = NetworkConfig(
+        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, mrope_section=[4, 2, 2],
+    )  # fmt: skip
+    config = Cosmos3Generator.Config(
+        precision="float32",
+        network=network,
+        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
+        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
+    )
+    export_pipeline(Cosmos3Generator(config, seed=0, defaults=DEFAULTS), tmp_path / "my_pipeline", dtype="float32")
+    (samples,) = blocks("yaml")
+    Path("samples.yaml").write_text(samples)
+    for block in blocks("bash"):
+        for line in block.strip().splitlines():
+            program, *words = shlex.split(line, comments=True)
+            assert program == "worldsmith"
+            if words[0] != "launch":
+                assert main(words) == 0, line
+                continue
+            assert main([*words, "--dryrun"]) == 0, line
+            assert words[1:3] == ["--nproc-per-node", "2"]
+            launch(RANKS, 2, words[3:])
+    names = ["goes_on/0", "goes_on/1", "left", "still"]
+    for folder in ("my_samples", "shared", "halved"):
+        assert [str(made.folder.relative_to(folder)) for made in find_samples(Path(folder))] == names
+    assert [made.args["num_frames"] for made in find_samples(Path("shared"))] == [9, 9, 9, 1]

@@ -1,0 +1,23 @@
+"""`worldsmith` on several ranks, without a launcher: `python command_ranks.py WORD…`. See launch.py."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from launch import fork_ranks
+
+from worldsmith.actions.outputs import sample_order  # noqa: F401 (imported once, before the ranks are forked)
+from worldsmith.cli.main import main
+from worldsmith.models.cosmos3 import generator, network  # noqa: F401
+from worldsmith.sampling import generate, sample_args, video_writer  # noqa: F401
+
+
+def run() -> None:
+    torch.set_num_threads(1)
+    if code := main(sys.argv[1:]):
+        raise RuntimeError(f"exit code {code}")
+
+
+if __name__ == "__main__":
+    sys.exit(fork_ranks(run))

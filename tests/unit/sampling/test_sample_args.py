@@ -1,0 +1,150 @@
+"""What is decided about a sample, and who is said to have decided it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
+from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_settings import Sample, SampleSettings
+
+GRID = LatentGrid(4, 16, 2)
+TRAINED = GenerationDefaults(height=192, width=320, num_frames=61, fps=24.0, shift=3.0, append_resolution=True)
+PUBLISHED = GenerationDefaults(
+    height=720, width=1280, num_frames=189, fps=24.0, shift=10.0, image_shift=3.0, structured_metadata=True
+)
+
+
+def decide_all(
+    flags: dict[str, Any], *layers: dict[str, Any], defaults: GenerationDefaults = TRAINED, folder: Path = Path()
+) -> list[SampleArgs]:
+    sample = Sample(prompt="x", **(layers[0] if layers else {}))
+    below = [Layer(f"layer {n}", SampleSettings(**values), folder) for n, values in enumerate(layers[1:], start=1)]
+    entry = Entry("name", sample, [Layer("file", sample, folder), *below])
+    return decide(entry, Layer("flag", SampleSettings(**flags), Path()), defaults, GRID, "model")
+
+
+def one(*arguments: Any, **keywords: Any) -> SampleArgs:
+    (args,) = decide_all(*arguments, **keywords)
+    return args
+
+
+def test_flags_win_over_the_file_over_its_defaults_over_the_model() -> None:
+    args = one({"seed": 1}, {"seed": 2, "guidance": 2.0}, {"guidance": 3.0, "num_steps": 4})
+    assert (args.seed, args.guidance, args.num_steps, args.shift) == (1, 2.0, 4, 3.0)
+    found = [args.sources[name] for name in ("seed", "guidance", "num_steps", "shift", "image_save_quality")]
+    assert found == ["flag", "file", "layer 1", "model", "default"]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "settings", "expected"),
+    [
+        (TRAINED, {}, ("text2video", 61, 35, 6.0, 3.0)),
+        (TRAINED, {"model_mode": "text2image"}, ("text2image", 1, 50, 4.0, 3.0)),
+        (PUBLISHED, {}, ("text2video", 189, 35, 6.0, 10.0)),
+        (PUBLISHED, {"num_frames": 1}, ("text2image", 1, 50, 4.0, 3.0)),
+        (PUBLISHED, {"vision_path": "a.PNG"}, ("image2video", 189, 35, 6.0, 10.0)),
+        (PUBLISHED, {"vision_path": "a.mp4", "num_frames": 30}, ("video2video", 33, 35, 6.0, 10.0)),
+    ],
+)
+def test_each_mode_has_its_defaults(
+    defaults: GenerationDefaults, settings: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    args = one({}, settings, defaults=defaults)
+    assert (args.model_mode, args.num_frames, args.num_steps, args.guidance, args.shift) == expected
+    if settings.get("num_frames") == 30:
+        assert args.sources["num_frames"] == "file; 30 would be no whole latent frames"
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "size"),
+    [
+        ({}, {}, (192, 320)),
+        ({}, {"aspect_ratio": "1,1"}, (256, 256)),
+        ({}, {"resolution": "480", "aspect_ratio": "9,16"}, (832, 480)),
+        ({}, {"height": 64}, (64, 320)),
+        ({"resolution": "480"}, {"height": 64, "width": 64}, (480, 832)),
+        ({"width": 96}, {"resolution": "480"}, (192, 96)),
+    ],
+)
+def test_the_uppermost_layer_that_says_a_size_decides_in_which_terms(
+    flags: dict[str, Any], settings: dict[str, Any], size: tuple[int, int]
+) -> None:
+    args = one(flags, settings)
+    assert (args.height, args.width) == size
+
+
+def test_several_outputs_have_seeds_that_count_up_and_folders_below_one() -> None:
+    found = decide_all({"num_outputs": 3}, {"seed": 7})
+    assert [(args.name, args.seed) for args in found] == [("name/0", 7), ("name/1", 8), ("name/2", 9)]
+
+
+def test_texts_from_files(tmp_path: Path) -> None:
+    """Beside the file that names them; JSON as one line with letters beyond ASCII escaped."""
+    (tmp_path / "n.json").write_text('{\n "a": "ü"}')
+    (tmp_path / "p.txt").write_text(" A horse. \n")
+    args = one({}, {"negative_prompt_file": "n.json"}, folder=tmp_path)
+    assert args.negative_prompt == json.dumps({"a": "ü"}) == '{"a": "\\u00fc"}'
+    assert (
+        one({"negative_prompt": "dull"}, {"negative_prompt_file": "n.json"}, folder=tmp_path).negative_prompt == "dull"
+    )
+    sample = Sample(prompt_path="p.txt")
+    entry = Entry("name", sample, [Layer("file", sample, tmp_path)])
+    (found,) = decide(entry, Layer("flag", SampleSettings(), Path()), TRAINED, GRID, "model")
+    assert found.prompt == "A horse."
+    for broken in ({"negative_prompt_file": "absent.json"}, {"negative_prompt_file": "p.json"}):
+        (tmp_path / "p.json").write_text("{")
+        with pytest.raises(UserError, match=r"file: .*(absent|p)\.json"):
+            one({}, broken, folder=tmp_path)
+
+
+def test_keeping_metadata_is_another_word_for_same() -> None:
+    assert one({}, {"negative_prompt_keep_metadata": True}).negative_metadata_mode == "same"
+    assert (
+        one({}, {"negative_prompt_keep_metadata": True, "negative_metadata_mode": "none"}).negative_metadata_mode
+        == "same"
+    )
+    asked = {"negative_prompt_keep_metadata": True, "negative_metadata_mode": "inverse"}
+    assert one({}, asked).negative_metadata_mode == "inverse"
+    assert one({}).negative_metadata_mode is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_mode": "video2video"}, "does not fit a sample that has no vision_path"),
+        ({"model_mode": "text2video", "vision_path": "a.png"}, "does not fit a sample that begins with a.png"),
+        ({"model_mode": "text2video", "num_frames": 1}, "makes more than one frame"),
+        ({"vision_path": "a.png", "num_frames": 1}, "images are made from text only"),
+        ({"vision_path": "a.png", "condition_frame_indexes_vision": [0, 1]}, r"does not fit a.png; write \[0\]"),
+        ({"vision_path": "a.png", "condition_video_keep": "last"}, "chooses frames of a video"),
+        ({"condition_video_keep": "last"}, "need a vision_path"),
+        ({"resolution": "77"}, "it is not a tier"),
+    ],
+)
+def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=rf"^file: .*{words}"):
+        one({}, settings)
+
+
+def test_what_nobody_says_is_asked_for() -> None:
+    with pytest.raises(UserError, match="which height, width, num_frames, fps it was trained with; give --height"):
+        one({}, defaults=GenerationDefaults(shift=3.0))
+    with pytest.raises(UserError, match="give --shift"):
+        one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=GenerationDefaults())
+    with pytest.raises(UserError, match="an aspect_ratio needs a resolution"):
+        one({}, {"aspect_ratio": "1,1"}, defaults=GenerationDefaults(height=48, width=48))
+
+
+def test_lines_say_who_decided_what_for_how_many() -> None:
+    samples = [one({}, {"guidance": 2.0}), one({}, {"guidance": 3.0})]
+    lines = settings_lines(samples)
+    assert "shift                3.0 (model)" in lines
+    assert "guidance             2.0 (file; 1 of 2 samples)" in lines
