@@ -11,7 +11,7 @@ Measured, in one run, each as the median over the steps after two that warm up:
   45,056 tokens: once of short clips (tier 256), once of long ones (tier 480). Latents and captions are random;
 - LoRA of rank 16 on the full Nano, weights in bfloat16.
 
-A figure in percent is model FLOPs per second over the ceiling. Model FLOPs are those of `model_flops.py`: what the
+A figure in percent is model FLOPs per second over the ceiling. Model FLOPs are those of `StepCounter`: what the
 gradients need, without recomputation, padding, and masked scores. Goal: at least 50 %. The table is Markdown.
 """
 
@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from model_flops import StepCounter
 
 from worldsmith.assets import asset_path
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
@@ -36,6 +35,7 @@ from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.models.cosmos3.architecture import NetworkConfig, nano, tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.step_flops import StepCounter
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA, shard
 from worldsmith.models.video_vae.wan import WanVAE

@@ -23,7 +23,7 @@ class LossSum:
     tokens: int
     figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     """Means to log, as (sum, count) of this batch: the same names in every batch. "loss" is shown as the step's loss;
-    without it that is `sum` over the weight."""
+    without it that is `sum` over the weight. `name[key]` is an entry of a mapping, left out when its count is 0."""
 
 
 class Objective(Configurable, ABC):

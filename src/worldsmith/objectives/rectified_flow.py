@@ -20,6 +20,7 @@ PositiveNumber = Annotated[int, Range(gt=0)] | PositiveFloat
 Shift = PositiveNumber | dict[str, PositiveNumber]
 
 TIMESTEP_SCALE = 1000.0
+NOISE_BINS = 10
 # The published table is that of 256, 480 and 720; clips of tier 704 count as 720 there. Tiers below 256 are ours.
 # Larger tiers have no published shift: a run at such a tier must name one.
 DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, "480": 5, "704": 10, "720": 10}
@@ -145,10 +146,10 @@ class RectifiedFlow(Objective):
         """What a pack weighs in its step: its samples, or 1 without `sample_level_loss_averaging`."""
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
-    def add_up(self, losses: Tensor, samples: Sequence[Sample], *, tokens: int) -> LossSum:
+    def add_up(self, losses: Tensor, samples: Sequence[Sample], draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
         """The pack's part of the step's loss. In float64: a weight then reaches the gradient with a single rounding.
 
-        The figure "loss" is the mean without the scales of the loss.
+        The figure "loss" is the mean without the scales of the loss, and "loss_by_noise" that by tenths of σ.
         """
         import torch
 
@@ -160,8 +161,20 @@ class RectifiedFlow(Objective):
             sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
             samples=len(samples),
             tokens=tokens,
-            figures={"loss": (exact.detach().sum(), len(samples))},
+            figures={"loss": (exact.detach().sum(), len(samples)), **by_noise(exact.detach(), draws)},
         )
+
+
+def by_noise(losses: Tensor, draws: Sequence[NoiseDraw]) -> dict[str, tuple[Tensor, float]]:
+    """Sum and count of the losses of each tenth of σ: 0.0 stands for 0.0 ≤ σ < 0.1."""
+    import torch
+
+    bins = [min(int(draw.sigma * NOISE_BINS), NOISE_BINS - 1) for draw in draws]
+    sums = losses.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=losses.device), losses)
+    return {
+        f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
+        for place, total in enumerate(sums.unbind())
+    }
 
 
 def is_image(sample: Sample) -> bool:

@@ -89,7 +89,7 @@ class Cosmos3Task(Task):
         draws = self.objective.draw(batch, latents, seed=seed)
         velocities = self.model.network(pack, *self.objective.inputs(batch, latents, draws))
         losses = self.objective.losses(velocities, batch, latents, draws)
-        return self.objective.add_up(losses, batch, tokens=pack.num_tokens)
+        return self.objective.add_up(losses, batch, draws, tokens=pack.num_tokens)
 
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
         """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""
@@ -113,6 +113,13 @@ class Cosmos3Task(Task):
             self.said_at = now
             what = "first step" if self.split == "train" else "first validation"
             logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
+
+    def count_flops(self, batch: Sequence[VideoSample]) -> int:
+        """Of the network; the VAE has no part in it."""
+        from worldsmith.models.cosmos3.step_flops import StepCounter
+
+        pack = self.model.pack([layout_of(sample) for sample in batch])
+        return StepCounter(self.model.network, pack.text_lengths, pack.gen_lengths).count().total
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}

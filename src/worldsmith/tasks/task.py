@@ -106,7 +106,19 @@ class Task(ABC):
 
     def identify(self, batch: Any) -> Any:
         """What ranks that share a batch must agree on, as a value whose `repr` tells."""
+        return self.name_samples(batch)
+
+    def name_samples(self, batch: Any) -> list[Any]:
+        """The samples of a batch as the data set calls them, each with its position in the stream."""
         return [[sample.key, sample.position] for sample in batch]
+
+    def padding(self, batch: Any) -> int:
+        """Tokens of nothing that are computed beside those of the batch's samples."""
+        return 0
+
+    def count_flops(self, batch: Any) -> int | None:
+        """Operations that a forward and a backward pass need, recomputation not counted. None: not known."""
+        return None
 
     def preview(self, loader: Any) -> Preview:
         """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""

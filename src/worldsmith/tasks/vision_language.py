@@ -63,6 +63,11 @@ class VisionLanguageTask(Task):
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
+    def padding(self, batch: Sequence[ChatSample]) -> int:
+        """Without packs each sample is a row as long as the longest."""
+        lengths = [sample.num_tokens for sample in batch]
+        return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
+
     @cached_property
     def media(self) -> MediaProcessor:
         """Raises DataError for a model folder that does not say what pictures its model takes."""

@@ -1,4 +1,4 @@
-"""`LoopConfig`: the `trainer` section of the run tree."""
+"""`LoopConfig`: the `trainer` section of the run tree. Callbacks that are imported here have short names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Literal
 
 from worldsmith.config import Config
 from worldsmith.config.declare.ranges import Count, NotNegative, Seed
+from worldsmith.training.callbacks.bad_batches import BadBatches
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
+from worldsmith.training.callbacks.device_monitor import DeviceMonitor
+from worldsmith.training.callbacks.first_step_watchdog import FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.heart_beat import HeartBeat
 from worldsmith.training.callbacks.iter_speed import IterSpeed
+from worldsmith.training.callbacks.manual_gc import ManualGC as ManualGC
 from worldsmith.training.callbacks.metrics import Metrics
+from worldsmith.training.callbacks.norm_monitor import NormMonitor
+from worldsmith.training.callbacks.param_count import ParamCount
+from worldsmith.training.callbacks.profiler import Profiler as Profiler
 from worldsmith.training.callbacks.run_page import RunPage
 
 
@@ -30,6 +37,11 @@ def monitors() -> dict[str, Callback.Config]:
     return {
         "iter_speed": IterSpeed.Config(),
         "heart_beat": HeartBeat.Config(),
+        "first_step_watchdog": FirstStepWatchdog.Config(),
+        "param_count": ParamCount.Config(),
+        "DeviceMonitor": DeviceMonitor.Config(),
+        "norm_monitor": NormMonitor.Config(),
+        "bad_batches": BadBatches.Config(),
         "metrics": Metrics.Config(),
         "run_page": RunPage.Config(),  # last: it shows what the others have written
     }

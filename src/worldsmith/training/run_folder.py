@@ -38,10 +38,13 @@ FREE_TO_CHANGE = (
     "trainer.max_val_iter",
     "trainer.run_validation_on_start",
     "trainer.max_consecutive_skipped",
-    "trainer.callbacks.heart_beat",
-    "trainer.callbacks.iter_speed",
-    "trainer.callbacks.metrics",
-    "trainer.callbacks.run_page",
+    *(
+        f"trainer.callbacks.{name}"
+        for name in (
+            *("iter_speed", "heart_beat", "first_step_watchdog", "param_count", "DeviceMonitor", "norm_monitor"),
+            *("bad_batches", "manual_gc", "profiler", "metrics", "run_page"),
+        )
+    ),
     "checkpoint",
     "job.wandb_mode",
     "dataloader_val",

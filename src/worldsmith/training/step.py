@@ -34,8 +34,8 @@ class Step:
     """Further means of the step, by name."""
     gradient: GradNorm | None = None
     """Norm of the gradient before clipping."""
-    learning_rate: float = 0.0
-    """Of the first parameter group, in this step."""
+    learning_rates: list[float] = field(default_factory=list)
+    """Of each parameter group, in this step."""
     skipped: bool = False
     """Whether nothing was updated, because the step was not finite or had no weight."""
     data_seconds: float = 0.0
@@ -112,5 +112,5 @@ def means(task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> Mean
     counts = sum(loss.samples for loss in sums), sum(loss.tokens for loss in sums)
     samples, tokens, *totals = task.world.data_sum(*counts, *own)
     shares = zip(names, totals[: len(names)], totals[len(names) :])
-    found = {name: total / count if count else math.nan for name, total, count in shares}
+    found = {name: total / count if count else math.nan for name, total, count in shares if count or "[" not in name}
     return Means(found, int(samples), int(tokens))

@@ -198,13 +198,14 @@ class Trainer(Configurable):
         self.task.check_gradients(step.batches, step.weight)
         self._call("on_before_optimizer_step", step)
         step.gradient = step.gradient or clip_gradients(state.parameters, None)
-        step.learning_rate = state.scheduler.learning_rates[0]
+        step.learning_rates = state.scheduler.learning_rates
         step.skipped = state.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight)
         state.advance(skipped=step.skipped)
         step.seconds = time.perf_counter() - start
         self.task.in_first_step = False
         self.pace.step(step.tokens, unusual=any(map(self.task.fills_cache, step.batches)))
         self._call("on_training_step_end", step)
+        self._call("after_training_step", step)
         return step
 
     def validate(self, stop: StopSignals) -> None:

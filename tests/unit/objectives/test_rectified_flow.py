@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.objectives.rectified_flow import NoiseDraw, RectifiedFlow
 
 
 @dataclass
@@ -115,7 +115,8 @@ def gradients_of_split_step(component: RectifiedFlow, packs: list[list[list[Clip
         network = ChannelMixer()
         for pack in rank:
             latents = [full_latents(clip) for clip in pack]
-            loss = component.add_up(losses_of(component, network, pack, latents), pack, tokens=0)
+            draws = component.draw(pack, latents, seed=0)
+            loss = component.add_up(losses_of(component, network, pack, latents), pack, draws, tokens=0)
             (loss.sum * (world_size / weight)).backward()
             sums = [total + float(own) for total, own in zip(sums, loss.figures["loss"])]
         own = torch.cat([p.grad.flatten() for p in network.parameters()]) / world_size
@@ -190,7 +191,8 @@ def test_the_weight_of_a_sample_is_rounded_once():
     component = flow(loss_scale=10.0, image_loss_scale=0.3)
     for ranks, weight in ((ranks, weight) for ranks in (1, 2, 3, 8, 24) for weight in range(2, 400)):
         losses = torch.ones(2, requires_grad=True)
-        (component.add_up(losses, clips, tokens=0).sum * (ranks / weight)).backward()
+        draws = [NoiseDraw(0.5, torch.zeros(()))] * 2
+        (component.add_up(losses, clips, draws, tokens=0).sum * (ranks / weight)).backward()
         assert torch.equal(losses.grad, torch.tensor([10.0 * ranks / weight, 0.3 * ranks / weight]))
 
 
@@ -216,3 +218,17 @@ def test_the_config_copies_and_compares_by_value():
     assert twin == config
     twin.shift["256"] = 4
     assert twin != config
+
+
+def test_losses_by_noise_are_those_of_each_tenth():
+    draws = [NoiseDraw(sigma, torch.zeros(())) for sigma in (0.0, 0.0999, 0.1, 0.55, 1.0)]
+    losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    figures = flow().add_up(losses, [Clip(place) for place in range(5)], draws, tokens=0).figures
+    found = {name: (float(total), count) for name, (total, count) in figures.items() if count and "[" in name}
+    assert found == {
+        "loss_by_noise[0.0]": (3.0, 2),
+        "loss_by_noise[0.1]": (4.0, 1),
+        "loss_by_noise[0.5]": (8.0, 1),
+        "loss_by_noise[0.9]": (16.0, 1),
+    }
+    assert len(figures) == 11

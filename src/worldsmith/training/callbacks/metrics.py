@@ -8,7 +8,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.monitor.sinks import Sinks
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.progress.figures import data_counts, step_metrics
+from worldsmith.training.progress.figures import nested, step_metrics
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
@@ -50,16 +50,20 @@ class Metrics(Callback):
 
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def after_training_step(self, trainer: Trainer, step: Step) -> None:
         number, loop = step.index + 1, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
-        rejected, loaded = data_counts(trainer)  # on every rank: they are sums over them
-        self._write(number, {**step_metrics(step, trainer), "rejected": rejected, "loaded": loaded})
+        metrics = step_metrics(step, trainer)  # on every rank: there are sums over them
+        for callback in trainer.callbacks.values():
+            metrics |= callback.figures(trainer, step)
+        self._write(number, metrics)
 
     def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
         counts = {"samples": validation.samples, "tokens": validation.tokens, "seconds": validation.seconds}
-        self._write(trainer.iteration, {**validation.figures, **{f"val/{name}": n for name, n in counts.items()}})
+        self._write(
+            trainer.iteration, {**nested(validation.figures), **{f"val/{name}": n for name, n in counts.items()}}
+        )
 
     def _write(self, step: int, metrics: dict[str, Any]) -> None:
         if self.sinks is None:

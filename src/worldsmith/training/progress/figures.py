@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,22 +13,82 @@ if TYPE_CHECKING:
 
 
 def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
-    """The figures of one step, over all ranks; seconds and memory are this rank's."""
+    """The figures of one step, over all ranks, which all ask for them; seconds and memory are this rank's."""
+    rejected, loaded = data_counts(trainer)
     return {
         "loss": step.loss,
-        **step.figures,
-        "lr": step.learning_rate,
+        **nested(step.figures),
+        "lr": step.learning_rates[0],
+        **rates_by_group(step, trainer),
         "grad_norm": step.gradient.norm if step.gradient else None,
         "samples": step.samples,
         "tokens": step.tokens,
         "tokens_per_second": step.tokens / step.seconds if step.seconds else None,
         "step_seconds": step.seconds,
         "data_seconds": step.data_seconds,
+        "data_wait_share": step.data_seconds / step.seconds if step.seconds else None,
+        **work_figures(step, trainer),
         "skipped": step.skipped,
         "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
+        "rejected": rejected,
+        "loaded": loaded,
     }
+
+
+def nested(figures: Mapping[str, float]) -> dict[str, Any]:
+    """`{"name[key]": value}` as `{"name": {"key": value}}`."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        outer, _, key = name.removesuffix("]").partition("[")
+        if key:
+            found.setdefault(outer, {})[key] = value
+        else:
+            found[name] = value
+    return found
+
+
+def rates_by_group(step: Step, trainer: Trainer) -> dict[str, Any]:
+    """The learning rate of each group, named by its factor on `optimizer.lr`; nothing of a single group."""
+    base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
+    if len(groups) == 1:
+        return {}
+    names = [f"x{group.get('initial_lr', base) / base:g}" for group in groups]
+    return {"lr_groups": dict(zip(names, step.learning_rates, strict=True))}
+
+
+def work_figures(step: Step, trainer: Trainer) -> dict[str, Any]:
+    """How much of the step's work was padding, and of what the devices could do at most was the model's.
+
+    `model_flops_share` is left out where the peak of the device, or the model's need, is not known.
+    """
+    task, world = trainer.task, trainer.world
+    peak = peak_flops(world.device, trainer.config.model.config.precision)
+    flops = [task.count_flops(batch) for batch in step.batches] if peak else []
+    needed = sum(count for count in flops if count is not None)
+    padding, total = world.data_sum(sum(map(task.padding, step.batches)), needed)
+    figures = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
+    if peak and total and step.seconds:
+        figures["model_flops_share"] = total / (step.seconds * peak * world.size)
+    return figures
+
+
+PEAKS = {
+    **{"B200": 2.25e15, "H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12},
+    **{"A100": 312e12, "A800": 312e12, "L40S": 362e12, "RTX 4090": 165e12},
+}
+"""Operations a second of dense matrix products in bfloat16, by a part of the device's name, as its maker says."""
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """What the device can do at most in a second; None where that is not known."""
+    if not device.startswith("cuda") or precision != "bfloat16":
+        return None
+    import torch
+
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def data_counts(trainer: Trainer) -> tuple[dict[str, int], dict[str, int]]:

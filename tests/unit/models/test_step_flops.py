@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks/gpu"))
-
-from model_flops import StepCounter
-
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.models.cosmos3.step_flops import StepCounter
 from worldsmith.models.lora import inject_adapters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.optimizer import select_parameters
