@@ -21,7 +21,9 @@ from tiny_reasoner import (
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from worldsmith.config.sections import CompileConfig
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.vision_language import attention_by_sample
 from worldsmith.models.vision_language.inputs import make_inputs
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.step import Step, forward_backward
@@ -37,7 +39,8 @@ BACKBONES: dict[str, Any] = {
 def judge(network: Any, config: Any) -> Any:
     """The class of transformers with the weights of `network`, as `from_config` makes it on a CPU."""
     kind: Any = AutoModelForCausalLM if config.model_type in DECODERS else AutoModelForImageTextToText
-    plain = kind.from_config(config, dtype=torch.float32, attn_implementation=network.config._attn_implementation)
+    attention = network.config._attn_implementation.removesuffix("_by_sample")
+    plain = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
     plain.load_state_dict(network.state_dict())
     return plain
 
@@ -98,12 +101,31 @@ def test_eager_attention_gives_the_same(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_samples_of_a_row_that_attend_one_by_one_need_no_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are those of the whole row with its mask, which is what compiled layers get."""
+    model = model_config(write_folder(tmp_path)).build(seed=1)
+    whole = model_config(write_folder(tmp_path), compile=CompileConfig(enabled=True)).build(seed=1)
+    made: list[Any] = []
+    monkeypatch.setattr(attention_by_sample, "sdpa_mask", lambda *_, **settings: made.append(settings))
+    loss, gradients = one_step(model, mixed_batch())
+    monkeypatch.undo()
+    assert not made
+    expected_loss, expected = one_step(whole, mixed_batch())
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert not torch.equal(*(found["lm_head.weight"] for found in (gradients, expected)))  # two ways indeed
+    for name, gradient in expected.items():
+        assert float((gradients[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), name
+
+
 @pytest.mark.parametrize("rows", [4, 3])
 def test_samples_of_a_row_see_each_other_only_without_plain_positions(rows: int, tmp_path: Path) -> None:
-    """Another first sample changes the second one's loss when the positions have no row that begins anew."""
+    """Another first sample changes the second one's loss when the positions have no row that begins anew.
+
+    So it is where the whole row is attended to at once, as in eager attention.
+    """
     from dataclasses import replace
 
-    model = model_config(write_folder(tmp_path)).build(seed=1)
+    model = model_config(write_folder(tmp_path), attn_implementation="eager").build(seed=1)
     loss = NextToken(NextToken.Config()).loss_sum
 
     def loss_of_second(first: int) -> float:
@@ -132,7 +154,10 @@ def test_a_batch_without_media_gets_no_gradient_from_the_vision_encoder(tmp_path
             samples, model.network, packed=True, normalize=lambda patches, _: patches, device=model.device
         )
         states = model.network.model(
-            input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            sample_lengths=inputs.sample_lengths,
+            use_cache=False,
         ).last_hidden_state[0]
         alone = NextToken(NextToken.Config()).loss_sum(states[inputs.predicting], inputs.targets, model.network.lm_head)
     assert loss == float(alone) / len(inputs.targets)

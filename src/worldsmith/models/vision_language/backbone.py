@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model import NetworkParts
 from worldsmith.models.vision_language.attention import choose_attention
+from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
 from worldsmith.models.vision_language.forward import loss_of
 
 VISUAL = ("qwen3_vl", "qwen3_vl_moe")
@@ -29,8 +30,10 @@ LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_sc
 """Settings with which a model changes its logits after the head, and their values without effect."""
 
 
-def make_network(folder: Path, attention: str) -> PreTrainedModel:
+def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> PreTrainedModel:
     """The network that config.json describes, in float32; persistent buffers become frozen parameters.
+
+    `by_sample`: samples that share a row attend one by one, where the network uses sdpa and can pack.
 
     They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
     Raises ValueError for a network that cannot be trained here.
@@ -57,6 +60,8 @@ def make_network(folder: Path, attention: str) -> PreTrainedModel:
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     chosen = choose_attention(attention, kind._model_mapping[type(config)])
     network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
+    if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
+        decoder_of(network).set_attn_implementation(BY_SAMPLE)
     for module in network.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:
@@ -95,6 +100,11 @@ def class_name(module: nn.Module) -> str:
 def visual_of(network: Any) -> Any:
     """The vision encoder with its mergers; None for a text decoder."""
     return network.model.visual if network.config.model_type in VISUAL else None
+
+
+def decoder_of(network: Any) -> Any:
+    """The language model, without its head."""
+    return network.model.language_model if network.config.model_type in VISUAL else network.model
 
 
 def why_not_packed(network: Any) -> str | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
+
 if TYPE_CHECKING:
     from worldsmith.models.vision_language.inputs import Inputs
 
@@ -26,8 +28,12 @@ def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head],
 
 def hidden_states(network: Any, inputs: Inputs) -> Tensor:
     """[rows, length, width], after the last norm."""
-    given = {} if inputs.patches is None else {"mm_encoder_outputs": visual_features(network, inputs)}
     decoder = network.base_model if network.base_model is not network else network.model
+    given: dict[str, Any] = {}
+    if inputs.patches is not None:
+        given["mm_encoder_outputs"] = visual_features(network, inputs)
+    if getattr(decoder, "language_model", decoder).config._attn_implementation == BY_SAMPLE:
+        given["sample_lengths"] = inputs.sample_lengths
     outputs = decoder(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,

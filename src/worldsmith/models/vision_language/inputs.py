@@ -56,6 +56,8 @@ class Inputs:
     """[S]: places in the flattened rows from whose states supervised tokens are predicted."""
     targets: Tensor
     """[S]: those tokens."""
+    sample_lengths: list[int] | None = None
+    """Tokens of each sample of a packed row."""
     patches: Tensor | None = None
     """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
     grids: Tensor | None = None
@@ -95,6 +97,7 @@ def make_inputs(
         attention_mask=None if mask is None else mask.to(device),
         predicting=torch.cat(predicting).to(device),
         targets=torch.cat(targets).to(device),
+        sample_lengths=lengths if packed else None,
         **({} if visual_of(network) is None else media(samples, network, normalize=normalize, device=device)),
     )
 

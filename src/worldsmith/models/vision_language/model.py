@@ -77,7 +77,9 @@ class VisionLanguageModel(Model):
     def make_network(self) -> Any:
         from worldsmith.models.vision_language.backbone import make_network
 
-        return make_network(self.folder, self.config.policy.attn_implementation)
+        # Compiled layers take the whole row: each division of it into samples would be another graph.
+        by_sample = self.config.policy.sequence_packing and not self.config.compile.enabled
+        return make_network(self.folder, self.config.policy.attn_implementation, by_sample=by_sample)
 
     def choose_trained(self) -> None:
         from worldsmith.models.vision_language.freezing import freeze
@@ -144,7 +146,7 @@ class VisionLanguageModel(Model):
 
     def describe_attention(self) -> str:
         """What attention is used, for people."""
-        used: str = self.network.config._attn_implementation
+        used: str = self.network.config._attn_implementation.removesuffix("_by_sample")
         return used if used == self.config.policy.attn_implementation else f"{used}, the best that is available here"
 
     def describe_batches(self) -> str:
