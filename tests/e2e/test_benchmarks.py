@@ -24,6 +24,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d"]),
         ("chat_data.py", ["--quick"], [RATIO, "equal to the last bit", r"16000 tokens: \d\d\.\d\d % full in order"]),
         ("reasoner_step.py", ["--quick", "--samples", "4"], [RATIO, r"grows by \d+ MiB", r"value: \d\.\de-0[5-9]"]),
+        ("reasoner_peers.py", ["--quick", "--samples", "6"], [RATIO, r"images: .* \d+ supervised"]),
         ("gpu/nano_step.py", ["--tiny", "--steps", "1"], [r"\| LoRA, 2 layers, \d+ short clips \|", "long clips"]),
     ],
 )  # fmt: skip
