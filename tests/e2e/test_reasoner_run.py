@@ -20,6 +20,7 @@ from worldsmith.actions.plan import plan_run
 from worldsmith.cli.main import main
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
+from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -104,6 +105,20 @@ def test_the_export_without_a_format_is_a_folder_for_transformers(world: Path, w
     average = read_checkpoint(whole / "checkpoints/iter_000000008")
     for name, parameter in from_pretrained(tmp_path / "out").named_parameters():
         assert torch.equal(parameter, average[f"model/net_ema.{name}"]), name
+
+
+def test_an_export_reads_videos_as_its_run_did(world: Path, tmp_path: Path) -> None:
+    """The run's settings are in the preprocessor files: the tokens are the same without a flag."""
+    config = reasoner_config(world, steps=3)
+    config.dataloader_train.processor.media.nframes = 2
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 0
+    turns = config.dataloader_train.dataset.build().turns(0)
+    in_run = config.dataloader_train.processor.build(folder=world / "model").encode(turns)
+    asked = ChatProcessor.Config().build(folder=tmp_path / "out").encode(turns)
+    assert torch.equal(asked.input_ids, in_run.input_ids)
+    assert torch.equal(asked.video_patches, in_run.video_patches)
+    assert len(asked.input_ids) < len(ChatProcessor.Config().build(folder=world / "model").encode(turns).input_ids)
 
 
 def test_a_run_with_adapters_is_exported_both_ways(world: Path, tmp_path: Path) -> None:

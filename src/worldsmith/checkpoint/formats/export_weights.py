@@ -72,6 +72,7 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
         origin=origin_of(model, merge=options.merge),
         card=card,
         average=model.average,
+        tree=model.tree,
         dtype=options.dtype,
         force=options.force,
     )
@@ -110,6 +111,7 @@ def export_weights(
     origin: ExportSource | None = None,
     card: Mapping[str, Any] | None = None,
     average: bool = False,
+    tree: Mapping[str, Any] | None = None,
     dtype: DType = "bfloat16",
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
@@ -149,6 +151,8 @@ def export_weights(
         if present is not None and not force:
             raise another_export(out)
         formats.pack_components(spec.config, aside)
+        if tree is not None:
+            formats.pack_run(tree, aside)
         (aside / CONFIG).write_text(json.dumps(layout.config(spec, about), indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)

@@ -204,6 +204,9 @@ class FamilyFormats:
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         """Copies into a native export what the model needs beside its weights."""
 
+    def pack_run(self, tree: Mapping[str, Any], folder: Path) -> None:
+        """Puts into an exported folder what the run's config says, outside the model, of how it is used."""
+
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """A model's config, as plain data, as a native export describes it."""
         return to_dict(spec)

@@ -22,6 +22,7 @@ from worldsmith.checkpoint.formats.vision_language.model_folder import (
     settings_of,
     unexpected_patterns,
 )
+from worldsmith.checkpoint.formats.vision_language.picture_settings import write_picture_settings
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
@@ -124,6 +125,10 @@ class VisionLanguageFormats(FamilyFormats):
 
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         copy_companions(model_folder(config), folder)
+
+    def pack_run(self, tree: Mapping[str, Any], folder: Path) -> None:
+        media = section(section(section(tree, "dataloader_train"), "processor"), "media")
+        write_picture_settings(media, folder)
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)
