@@ -20,7 +20,8 @@ from worldsmith.models.vision_language.forward import loss_of
 VISUAL = ("qwen3_vl", "qwen3_vl_moe")
 """Model types whose images and videos are understood here: patches, positions in four rows, deepstack features."""
 REFUSED = {
-    "cosmos3_edge": "its pictures are cut into other patches than those of Qwen3-VL, and nothing here makes them yet",
+    "cosmos3_edge": "its pictures are cut into patches of one frame with the colours last, those of Qwen3-VL into "
+    "patches of two frames with the colours first, and nothing here makes the former yet",
     "cosmos3_omni": "make a folder of its language model and a visual tower first, with `worldsmith convert --to vlm`",
 }
 """Model types that transformers builds and that are not trained here, with the reason."""
