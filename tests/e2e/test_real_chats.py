@@ -100,8 +100,10 @@ def test_tokens_are_bounded_by_the_settings(chats: Path) -> None:
         assert plan.tokens <= 16 * 256 * 256 / (2 * 32 * 32) * (count + count % 2) / count
 
 
-def test_twenty_steps_learn_the_one_answer(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny twin of videophy2_nano on clips and images together."""
+def test_twenty_steps_learn_the_one_answer_and_give_it(
+    chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny twin of videophy2_nano on clips and images together; then it is asked about one of each."""
     for name, value in {"VLM_SAFETENSORS_PATH": "none", "WORLDSMITH_OUTPUT_ROOT": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     kind = f"{LlavaDataset.__module__}.LlavaDataset"
@@ -117,3 +119,9 @@ def test_twenty_steps_learn_the_one_answer(chats: Path, tmp_path: Path, monkeypa
     assert len(losses) == 20
     assert losses[-1] < 0.7 * losses[0]
     assert not (tmp_path / "worldsmith/sft/videophy2_nano_tiny/quarantine.jsonl").exists()
+    records = json.loads((chats / "annotations.json").read_text())
+    for shown in (["--video", records[0]["video"]], ["--image", str(chats / "0.jpg")]):
+        capsys.readouterr()
+        run = str(tmp_path / "worldsmith/sft/videophy2_nano_tiny")
+        assert main(["infer", run, "--prompt", "Is it plausible?", "--max-new-tokens", "4", *shown]) == 0
+        assert capsys.readouterr().out.strip() == "yes"

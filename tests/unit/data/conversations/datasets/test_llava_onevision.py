@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` library reads: the real library on small local files where it is installed."""
+"""Data sets that the `datasets` library reads: the real library on small local files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from PIL import Image
 
@@ -34,7 +35,6 @@ def chat(question: str, answer: str) -> list[dict[str, str]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two Parquet files with five records: images, one text only, one with a role that is not known."""
-    datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
     records: list[dict[str, Any]] = [
         {"id": "a", "image": {"bytes": png(1), "path": None}, "conversations": chat("<image>\nWhat?", "one")},
         {"id": "b", "image": {"bytes": png(2), "path": None}, "conversations": chat("Which?", "two")},
