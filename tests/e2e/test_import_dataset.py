@@ -1,4 +1,4 @@
-"""What people have is imported, passes a dry run, and is trained on."""
+"""What people have is imported, checked, and trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worldsmith.cli.main import main
 def test_a_source_is_imported_checked_and_trained_on(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every clip that is written is read in two steps, and none is left out."""
+    """Every window that is written is read by the check and in each of two steps, and none is left out."""
     make, layout = SOURCES[name]
     make(tmp_path / "source")
     monkeypatch.chdir(tmp_path)
@@ -26,10 +26,12 @@ def test_a_source_is_imported_checked_and_trained_on(
     assert (facts["layout"], facts["left_out"]) == (layout, {})
 
     words = ["--", "dataloader_train.dataset.resolution=64", "dataloader_train.dataset.min_frames=1"]
-    words += ["trainer.max_iter=2", f"dataloader_train.max_samples_per_batch={facts['windows']}"]
+    words += ["trainer.max_iter=2", f"dataloader_train.max_samples_per_batch={facts['clips']['train']}"]
     words += ["dataloader_train.max_sequence_length=null", "dataloader_train.latent_cache=", "trainer.cpu_threads=1"]
-    assert main(["train", "vision_sft_tiny", "--dryrun", *words]) == 0
-    assert "left out: nothing" in capsys.readouterr().out
+    words += ["dataloader_train.num_workers=0"]
+    assert main(["check", "vision_sft_tiny", "--json", *words]) == 0
+    checked = json.loads(capsys.readouterr().out)["data"]["train"]
+    assert (checked["kept"], checked["left_out"]) == (facts["clips"]["train"], {})
     assert main(["train", "vision_sft_tiny", *words]) == 0
     folder = tmp_path / "runs/worldsmith/sft/vision_sft_tiny"
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -142,6 +142,7 @@ class ImportClips(Action):
         if made.left_out:
             yield f"what is left out is listed in {Path(self.config.out, LEFT_OUT)}"
         if "train" in made.records:
+            yield f"read all of it as training does: worldsmith check {self.config.out}"
             yield f"train on it: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
             yield f"validate on it: export VAL_DATASET_PATH={Path(self.config.out, 'val')}"

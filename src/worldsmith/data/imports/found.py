@@ -102,24 +102,31 @@ def caption_of(value: Any) -> dict[str, Any]:
 
     Raises SampleError: bad_caption for anything else.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if is_blank(value):
         return {}
     if isinstance(value, str):
         return {"caption": value.strip()}
     if not isinstance(value, dict):
         raise SampleError("bad_caption", f"expected a text or an object, found {type(value).__name__}")
-    structured = value.get("caption_json")
-    texts = [value[key].strip() for key in TEXT_KEYS if isinstance(value.get(key), str) and value[key].strip()]
+    structured, texts = value.get("caption_json"), texts_of(value, *TEXT_KEYS)
     if structured is None and not texts and STRUCTURED & value.keys():
-        structured, texts = value, [value[key] for key in ("temporal_caption",) if isinstance(value.get(key), str)]
+        structured, texts = value, texts_of(value, "temporal_caption")
     if isinstance(structured, str) and structured.strip():
         structured = parse_json(structured.encode())
-    if structured and not isinstance(structured, dict):
+    if structured and not isinstance(structured, (dict, str)):
         raise SampleError("bad_caption", f"'caption_json' must be an object, found {json.dumps(structured)[:80]}")
-    if not structured and not texts and value.keys() - {"caption_json", *TEXT_KEYS}:
-        raise SampleError("bad_caption", f"no caption under {', '.join(value)}")
-    found = {"caption_json": structured, "caption": texts[0] if texts else None}
+    found = {"caption_json": structured if isinstance(structured, dict) else None, "caption": next(iter(texts), None)}
+    if not any(found.values()) and any(not is_blank(item) for item in value.values()):
+        raise SampleError("bad_caption", f"no caption in an object of {', '.join(value)}")
     return {key: caption for key, caption in found.items() if caption}
+
+
+def texts_of(value: dict[str, Any], *keys: str) -> list[str]:
+    return [value[key].strip() for key in keys if not is_blank(value.get(key)) and isinstance(value[key], str)]
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or value in ("", {}, []) or (isinstance(value, str) and not value.strip())
 
 
 def media_path(folder: Path, text: Any) -> Path:

@@ -171,7 +171,8 @@ def test_a_text_file_is_its_own_caption(text: str, tmp_path: Path) -> None:
         ({"caption_json": {"subjects": []}, "caption": "a"}, {"caption_json": {"subjects": []}, "caption": "a"}),
         ({"caption_json": '{"subjects": []}'}, {"caption_json": {"subjects": []}}),
         (STRUCTURED, {"caption_json": STRUCTURED, "caption": "A bar becomes red."}),
-        ({"caption": ""}, {}),
+        ({"subjects": [1], "temporal_caption": " "}, {"caption_json": {"subjects": [1], "temporal_caption": " "}}),
+        ({"caption": " ", "text": None, "caption_json": {}}, {}),
         ("", {}),
         ({}, {}),
     ],
@@ -180,7 +181,7 @@ def test_forms_of_a_caption(value: object, found: dict) -> None:
     assert caption_of(value) == found
 
 
-@pytest.mark.parametrize("value", [3, ["a"], {"fps": 8, "uploader": "me"}, {"caption_json": [1]}])
+@pytest.mark.parametrize("value", [3, ["a"], {"fps": 8}, {"text": 3}, {"caption_json": [1]}, {"caption_json": '"a"'}])
 def test_what_is_no_caption_is_refused(value: object) -> None:
     with pytest.raises(SampleError, match="bad_caption"):
         caption_of(value)
