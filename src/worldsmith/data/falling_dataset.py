@@ -1,7 +1,7 @@
 """Writes the falling-objects dataset: clips, their scores in the VideoPhy-2 layout, questions in the LLaVA layout.
 
 Each of the folders videophy2_train and videophy2_val holds meta.json, media/, text/ and annotations.json. The training
-annotations describe every clip and ask several questions in one conversation; the held-out ones ask one at a time.
+annotations ask all questions about a clip in one conversation; the held-out ones ask one at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from worldsmith.data.made_folder import complete_folder, prepare_folder, write_j
 from worldsmith.data.video_writer import write_video
 
 SPLITS = {"train": 0, "val": 1}
+DESCRIBED_OF = 6
+"""One in so many training clips is described, too. A description has many more tokens than an answer, and a loss is the
+mean over tokens: descriptions of all clips would drown the questions."""
 RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 
 
@@ -28,7 +31,7 @@ class FallingPlan(ClipPlan):
     """Clips for a reasoner."""
 
     kind = "falling-objects"
-    format_version = 1
+    format_version = 2
     least_frames = 8
 
     clips: int = 1200
@@ -104,11 +107,9 @@ def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterato
     for index, scene in enumerate(scenes):
         questions = ask(scene)
         if split == "train":
-            yield record(index, "description", [(DESCRIBE, describe(scene))])
-            turns = [turn(questions[i]) for i in rng.permutation(len(questions))]
-            half = len(turns) // 2
-            yield record(index, "questions-1", turns[:half])
-            yield record(index, "questions-2", turns[half:])
+            if index % DESCRIBED_OF == 0:
+                yield record(index, "description", [(DESCRIBE, describe(scene))])
+            yield record(index, "questions", [turn(questions[i]) for i in rng.permutation(len(questions))])
         else:
             for question in questions:
                 yield record(index, question.topic, [turn(question)])

@@ -180,13 +180,13 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     # Samples are as long as each other, and the attention of one long row would cost more than the padding.
     model.policy.sequence_packing = False
 
-    config.optimizer.lr, config.optimizer.weight_decay = 1.5e-3, 0.0
+    config.optimizer.lr, config.optimizer.weight_decay = 8e-4, 0.0
     # A patch has 1536 values, many times those that another layer takes: at the same rate its output would jump.
     config.optimizer.lr_multipliers = {"patch_embed": 0.1}
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[20], f_start=[0.0], f_max=[1.0], f_min=[0.0]
     )
-    config.trainer.max_iter = 2000
+    config.trainer.max_iter = 1500
     config.trainer.grad_accum_iter = 1
     config.trainer.logging_iter = 20
     config.checkpoint.save_iter = 500
