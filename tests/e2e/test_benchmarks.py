@@ -20,6 +20,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("packed_training_step.py", ["--quick", "--samples", "4"], [RATIO, r"largest value: \d\.\de-0[6-9]"]),
         ("vae_windows.py", ["--quick"], [RATIO, r"largest latent: \d\.\de[-+]\d\d"]),
         ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
+        ("encode.py", ["--quick"], [RATIO, "2 files: equal, byte for byte"]),
         ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+% of it"]),
         ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d"]),
         ("chat_data.py", ["--quick"], [RATIO, "equal to the last bit", r"16000 tokens: \d\d\.\d\d % full in order"]),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from worldsmith.actions.registry import ACTIONS
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
@@ -30,7 +31,7 @@ from worldsmith.distributed.world import require_devices
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-LAUNCHED = ("train", "generate")
+LAUNCHED = ("train", "encode", "generate")
 """Commands that share their work among processes."""
 HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 
@@ -93,7 +94,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
         args = read_words(words)
         name, command_words = args.command, args.training_script_args
-        check, plan = of_train(command_words) if name == "train" else of_action(name, command_words)
+        check, plan = (of_action if name in ACTIONS else of_run)(name, command_words)
         args.training_script_args = [name, *packages, *command_words]
         machines, processes = count_processes(args)
         if plan is not None:
@@ -124,11 +125,11 @@ Steps = tuple[Callable[[], object], Callable[[], int] | None]
 """What checks a command, and what shows its plan when its words ask for no more than that."""
 
 
-def of_train(words: list[str]) -> Steps:
+def of_run(name: str, words: list[str]) -> Steps:
     from worldsmith.cli.main import read_command
 
-    train, args = read_command("train", words)
-    return partial(train.check, args), partial(train.run, args) if args.dryrun else None
+    command, args = read_command(name, words)
+    return partial(command.check, args), partial(command.run, args) if getattr(args, "dryrun", False) else None
 
 
 def of_action(name: str, words: list[str]) -> Steps:

@@ -101,6 +101,11 @@ def world_size() -> int:
     return _environment_int("WORLD_SIZE", 1)
 
 
+def launched_as() -> tuple[int, int, int]:
+    """(rank, processes, rank on this machine) by torchrun's environment, for work that needs no process group."""
+    return _environment_int("RANK", 0), world_size(), _environment_int("LOCAL_RANK", 0)
+
+
 def start_world(*, context_parallel: int = 1) -> World:
     """Reads the place of this process from the environment that torchrun sets, and joins the process group.
 

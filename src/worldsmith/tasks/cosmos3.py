@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.assets import is_shipped
+from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_cache import LatentCache, latents_of
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.summary import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
+    from worldsmith.data.report.report import DataReport
 
 
 class Cosmos3Task(Task):
@@ -165,12 +168,37 @@ class Cosmos3Task(Task):
         return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {told(pack[0].caption)}")
 
     def describe_data(self, loader: VideoLoader) -> str:
+        return str(self.summary(loader))
+
+    def data_report(self, loader: VideoLoader) -> DataReport:
+        """With a few clips that were opened."""
+        report, summary = super().data_report(loader), self.summary(loader)
+        report.looked_at = summary.probed
+        report.leave_out(summary.rejections[len(loader.dataset.rejections) :])
+        report.count_features(summary.features)
+        return report
+
+    def summary(self, loader: VideoLoader) -> DatasetSummary:
         from worldsmith.data.clips.summary import summarize
 
-        return str(summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length))
+        return summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length)
 
     def traces(self, dataset: VideoDataset) -> Iterator[str]:
         return (str(Path(window.path).resolve()) for window in dataset.windows)
+
+    def require_cache(self) -> Path:
+        if not self.data.latent_cache:
+            section = f"dataloader_{self.split}.latent_cache"
+            raise UserError(f"{section} is '', so nothing would be kept; set it to a folder")
+        return Path(self.data.latent_cache)
+
+    def encode_ahead(self, sample: VideoSample) -> bool:
+        if sample.latents is not None:
+            return False
+        if self.latent_cache and sample.cache_key and self.latent_cache.path_for(sample.cache_key).exists():
+            return False  # another process was quicker
+        latents_of(sample, self.model.encode, self.latent_cache)
+        return True
 
     def contents(self, dataset: VideoDataset) -> Iterator[tuple[str, Any]]:
         return dataset.contents()

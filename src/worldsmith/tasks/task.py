@@ -10,8 +10,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar
 
-from worldsmith.config import WrongValueError
+from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
+from worldsmith.data.report.report import DataReport, start_report
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
@@ -46,7 +47,7 @@ class Task(ABC):
     loader_class: ClassVar[type[PackingDataLoader]]
     """What `dataloader_train` must be, and `dataloader_val`."""
     has_encoder: ClassVar[bool] = False
-    """Whether raw samples are encoded: for `compile_encoder` and `encode_ahead`."""
+    """Whether raw samples are encoded, for `compile_encoder`, `require_cache` and `encode_ahead`."""
     small_recipe: ClassVar[str] = ""
     """The recipe whose limits hold for a data set without a run; "" = there is none."""
 
@@ -129,6 +130,10 @@ class Task(ABC):
         """What the data set holds and what is left out."""
         return f"{len(loader.dataset)} samples in {loader.dataset.name}; {loader.quarantine.describe()}"
 
+    def data_report(self, loader: Any) -> DataReport:
+        """What is known of the data at the start, at little cost."""
+        return start_report(loader)
+
     def size(self, batch: Any) -> tuple[int, int]:
         """Samples and tokens of a batch."""
         return len(batch), sum(sample.num_tokens for sample in batch)
@@ -173,6 +178,14 @@ class Task(ABC):
     def contents(self, dataset: Any) -> Iterable[tuple[str, Any]]:
         """The key of each sample, and what makes two of them the same to learn from, whatever they are called."""
         return dataset.listing()  # type: ignore[no-any-return]
+
+    def require_cache(self) -> Path:
+        """The folder in which encoded samples are kept. Raises UserError where nothing is."""
+        raise UserError(f"{type(self).__name__}: its samples are not encoded before the network, so nothing is kept")
+
+    def encode_ahead(self, sample: Any) -> bool:
+        """Encodes a sample of the loader and keeps it, as `loss` would; False: that had been done."""
+        raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
     def compile_encoder(self, tiers: Sequence[str]) -> None:
         """Compiles what turns raw samples into the network's input, for all sizes of these tiers ahead of use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import sys
@@ -22,7 +23,9 @@ from worldsmith.files.atomic import write_text
 
 if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.distributed.world import World
+    from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
@@ -102,6 +105,18 @@ def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world
         world_size=world_size,
         seed=config.trainer.seed,
     )
+
+
+def write_data_records(folder: Path, data: Mapping[str, tuple[Task, PackingDataLoader]]) -> None:
+    """Writes what the data are: their samples, and data_report.json. `data`: by "train" and "val"."""
+    from worldsmith.data.stream import dataset_record
+
+    names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
+    for split, (_, loader) in data.items():
+        write_text(folder / names[split], dataset_record.record_text(loader.dataset))
+    reports = {split: task.data_report(loader).facts() for split, (task, loader) in data.items()}
+    known = {split: {k: v for k, v in facts.items() if v not in (None, "", [], {})} for split, facts in reports.items()}
+    write_text(folder / "data_report.json", json.dumps(known, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:

@@ -20,7 +20,6 @@ from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import StopSignals
 from worldsmith.distributed.world import World
-from worldsmith.files.atomic import write_text
 from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
 from worldsmith.monitor.message_log import MessageLog
@@ -33,7 +32,14 @@ from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
 from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
-from worldsmith.training.run_folder import Launch, require_same_run, run_path, write_on_main, write_records
+from worldsmith.training.run_folder import (
+    Launch,
+    require_same_run,
+    run_path,
+    write_data_records,
+    write_on_main,
+    write_records,
+)
 from worldsmith.training.run_lock import RunLock
 from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
 from worldsmith.training.start_checks import require_same_config, require_same_dataset
@@ -328,13 +334,11 @@ class Trainer(Configurable):
 
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
-        from worldsmith.data.stream import dataset_record
-
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
-        write_text(self.run_folder / dataset_record.FILE, dataset_record.record_text(self.state.loader.dataset))
+        data = {"train": (self.task, self.state.loader)}
         if self.validator is not None:
-            record = dataset_record.record_text(self.validator.loader.dataset)
-            write_text(self.run_folder / dataset_record.VALIDATION, record)
+            data["val"] = self.validator.task, self.validator.loader
+        write_data_records(self.run_folder, data)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
         self.messages.begin()

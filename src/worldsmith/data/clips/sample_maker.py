@@ -56,16 +56,8 @@ class ClipMaker(SampleMaker[VideoSample]):
         return Rejection(window.key, reason, detail, window.path, window.line)
 
     def features(self, sample: VideoSample) -> Features:
-        """Facts of the file, and what is used of it."""
         _, info = examine(self.window(sample.position).path)
-        height, width = sample.size
-        return {
-            "frames a second": [round(info.fps, 3)],
-            "size": [f"{info.width}x{info.height}"],
-            "seconds": [round(info.duration, 2)],
-            "frames used": [sample.num_frames],
-            "size used": [f"{width}x{height}"],
-        }
+        return features_of(info, sample.num_frames, sample.size)
 
     def cells(self, sample: VideoSample) -> int:
         return math.prod(sample.latent_shape)
@@ -159,6 +151,18 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.size[1]}x{self.size[0]}, {self.selection.count} frames"
+
+
+def features_of(info: VideoInfo, frames: int, size: tuple[int, int]) -> Features:
+    """Facts of a file, and what is used of it: frames and (H, W)."""
+    height, width = size
+    return {
+        "frames a second": [round(info.fps, 3)],
+        "size": [f"{info.width}x{info.height}"],
+        "seconds": [round(info.duration, 2)],
+        "frames used": [frames],
+        "size used": [f"{width}x{height}"],
+    }
 
 
 def look_at(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random) -> Part:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.maker import Features
 from worldsmith.data.stream.quarantine import Rejection
 
 
@@ -20,6 +21,8 @@ class DatasetSummary:
     windows: int
     probed: int
     rejections: list[Rejection]
+    features: list[Features]
+    """Of the probed windows that are not left out."""
 
     @property
     def drops(self) -> dict[str, int]:
@@ -38,19 +41,20 @@ def summarize(
 
     With `max_tokens`, those are counted whose video alone, without its caption, is above that limit of a pack.
     """
-    from worldsmith.data.clips.sample_maker import look_at
+    from worldsmith.data.clips.sample_maker import features_of, look_at
 
     windows = spread(dataset.windows, probe)
-    rejections = list(dataset.rejections)
+    rejections, features = list(dataset.rejections), []
     for window in windows:
         try:
             part = look_at(window, dataset.config, grid, random.Random(0))
             tokens = grid.sample_tokens(0, part.latent_shape)
             if max_tokens is not None and tokens > max_tokens:
                 raise SampleError("over_token_cap", f"{tokens} tokens ({part}); a pack holds {max_tokens}")
+            features.append(features_of(part.info, part.selection.count, part.size))
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
-    return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections)
+    return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections, features)
 
 
 def spread(windows: list[Window], count: int) -> list[Window]:

@@ -1,0 +1,63 @@
+"""How much faster do two processes fill a latent cache than one?
+
+`worldsmith encode` of moving-shapes clips of 17 frames of 128 × 128 with the shipped tiny VAE, one torch thread in each
+process, an empty cache each time. One process and two take turns; a turn is timed from the start of its processes,
+which are forked from this one, to their end. Both must leave the same files, byte for byte.
+
+    python benchmarks/encode.py [--rounds 3] [--clips 64] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from demo_run import demo_config
+from side_by_side import medians
+
+from worldsmith.actions.datasets.encode import Encode
+from worldsmith.actions.datasets.shares import do_shares
+from worldsmith.config.tree.references import resolve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="turns that are timed")
+    parser.add_argument("--clips", type=int, default=64, help="clips that are encoded")
+    parser.add_argument("--quick", action="store_true", help="2 clips of 64 × 64, 1 turn: checks the program only")
+    arguments = parser.parse_args()
+    clips, size, rounds = (2, 64, 1) if arguments.quick else (arguments.clips, 128, arguments.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = demo_config(folder / "data", clips=clips, layers=1, size=size)
+        config.trainer.cpu_threads = 1
+
+        def encode(processes: int) -> Callable[[], None]:
+            cache = folder / f"by_{processes}"
+
+            def once() -> None:
+                shutil.rmtree(cache, ignore_errors=True)
+                config.dataloader_train.latent_cache = str(cache)
+                action = Encode.Config(run=resolve(config), processes=processes).build()
+                do_shares(action.encode_share, processes, lambda done: None)
+
+            return once
+
+        seconds = medians({"one": encode(1), "two": encode(2)}, rounds=rounds)
+        files = [{path.name: path.read_bytes() for path in (folder / f"by_{n}").rglob("*.safetensors")} for n in (1, 2)]
+    print(f"{clips} clips of 17 frames of {size} × {size}; load of the machine {os.getloadavg()[0]:.1f}")
+    for way, taken in seconds.items():
+        print(f"{way} process{'es' * (way == 'two')}: {taken:6.2f} s (median of {rounds})")
+    print(f"ratio {seconds['one'] / seconds['two']:.2f}")
+    same = files[0] == files[1] and len(files[0]) == clips
+    print(f"{len(files[0])} files: {'equal, byte for byte' if same else 'DIFFERENT'}")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

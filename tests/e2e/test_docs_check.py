@@ -1,0 +1,33 @@
+"""The commands of docs/check.md work as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from worldsmith.cli.main import main
+
+PAGE = (Path(__file__).parents[2] / "docs/check.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`launch` is held against its processes elsewhere; here its command alone does all of the work."""
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for line in "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)).splitlines():
+        program, *words = shlex.split(line)
+        assert program == "worldsmith"
+        words = words[words.index("encode") :] if words[0] == "launch" else words
+        assert main(words) == 0, line
+        said.append(capfd.readouterr().out)
+    assert "kept         12" in said[1]
+    assert "on each of 2 processes" in said[2]
+    assert '"looked_at": 4,' in said[3]
+    assert said[4].startswith("12 samples encoded, 0 were there, 0 left out")
+    assert said[5].startswith("0 samples encoded, 12 were there, 0 left out")
+    assert len(list(Path("my_latents").rglob("*.safetensors"))) == 12
