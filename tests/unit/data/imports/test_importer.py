@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from import_sources import SOURCES, clip, lines, sidecar, table, write
+from import_sources import SOURCES, clip, lerobot_v2, lines, sidecar, table, write
 
 from worldsmith.actions.datasets.import_clips import ImportClips
 from worldsmith.cli.main import main
@@ -130,6 +130,12 @@ def test_windows_that_are_too_short_are_listed(tmp_path: Path) -> None:
     assert ends == [(0, 4), (5, 9), (0, 4), (5, 8)]
 
 
+def test_an_episode_that_is_longer_than_its_file_is_left_out(tmp_path: Path) -> None:
+    lerobot_v2(tmp_path / "source")
+    clip(max((tmp_path / "source/videos").rglob("*.mp4")), 12)
+    assert run(tmp_path / "source", tmp_path / "out")["left_out"] == {"window_out_of_range": 1}
+
+
 def test_a_constant_caption_is_for_those_without_one(tmp_path: Path) -> None:
     sidecar(tmp_path / "source")
     clip(tmp_path / "source/bare.mp4")
@@ -202,3 +208,16 @@ def test_a_source_without_any_usable_clip_writes_nothing(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"no clip can be used\nleft out: no_caption 1"):
         run(tmp_path / "source", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_data_set_moves_together_with_its_source_also_below_links(tmp_path: Path) -> None:
+    """Actions too; the folder that a link leads to is of another depth."""
+    (tmp_path / "far/away").mkdir(parents=True)
+    (tmp_path / "all").symlink_to(tmp_path / "far/away")
+    lerobot_v2(tmp_path / "all/source")
+    run(tmp_path / "all/source", tmp_path / "all/out")
+    (tmp_path / "far/away").rename(tmp_path / "moved")
+    folder = tmp_path / "moved/out/train"
+    for record in records(tmp_path / "moved/out"):
+        assert (folder / record["vision_path"]).is_file()
+        assert (folder / record["lerobot"]["path"]).is_file()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,15 +27,34 @@ SCENES = (20, 17, 30, 23)
 STARTS = (20, 37, 67)
 
 
-def film(path: Path, fps: float = 24) -> str:
-    """Scenes of one colour each, with something that moves in them."""
+def scenes() -> np.ndarray:
+    """Frames of one colour a scene, with something that moves in them."""
     colours = [(200, 40, 40), (30, 30, 220), (230, 230, 60), (20, 120, 30)]
     scenes = [np.full((count, 64, 96, 3), colour, np.uint8) for count, colour in zip(SCENES, colours)]
     frames = np.concatenate(scenes)
     for number, frame in enumerate(frames):
         frame[20:30, number % 80 : number % 80 + 10] = 255
-    write_video(path, frames, fps, preset="ultrafast")
+    return frames
+
+
+def film(path: Path, fps: float = 24) -> str:
+    write_video(path, scenes(), fps, preset="ultrafast")
     return str(path)
+
+
+def test_scenes_of_unevenly_spaced_frames_begin_at_our_own_count_of_frames(tmp_path: Path) -> None:
+    path = str(tmp_path / "uneven.mp4")
+    with av.open(path, "w") as container:
+        stream = container.add_stream("libx264", rate=24, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 600)
+        for number, picture in enumerate(scenes()):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = 25 * number + 75 * (number // 8), Fraction(1, 600)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert examine(path)[1].variable_rate
+    assert scene_starts(path, 0, 27.0) == STARTS
 
 
 @pytest.mark.parametrize("fps", [24, 30000 / 1001])
@@ -76,7 +97,7 @@ def test_windows_cover_every_frame_and_end_with_the_stretch(
     assert windows[-1].stop == frames.stop
     if overlap == 0:
         assert sum(map(len, windows)) == count
-    assert all(second.start > first.start for first, second in pairwise(windows))
+    assert all(second.start > first.start and second.stop > first.stop for first, second in pairwise(windows))
 
 
 @given(start=st.integers(0, 20), count=st.integers(1, 40), starts=st.lists(st.integers(0, 80)))
