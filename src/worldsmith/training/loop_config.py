@@ -64,6 +64,8 @@ class LoopConfig(Config):
     """Packs of one validation on each rank, at most. None: all samples, once each."""
     run_validation_on_start: bool = False
     """Whether a new run also validates before its first step."""
+    early_stop_patience: Count | None = None
+    """Finish after so many validations in a row that are no better by `checkpoint.keep_best`. None: do all steps."""
     seed: Seed = 42
     """Seed of weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"

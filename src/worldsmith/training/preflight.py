@@ -57,10 +57,25 @@ def check_tree(config: Trainer.Config) -> None:
             why="there is no data to validate on",
             remedy="give dataloader_val a loader, or use run_validation = false",
         )
+    check_best(config)
     model.check_trained(config.optimizer.keys_to_select)
     task_of(model.family).check(config)
     for callback in config.trainer.callbacks.values():
         callback.check_run(config)
+
+
+def check_best(config: Trainer.Config) -> None:
+    """Raises WrongValueError for a best checkpoint, or an early stop, that nothing would be measured for."""
+    metric, patience = config.checkpoint.keep_best, config.trainer.early_stop_patience
+    if metric is not None and not config.trainer.run_validation:
+        both = "checkpoint.keep_best", "trainer.run_validation"
+        raise wrong(config, *both, why="nothing is validated", remedy="set run_validation = true, or keep_best = null")
+    if metric is not None and metric.startswith("val_ema/") and not config.model.config.ema.enabled:
+        both = "checkpoint.keep_best", "model.config.ema.enabled"
+        raise wrong(config, *both, why="there are no averaged weights", remedy='use "val/loss"')
+    if patience is not None and metric is None:
+        both = "trainer.early_stop_patience", "checkpoint.keep_best"
+        raise wrong(config, *both, why="nothing says what is better", remedy='set keep_best = "val/loss"')
 
 
 def start_of(config: Trainer.Config) -> FirstWeights | None:
@@ -104,10 +119,12 @@ def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
 def kept_checkpoints(config: Trainer.Config) -> int:
     """The most checkpoints of the run that are on the disk at once, the one that is being written included."""
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
-    keep, every = config.checkpoint.keep_latest_k, config.checkpoint.keep_every
+    keep, every, best = config.checkpoint.keep_latest_k, config.checkpoint.keep_every, config.checkpoint.keep_best
+    if best is not None:
+        saves += config.trainer.max_iter // config.trainer.validation_iter
     if keep is None:
         return saves
-    return min(saves, keep + 1 + (config.trainer.max_iter // every if every else 0))
+    return min(saves, keep + 1 + (best is not None) + (config.trainer.max_iter // every if every else 0))
 
 
 def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:

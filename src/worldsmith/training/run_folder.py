@@ -40,6 +40,7 @@ FREE_TO_CHANGE = (
     "trainer.validation_iter",
     "trainer.max_val_iter",
     "trainer.run_validation_on_start",
+    "trainer.early_stop_patience",
     "trainer.max_consecutive_skipped",
     *(
         f"trainer.callbacks.{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from worldsmith.checkpoint.dcp.parts import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.run.folders import NAME
+from worldsmith.checkpoint.run.folders import NAME, go_back_to_best
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, run_tree
@@ -24,6 +24,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.grad_clip import StepGuard
 from worldsmith.training.preflight import start_of
+from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
 from worldsmith.training.start_checks import (
@@ -64,9 +65,34 @@ class RunState:
         self.ema: PowerEMA | None = average.build(network=self.network) if average.enabled else None
         self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
         self.guard = StepGuard(max_consecutive=config.trainer.max_consecutive_skipped)
+        keep = config.checkpoint
+        self.best = BestSoFar(keep.keep_best, keep.best_mode) if keep.keep_best else None
         self.iteration = 0
         """Steps that are done, skipped ones included."""
         self._frozen_record: str | None = None
+
+    def judge(self, figures: Mapping[str, float]) -> bool:
+        """Whether the validation of the present weights, which found this, is the best so far; not those of step 0."""
+        figures = self.world.broadcast(figures)
+        return self.best is not None and self.iteration > 0 and self.best.judge(self.iteration, figures)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left: all are done, or the validations have run out of patience."""
+        best, patience = self.best, self.config.trainer.early_stop_patience
+        out_of_patience = best is not None and patience is not None and best.without >= patience
+        return out_of_patience or self.iteration >= self.config.trainer.max_iter
+
+    def describe_end(self) -> str:
+        """Why no step is left."""
+        best, most = self.best, self.config.trainer.max_iter
+        if best is None or self.iteration >= most:
+            return f"{self.iteration} of {most} steps are done"
+        return (
+            f"finished early, after {self.iteration} of {most} steps: {best.without} validations without a better "
+            f"{best.metric} than {best.value:.4f} after step {best.step}; it goes on with a larger "
+            "trainer.early_stop_patience"
+        )
 
     def advance(self, *, skipped: bool) -> None:
         """Ends a step whose gradients are in place: moves the weights, the schedule and the average, or none of it."""
@@ -97,6 +123,7 @@ class RunState:
             texts=texts,
             background=background,
             retire=self.guard.consecutive == 0,  # while steps are skipped, the weights may be spoiled
+            is_best=self.best is not None and self.best.step == self.iteration,
         )
 
     def restore(self, checkpoint: Path, *, changes: Sequence[str] = (), resume_changed: bool = False) -> None:
@@ -120,6 +147,8 @@ class RunState:
         if self.ema is not None:
             self.ema.started = bool(state["ema_started"])
         self._restore_position(checkpoint, record=self.run_folder / dataset_record.FILE, may_change=resume_changed)
+        if self.best is not None and self.world.is_main:
+            go_back_to_best(self.checkpointer.folder, self.iteration, self.best.step)
         logger.info("the run goes on from %s: %d steps are done", checkpoint, self.iteration)
 
     def start(self) -> None:
@@ -140,6 +169,8 @@ class RunState:
         checkpoint = require_training_state(report, self.config)
         self._restore_optimizer(checkpoint, skipped=report.skipped)
         self._restore_counters(checkpoint)
+        if self.best is not None:  # it was another run's
+            self.best.forget()
         record = checkpoint.parent.parent / dataset_record.FILE
         self._restore_position(checkpoint, record=record, may_change=True)
         logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, self.iteration)
@@ -214,10 +245,12 @@ class RunState:
         state = {
             name: value
             for name, value in {**self._counters(), **self._rng_state()}.items()
-            if name in stored or not name.startswith("rng_state_")
+            if name in stored or not name.startswith(("rng_state_", "best["))
         }
         self.checkpointer.load_part(checkpoint, "trainer", state)
         self.iteration = int(state["iteration"])
+        if self.best is not None:
+            self.best.load_state_dict({name: float(value) for name, value in state.items() if name.startswith("best[")})
         self.guard.load_state_dict({name: int(state[name]) for name in self.guard.state_dict()})
         prefix = f"rng_state_{self.world.rank}."
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -248,7 +281,11 @@ class RunState:
     def _counters(self) -> dict[str, Tensor]:
         numbers = {"iteration": self.iteration, **self.guard.state_dict()}
         numbers["ema_started"] = self.ema is not None and self.ema.started
-        return {name: torch.tensor(int(value)) for name, value in numbers.items()}
+        best = {} if self.best is None else self.best.state_dict()
+        return {
+            **{name: torch.tensor(int(value)) for name, value in numbers.items()},
+            **{name: torch.tensor(value, dtype=torch.float64) for name, value in best.items()},
+        }
 
     def _rng_state(self) -> dict[str, Tensor]:
         return {f"rng_state_{self.world.rank}.{name}": value for name, value in rng_state().items()}

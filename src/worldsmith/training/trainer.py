@@ -152,8 +152,8 @@ class Trainer(Configurable):
     def train(self) -> Outcome:
         """Runs to `max_iter`, or to the step boundary after a signal."""
         loop = self.config.trainer
-        if self.iteration >= loop.max_iter:
-            logger.info("the run is complete: %d of %d steps are done", self.iteration, loop.max_iter)
+        if self.state.is_done:
+            self._say("the run is complete: %s", self.state.describe_end())
             self.lock.release()
             return Outcome.FINISHED
         stop_file = self.config.checkpoint.stop_file
@@ -164,17 +164,18 @@ class Trainer(Configurable):
                 self._call("on_run_start")
                 batches = self._begin()
                 self._call("on_train_start")
-                self.validate(stop)
-                while self.iteration < loop.max_iter:
+                if self.validate(stop):
+                    self.save(required=False)
+                while not self.state.is_done:
                     self.training_step(batches)
-                    self.validate(stop)
+                    is_best = self.validate(stop)
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
                     if saved == self.world.size:
                         self._settle_save()
                     save_is_due |= self.iteration % self.config.checkpoint.save_iter == 0
-                    if asked or self.iteration == loop.max_iter:
+                    if asked or self.state.is_done:
                         self.save()
-                    elif save_is_due and self.state.guard.consecutive == 0:
+                    elif is_best or (save_is_due and self.state.guard.consecutive == 0):
                         self.save(required=False)
                         save_is_due = False
                     elif save_is_due:  # the weights of skipped steps may be spoiled
@@ -182,11 +183,14 @@ class Trainer(Configurable):
                     if asked:
                         reason = stop.asked or "another process was asked"
                         stop.honour()
-                        if self.iteration < loop.max_iter:
+                        if not self.state.is_done:
                             self._warn("stopped and saved after step %d (%s)", self.iteration, reason)
                             self.outcome, self.reason = Outcome.STOPPED, reason
                             return self.outcome
                 self.outcome = Outcome.FINISHED
+                if self.iteration < loop.max_iter:
+                    self.reason = self.state.describe_end()
+                    self._say("%s", self.reason)
             finally:
                 self._drain_save()
                 self._call("on_train_end")
@@ -214,21 +218,23 @@ class Trainer(Configurable):
         self._call("after_training_step", step)
         return step
 
-    def validate(self, stop: StopSignals) -> None:
-        """Measures the present weights on the validation data if that is due. A stop goes before.
+    def validate(self, stop: StopSignals) -> bool:
+        """Measures the present weights on the validation data if that is due. A stop goes before. Whether they are the
+        best so far, and have to be saved for it.
 
         A run that goes on from here does it (again): what a stop kept from being measured is made up for.
         """
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
-            return
+            return False
         with self.busy("validation"):
             found = self.validator.run(self.state.ema, asked=lambda: stop.asked is not None)
         if found is None:
             self._warn("step %d: the validation gives way to the stop", self.iteration)
-            return
+            return False
         self.pace.leave_out(found.seconds)
         self._say("validation after step %d: %s", self.iteration, found)
         self._call("on_validation_end", found)
+        return self.state.judge(found.figures)
 
     def save(self, *, required: bool = True) -> None:
         """Writes a checkpoint of the present state, in the background if it may be (`async_save`) and not `required`.

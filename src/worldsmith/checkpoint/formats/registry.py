@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
+from worldsmith.checkpoint.run.folders import best_of
 from worldsmith.models.families import FamilyRegistry
 from worldsmith.models.model_files import SHORT_NAMES, is_local
 
@@ -48,7 +49,9 @@ def describe_readable() -> str:
 
 
 def full_name(name: str) -> str:
-    """The hub's name of a released model that is called by its short name; any other name as it is."""
+    """The hub's name of a released model that is called by its short name, and the folder of a run's best checkpoint;
+    any other name as it is."""
+    name = best_of(name)
     if is_local(name):
         return name
     FORMATS.all()  # with a family its short names become known

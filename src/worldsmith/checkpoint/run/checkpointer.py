@@ -72,6 +72,10 @@ class Checkpointer(Configurable):
         """How many checkpoints to keep, the newest first. None: all."""
         keep_every: Count | None = None
         """Checkpoints whose step is a multiple of this are kept besides, for ever. None: no others."""
+        keep_best: str | None = None
+        """Figure of the validation, such as val/loss or val_ema/loss: the best checkpoint by it is saved and kept."""
+        best_mode: Literal["min", "max"] = "min"
+        """Whether the least or the greatest value of `keep_best` is the best."""
         stop_file: str = "STOP"
         """A file of this name in the run folder makes the run save and stop, like SIGTERM. "": no such file."""
 
@@ -89,6 +93,8 @@ class Checkpointer(Configurable):
                 raise wrong(self, *both, why="the moments belong to the live weights")
             if self.keep_every is not None and self.keep_latest_k is None:
                 raise wrong(self, "keep_every", "keep_latest_k", why="all checkpoints are kept anyway")
+            if self.keep_best is not None and not self.keep_best.startswith(("val/", "val_ema/")):
+                raise wrong(self, "keep_best", allowed="a figure of the validation, such as val/loss or val_ema/loss")
             if self.stop_file != Path(self.stop_file).name:
                 raise wrong(self, "stop_file", allowed="a plain file name, or empty")
 
@@ -117,19 +123,20 @@ class Checkpointer(Configurable):
         texts: Mapping[str, str] | None = None,
         background: bool = False,
         retire: bool = True,
+        is_best: bool = False,
     ) -> Path:
         """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
 
         `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
         `texts` are small files to keep beside them, such as config.yaml. With `background` the tensors are copied and
-        the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. Raises
-        SaveError (for a save in the background: `settle` does).
+        the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. One that
+        `is_best` is pointed to as such when it is complete. Raises SaveError (a save in the background: `settle` does).
         """
         self.settle()
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         keep = settings.keep_latest_k if retire else None
-        save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every)
+        save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every, is_best)
         staged: list[tuple[Layout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POINTER = "latest_checkpoint.txt"
+BEST_POINTER = "best_checkpoint.txt"
+BEST = "best"
+"""The name under which a run's best checkpoint is asked for: `RUN/checkpoints/best`."""
 NAME = re.compile(r"iter_(\d{9,})")
 
 
@@ -40,6 +43,38 @@ def checkpoint_folders(parent: Path) -> list[Path]:
     """The checkpoints in `parent`, the newest first. Folders of other names, such as a user's copies, are none."""
     found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=folder_iteration, reverse=True)
+
+
+def read_best(parent: Path) -> Path | None:
+    """The best checkpoint in `parent`; None when none is named."""
+    try:
+        name = (parent / BEST_POINTER).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return parent / name if NAME.fullmatch(name) and (parent / name).is_dir() else None
+
+
+def best_of(path: str) -> str:
+    """`RUN/checkpoints/best` as the folder that it stands for; any other path as it is. Raises FileNotFoundError."""
+    place = Path(path)
+    if place.name != BEST or place.exists() or not checkpoint_folders(place.parent):
+        return path
+    best = read_best(place.parent)
+    if best is None:
+        raise FileNotFoundError(f"{path}: no checkpoint there is known as the best; checkpoint.keep_best keeps one")
+    return str(best)
+
+
+def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
+    """The run goes on after `iteration` steps: the best checkpoint of what it leaves behind is no longer its best."""
+    named = read_best(parent)
+    if named is None or folder_iteration(named) <= iteration:
+        return
+    before = parent / folder_name(best)
+    if before.is_dir():
+        atomic.write_text(parent / BEST_POINTER, f"{before.name}\n")
+    else:
+        (parent / BEST_POINTER).unlink()
 
 
 def read_pointer(parent: Path) -> tuple[Path | None, str | None]:
@@ -124,7 +159,7 @@ def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
 
 
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints beside `newest` that neither setting keeps; None keeps all.
+    """Removes the checkpoints beside `newest` that neither setting keeps, and that are not the best; None keeps all.
 
     One that another process is reading stays until a later save.
     """
@@ -133,9 +168,10 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
     found = checkpoint_folders(newest.parent)
     # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
     before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
+    best = read_best(newest.parent)
     for path in found:
         milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
-        if path != newest and path not in before and not (milestone and is_later(newest, path)):
+        if path not in (newest, best, *before) and not (milestone and is_later(newest, path)):
             remove_unless_read(path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.run.folders import POINTER, hidden, remove_old
+from worldsmith.checkpoint.run.folders import BEST_POINTER, POINTER, hidden, remove_old
 from worldsmith.distributed.peers import Peers
 from worldsmith.files import atomic, manifest
 
@@ -30,6 +30,7 @@ class Save:
     """The share of the data that `position` belongs to."""
     keep_latest_k: int | None
     keep_every: int | None
+    is_best: bool = False
 
 
 def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
@@ -61,6 +62,8 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
     atomic.write_text(target.parent / POINTER, f"{target.name}\n")
+    if save.is_best:
+        atomic.write_text(target.parent / BEST_POINTER, f"{target.name}\n")
     remove_old(target, save.keep_latest_k, save.keep_every)
 
 
