@@ -117,12 +117,15 @@ class ImportClips(Action):
         yield from made.remarks
         for split, records in made.records.items():
             windows = sum(len(record["t2w_windows"]) for record in records)
-            yield f"{split}: {len(records)} clips, {windows} windows in {Path(self.config.out, split, NAME)}"
+            what = f"{counted(len(records), 'clip')}, {counted(windows, 'window')}"
+            yield f"{split}: {what} in {Path(self.config.out, split, NAME)}"
         lengths = made.lengths
         yield f"windows have {lengths[0]} to {lengths[-1]} frames, {lengths[len(lengths) // 2]} in the middle"
-        yield "frames a second: " + ", ".join(f"{rate} ({count} files)" for rate, count in made.rates.items())
+        yield "frames a second: " + ", ".join(
+            f"{rate} ({counted(count, 'file')})" for rate, count in made.rates.items()
+        )
         if made.constant_captions:
-            yield f"{made.constant_captions} clips have the caption that was given for all"
+            yield f"caption given for those without: {counted(made.constant_captions, 'clip')}"
         yield from self.left_out(made)
 
     def left_out(self, made: Import) -> Iterator[str]:
@@ -146,3 +149,7 @@ class ImportClips(Action):
             yield f"train on it: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
             yield f"validate on it: export VAL_DATASET_PATH={Path(self.config.out, 'val')}"
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

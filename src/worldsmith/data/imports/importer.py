@@ -49,11 +49,10 @@ class Import:
     @property
     def rates(self) -> dict[str, int]:
         """Files by their frames a second, which an image has not."""
-        rates = Counter(
+        return Counter(
             "one frame" if i.num_frames == 1 else f"{i.fps:.4g}" + " on average, unevenly spaced" * i.variable_rate
-            for i in self.files.values()
+            for i in sorted(self.files.values(), key=lambda info: info.fps)
         )
-        return dict(sorted(rates.items()))
 
     @property
     def longest(self) -> float:
@@ -101,7 +100,7 @@ def gather(
             made.left_out.append(item)
         else:
             path = os.path.normpath(item.path)
-            key = item.key or os.path.splitext(os.path.relpath(path, source))[0]
+            key = item.key or os.path.splitext(path)[0].removeprefix(f"{source}/").lstrip("/")
             while key in keys:  # a.mp4 beside a.mov
                 key += os.path.splitext(path)[1] or "+"
             try:

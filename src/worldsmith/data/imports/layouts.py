@@ -38,6 +38,9 @@ def find_layout(source: Path, wanted: str) -> tuple[str, str]:
     Raises ValueError when the source is not laid out like that, of no layout, or of more than one.
     """
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
+    ours = [name for name in FILE_NAMES if (source / name).is_file()]
+    if wanted == "auto" and not found and ours:
+        raise ValueError(f"{source} has {ours[0]}, which training reads as it is; there is nothing to import")
     if (wanted == "sidecar" or (wanted == "auto" and not found)) and sidecar.media_files(source):
         found.setdefault("sidecar", "there are videos or images, and no captions")
     if wanted in found:
@@ -49,8 +52,6 @@ def find_layout(source: Path, wanted: str) -> tuple[str, str]:
         raise ValueError(f"{source} could be of several layouts: {candidates}. Say which with --layout")
     if found:
         return next(iter(found.items()))
-    if ours := [name for name in FILE_NAMES if (source / name).is_file()]:
-        raise ValueError(f"{source} has {ours[0]}, which training reads as it is; there is nothing to import")
     raise ValueError("\n  ".join([f"{source} has none of the layouts:", *map(described, LAYOUTS)]))
 
 

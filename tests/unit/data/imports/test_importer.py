@@ -122,6 +122,15 @@ def test_a_name_that_is_no_unicode_is_left_out_and_said(tmp_path: Path) -> None:
     assert len(records(tmp_path / "out")) == 2
 
 
+def test_clips_from_elsewhere_are_named_by_their_whole_path(tmp_path: Path) -> None:
+    clip(tmp_path / "far/one.mp4")
+    clip(tmp_path / "near/one.mp4")
+    write(tmp_path / "near/list.csv", f"path,caption\n{tmp_path}/far/one.mp4,far\n../far/../near/one.mp4,near\n")
+    run(tmp_path / "near/list.csv", tmp_path / "out")
+    keys = {record["t2w_windows"][0]["caption"]: record["uuid"] for record in records(tmp_path / "out")}
+    assert keys == {"far": f"{tmp_path}/far/one".removeprefix("/"), "near": "one"}
+
+
 def test_windows_that_are_too_short_are_listed(tmp_path: Path) -> None:
     sidecar(tmp_path / "source")
     facts = run(tmp_path / "source", tmp_path / "out", window_frames=5, min_frames=4)
@@ -173,7 +182,7 @@ def test_unevenly_spaced_frames_and_long_files_are_said(tmp_path: Path, write_cl
         write(tmp_path / f"source/{name}.txt", "a bar")
     assert main(["dataset", "import", str(tmp_path / "source"), "-o", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "on average, unevenly spaced (1 files)" in said
+    assert "on average, unevenly spaced (1 file)" in said
     assert "the longest file has 70.0 s" in said
     assert "dataloader_train.dataset.max_duration=71" in said
 

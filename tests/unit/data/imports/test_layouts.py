@@ -59,7 +59,6 @@ def test_a_source_of_no_layout_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has not the layout lerobot: A LeRobot dataset"):
         find_layout(tmp_path, "lerobot")
     write(tmp_path / "train/video_dataset_file.jsonl", "{}")
-    (tmp_path / "a.mp4").unlink()
     with pytest.raises(ValueError, match="there is nothing to import"):
         find_layout(tmp_path, "auto")
 
