@@ -21,9 +21,11 @@ from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.conditions import read_condition
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, prepare
-from worldsmith.sampling.texts import conditional_text
+from worldsmith.sampling.texts import conditional_text, unconditional_text
+from worldsmith.sampling.video_writer import write_mp4
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
 DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)
@@ -122,6 +124,75 @@ def test_video_to_video_latents_equal_the_pipeline(exported) -> None:
     frames = list(clip.permute(1, 2, 3, 0).numpy() / 255.0)
     theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, video=frames)
     assert (ours - theirs).abs().max() < 2e-5
+
+
+def test_the_end_of_a_video_as_the_condition_equals_the_pipeline(exported, tmp_path: Path) -> None:
+    """condition_video_keep "last": the last five frames of a longer clip, read from its file."""
+    generator, pipeline, _ = exported
+    clip = torch.randint(0, 256, (3, 12, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    write_mp4(tmp_path / "clip.mp4", clip, 8)
+    whole = read_condition(str(tmp_path / "clip.mp4"), 12)
+    request = replace(REQUEST, condition=read_condition(str(tmp_path / "clip.mp4"), 5, last=True), condition_frames=2)
+    ours = generate_latents(generator, [request])[0]
+    arguments = {"video": list(whole.permute(1, 2, 3, 0).numpy() / 255.0), "condition_video_keep": "last"}
+    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, **arguments)
+    assert (ours - theirs).abs().max() < 2e-5
+
+
+def test_a_single_image_equals_the_pipeline(exported) -> None:
+    """T2I: one frame, one latent frame."""
+    generator, pipeline, _ = exported
+    request = replace(REQUEST, num_frames=1)
+    ours = generate_latents(generator, [request])[0]
+    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start)
+    assert ours.shape == (48, 1, 4, 6)
+    assert (ours - theirs).abs().max() < 2e-5
+    assert generate(generator, [request])[0].shape == (3, 1, 64, 96)
+
+
+def test_modes_packed_together_equal_the_pipeline_one_by_one(exported) -> None:
+    """T2V, I2V, V2V and T2I of other sizes and rates, in one pack and cut into several: to 1e-4 each."""
+    generator, pipeline, _ = exported
+    clip = torch.randint(0, 256, (3, 9, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    image = clip[:, 0]
+    frames = list(clip.permute(1, 2, 3, 0).numpy() / 255.0)
+    requests = [
+        REQUEST,
+        replace(REQUEST, prompt="A blue circle.", seed=4, condition=image[:, None], condition_frames=1),
+        replace(REQUEST, seed=5, num_frames=17, fps=24.0, condition=clip, condition_frames=2),
+        replace(REQUEST, seed=6, num_frames=1, width=64),
+    ]
+    given: list[dict[str, Any]] = [{}, {"image": image}, {"video": frames}, {}]
+    theirs = [
+        pipeline_latents(pipeline, request, prepare(generator, request).start, **arguments)
+        for request, arguments in zip(requests, given, strict=True)
+    ]
+    for max_tokens in (None, 150):
+        ours = generate_latents(generator, requests, max_tokens=max_tokens)
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one - other).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("num_frames", [9, 1])
+@pytest.mark.parametrize("negative", ["", "blurry.", '{"quality": "blurry"}'])
+def test_denied_metadata_of_the_negative_prompt_are_the_pipelines(negative: str, num_frames: int) -> None:
+    """negative_metadata "inverse" has the token ids of the pipeline's own templates; "same" those of a prompt."""
+    generator = make_generator(defaults=replace(DEFAULTS, append_duration_fps=True, append_resolution=True))
+    from worldsmith.checkpoint.formats.cosmos3.export_diffusers import build_pipeline, exported_weights
+
+    pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
+    tail = [generator.text_tokenizer.eos_id, generator.text_tokenizer.vision_start_id]
+    size = {"num_frames": num_frames, "height": 64, "width": 96, "fps": 8.0}
+    request = replace(REQUEST, num_frames=num_frames, negative_prompt=negative)
+    for mode, ids in (
+        ("inverse", pipeline.tokenize_prompt("x", negative, **size)[1]),
+        ("same", pipeline.tokenize_prompt(negative, **size)[0]),
+    ):
+        text = unconditional_text(replace(request, negative_metadata=mode), generator.defaults)
+        assert [*generator.tokenize(text), *tail] == ids
+    assert unconditional_text(replace(request, negative_metadata="none"), generator.defaults) == negative
+    with pytest.raises(ValueError, match="the captions of the model's training had no sentences"):
+        unconditional_text(replace(request, negative_metadata="same"), DEFAULTS)
 
 
 def test_without_guidance_and_with_a_negative_prompt(exported) -> None:

@@ -148,6 +148,24 @@ def test_texts_are_those_of_training() -> None:
     assert unconditional_text(replace(plain, negative_prompt="blurry"), keeps) == "blurry"
 
 
+def test_metadata_are_filled_into_structured_prompts() -> None:
+    """Keys that are there keep their place and get what is generated, new ones go last; an image has no duration."""
+    known = GenerationDefaults(structured_metadata=True, append_duration_fps=True, append_resolution=True)
+    caption = {"fps": 30, "subjects": ["ü"], "duration": "9s"}
+    request = replace(REQUEST, prompt=json.dumps(caption), num_frames=61, fps=24.0, width=96)
+    expected = {"fps": 24.0, "subjects": ["ü"], "duration": "2s", "resolution": {"H": 64, "W": 96}}
+    assert conditional_text(request, known) == json.dumps({**expected, "aspect_ratio": "4,3"})
+    assert "\\u00fc" in conditional_text(request, known)
+    picture = json.loads(conditional_text(replace(request, num_frames=1), known))
+    assert list(picture) == ["subjects", "resolution", "aspect_ratio"]
+    assert conditional_text(request, GenerationDefaults()) == request.prompt
+    assert conditional_text(replace(request, structured_metadata=False), known) == request.prompt
+    asked = conditional_text(replace(request, structured_metadata=True), GenerationDefaults())
+    assert asked == conditional_text(request, known)
+    plain = conditional_text(REQUEST, known)
+    assert plain == "A red square. The video is 1.1 seconds long and is of 8 FPS. This video is of 64x64 resolution."
+
+
 def test_prompts_are_never_cut(generator: Cosmos3Generator) -> None:
     """Neither the prompt nor the negative one: without its end a text is no turn of the chat any more."""
     whole = len(prepare(generator, REQUEST).conditional.text_ids)
