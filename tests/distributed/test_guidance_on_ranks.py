@@ -14,7 +14,7 @@ from worldsmith.sampling.generate import BranchShare, generate_latents
 
 
 def test_the_latents_of_two_ranks_equal_those_of_one(tmp_path: Path) -> None:
-    """Packed requests of several sizes, modes and negative prompts: to 1e-5 of the largest value; the same bits on both."""
+    """Requests of several sizes, modes and negative prompts, packed: to 1e-5 of the largest value."""
     launch(Path(guidance_ranks.__file__), 2, [str(tmp_path)])
     first, second = (torch.load(tmp_path / f"latents_{rank}.pt") for rank in (0, 1))
     generator, requests = guidance_ranks.make_generator(), guidance_ranks.make_requests()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,12 +14,16 @@ from launch import launch
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.sampling.sample_args import decide
+from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_folder import find_samples
+from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
 RANKS = Path(command_ranks.__file__)
@@ -60,3 +65,14 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("my_samples", "shared", "halved"):
         assert [str(made.folder.relative_to(folder)) for made in find_samples(Path(folder))] == names
     assert [made.args["num_frames"] for made in find_samples(Path("shared"))] == [9, 9, 9, 1]
+
+
+def test_the_example_of_a_negative_prompt_is_a_structured_caption() -> None:
+    """It is read as one line of JSON, and the model gets it whole."""
+    path = Path(__file__).parents[2] / "examples/negative_prompt.json"
+    assert str(path.relative_to(path.parents[1])) in PAGE
+    sample = Sample(prompt="x", negative_prompt_file=path.name)
+    entry = Entry("x", sample, [Layer("here", sample, path.parent)])
+    (args,) = decide(entry, Layer("flag", SampleSettings(), Path()), DEFAULTS, LatentGrid(4, 16, 2), "model")
+    assert args.negative_prompt == json.dumps(json.loads(path.read_text(encoding="utf-8")))
+    assert "physical_realism" in args.negative_prompt

@@ -13,6 +13,7 @@ from mp4 import read_mp4
 from PIL import Image
 
 from worldsmith.assets import asset_path
+from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_dict
@@ -27,7 +28,9 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.sample_folder import find_samples
+from worldsmith.sampling.texts import conditional_text
 from worldsmith.sampling.video_writer import read_image, write_mp4
 
 
@@ -175,6 +178,42 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
         *("000_x/sample_args.json", "000_x/sample_outputs.json", "000_x/vision.jpg"),
         *("001_y/sample_args.json", "001_y/sample_outputs.json", "001_y/vision.jpg", "contact_sheet.png", "mine.mp4"),
     ]
+
+
+def test_released_weights_need_no_flags(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain diffusers folder: published defaults, each with its source; small ones are made here."""
+    folder = tmp_path / "released"
+    assert main(["export", str(run_folder), "-o", str(folder), "--dtype", "float32"]) == 0
+    (folder / "worldsmith.json").unlink()
+    words = ["generate", str(folder), "-o", str(tmp_path / "out")]
+    capsys.readouterr()
+    assert main([*words, "--prompt", "x", "--dryrun"]) == 0
+    said = capsys.readouterr().out
+    for expected in ("189 frames of 720×1280, 24 a second", "shift                10.0 (as published)"):
+        assert expected in said
+    caption = json.dumps({"subjects": [], "fps": 30})
+    small = ["--resolution", "64", "--aspect-ratio", "1,1", "--num-frames", "5", "--steps", "1"]
+    assert main([*words, "--prompt", caption, *small]) == 0
+    (made,) = find_samples(tmp_path / "out")
+    found = [made.args[name] for name in ("height", "shift", "guidance", "structured_metadata")]
+    assert found == [64, 10.0, 6.0, True]
+    model = find_model(folder)
+    request = GenerationRequest(prompt="A cat.", height=64, width=64, num_frames=5, fps=24.0)
+    expected = "A cat. The video is 0.2 seconds long and is of 24 FPS. This video is of 64x64 resolution."
+    assert conditional_text(request, model.defaults) == expected
+
+
+def test_a_launch_checks_and_plans_before_there_are_processes(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")  # which a plan changes
+    monkeypatch.setattr("torch.distributed.run.run", lambda *_: pytest.fail("processes were started"))
+    launch = ["launch", "--nproc-per-node", "2", "generate", str(run_folder), "-o", str(tmp_path / "out")]
+    assert main([*launch, "--prompt", "x", "--cfgp-size", "2", "--dryrun"]) == 0
+    assert "folder   " in capsys.readouterr().out
+    assert main([*launch, "--prompt", "x", "--num-stepz", "2"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

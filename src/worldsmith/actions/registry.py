@@ -40,7 +40,11 @@ ACTIONS = {
         },
         by="word",
     ),
-    "generate": Command("make videos with a trained model", {"videos": "outputs.generate:GenerateVideos"}, by="model"),
+    "generate": Command(
+        "make videos and images with a trained or released model",
+        {"videos": "outputs.generate:GenerateVideos"},
+        by="model",
+    ),
     "convert": Command("make a base checkpoint from weights in another format", {"": "weights.convert:Convert"}),
     "export": Command("turn a checkpoint into a folder that other libraries load", {"": "weights.export:Export"}),
     "infer": Command("ask a reasoner one question", {"answers": "outputs.infer:AskModel"}, by="model"),

@@ -15,6 +15,7 @@ from worldsmith.actions.outputs.sample_order import Order
 from worldsmith.checkpoint.formats.export_folder import read_source
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -113,7 +114,9 @@ class GenerateVideos(WritingAction):
         if config.adapter is not None:
             require_no_adapters(model, Path(config.adapter))
         grid = LatentGrid(*model.config.latent_grid)
-        told_by = "as trained" if model.tree is not None or model.run else "as published"
+        told_by = "as trained" if model.tree is not None else "as published"
+        if (model.folder / ABOUT).is_file():
+            told_by = "as its export says"
         samples = [sample for entry in entries for sample in decide(entry, flags, model.defaults, grid, told_by)]
         for sample in samples:
             sample.request(grid)
