@@ -1,0 +1,179 @@
+"""What `worldsmith generate` is to make, with which model and where; what of it is there; and how it is made."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.distributed.world import World
+from worldsmith.sampling.sample_folder import differences, read_sample, write_sample
+
+if TYPE_CHECKING:
+    from worldsmith.models.video_model import VideoModel
+    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.sample_args import SampleArgs
+
+SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
+WEIGHTS = ("*.safetensors", "*.distcp")
+Settings = tuple[int, float, float]
+"""Steps, guidance and shift, which a pack has in common."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Samples and the model that makes them."""
+
+    model: StoredModel
+    device: str
+    samples: list[SampleArgs]
+    out: Path
+    adapter: str | None
+
+    def arguments(self, sample: SampleArgs) -> dict[str, Any]:
+        """What makes the sample what it is, as `sample_args.json` has it."""
+        model = self.model
+        about = {
+            "folder": str(model.folder.absolute()),
+            "weights": model.weights,
+            "iteration": model.iteration,
+            "adapter": self.adapter,
+            "mark": self.weights_mark,
+        }
+        begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
+        return {**sample.record(), "vision_mark": begin, "model": about}
+
+    @cached_property
+    def weights_mark(self) -> str:
+        """Changes with every file of weights; those of a run before its first step are known by its name."""
+        folders = [] if self.model.weights == "untrained" else [self.model.folder]
+        folders += [Path(self.adapter)] if self.adapter else []
+        return mark_of(file for folder in folders for kind in WEIGHTS for file in sorted(folder.rglob(kind)))
+
+    def made(self) -> list[str]:
+        """Names of the samples that are complete, with these arguments."""
+        known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
+        return [s.name for s, made in known if made is not None and not differences(made, self.arguments(s))]
+
+    def require_same(self) -> None:
+        """Raises FileExistsError when a complete sample was made with other arguments."""
+        for sample in self.samples:
+            made = read_sample(self.out / sample.name)
+            if made is not None and (changed := differences(made, self.arguments(sample))):
+                raise FileExistsError(
+                    f"{made.folder} was made with other arguments ({', '.join(changed)}); choose another folder, or "
+                    "give --force"
+                )
+
+    def setting_lines(self) -> list[str]:
+        from worldsmith.sampling.sample_args import settings_lines
+
+        return settings_lines(self.samples)
+
+    def count(self, made: int) -> str:
+        total = f"{len(self.samples)} sample{'s' * (len(self.samples) != 1)}"
+        if made == len(self.samples):
+            return f"{total}, complete already, nothing to do"
+        return f"{total}, of which {made} {'is' if made == 1 else 'are'} complete already" if made else total
+
+    def make(
+        self,
+        generator: VideoModel,
+        world: World,
+        made: Collection[str],
+        *,
+        max_num_seqs: int | None,
+        max_model_len: int | None,
+    ) -> None:
+        """Makes this process's share of the samples that are not `made`, pack by pack.
+
+        Packs are cut from all samples, whatever is there already: a command that goes on makes the same bytes as one
+        that was never stopped.
+        """
+        from worldsmith.sampling.generate import generate_pack
+        from worldsmith.sampling.requests import read
+        from worldsmith.sampling.unipc import flow_schedule
+
+        grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
+        most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
+        packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
+        open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
+        mine = open_packs[world.data_rank :: world.data_size]
+        total, done = sum(len(pack) * pack[0].num_steps for pack in mine), 0
+        show = share_done("generating") if world.is_main else None
+
+        def count(requests: int) -> None:
+            nonlocal done
+            done += requests
+            if show is not None:
+                show(done, total)
+
+        for pack in mine:
+            steps, guidance, shift = settings_of(pack[0])
+            requests = [read(generator, sample.request(grid)) for sample in pack]
+            latents = generate_pack(
+                generator, requests, flow_schedule(steps, shift), guidance, progress=count, share=share
+            )
+            for sample, latent in zip(pack, latents):
+                if sample.name not in made and (share is None or share.branch == 0):
+                    video = generator.decode(latent).cpu()
+                    write_sample(self.out / sample.name, sample, self.arguments(sample), video)
+
+    def packs(
+        self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
+    ) -> list[list[SampleArgs]]:
+        """The samples cut into packs of the same settings."""
+        from worldsmith.sampling.generate import make_packs
+        from worldsmith.sampling.requests import read
+
+        groups: dict[Settings, list[SampleArgs]] = {}
+        for sample in self.samples:
+            groups.setdefault(settings_of(sample), []).append(sample)
+        packs = []
+        for (_, guidance, _), group in groups.items():
+            requests = (read(generator, sample.request(grid)) for sample in group)  # one at a time in memory
+            cut = make_packs(generator, requests, guidance=guidance, max_tokens=max_tokens, most=most, shared=shared)
+            packs += [[group[place] for place in pack] for pack in cut]
+        return packs
+
+    def finish(self, made: int) -> Result:
+        """Draws the contact sheet, and says what there is, of which `made` samples were there before."""
+        from worldsmith.sampling.video_writer import contact_sheet, few_frames
+
+        files = [self.out / sample.name / sample.file for sample in self.samples]
+        clips = [few_frames(file) for file in files[:SHEET_SAMPLES]]
+        prompts = [sample.prompt for sample in self.samples[:SHEET_SAMPLES]]
+        contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts)
+        facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
+        return Result(
+            [*map(str, files), f"{self.out}: {self.count(made)}"], {"folder": str(self.out), "samples": facts}
+        )
+
+
+def settings_of(sample: SampleArgs) -> Settings:
+    return sample.num_steps, sample.guidance, sample.shift
+
+
+def branch_share(world: World) -> BranchShare | None:
+    """How this process and its neighbour divide the branches of guidance; None: each computes both."""
+    from worldsmith.distributed.gather import gather_tensors
+    from worldsmith.sampling.generate import BranchShare
+
+    if world.context_group is None:
+        return None
+    return BranchShare(world.context_group.rank(), partial(gather_tensors, group=world.context_group))
+
+
+def mark_of(files: Iterable[Path]) -> str:
+    """Changes when one of the files does."""
+    digest = hashlib.sha256()
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
