@@ -116,6 +116,15 @@
     chart.plot.replaceChildren();
     chart.view?.then?.(view => [view].flat().forEach(one => one.remove?.()));
     chart.view = Bokeh.Plotting.show(figure, chart.plot);
+    chart.view.then(() => skipFocus(chart.plot));
+  }
+
+  // What is drawn is no stop of the Tab key: keys do nothing there.
+  function skipFocus(node) {
+    for (const element of node.querySelectorAll("*")) {
+      if (element.hasAttribute("tabindex")) element.tabIndex = -1;
+      if (element.shadowRoot) skipFocus(element.shadowRoot);
+    }
   }
 
   function toggle(chart, index, number, name, show) {
