@@ -27,8 +27,11 @@ from worldsmith.config import Configurable, UserError, field_docs
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import unset_tree
+from worldsmith.config.words.command_words import draft_settings, sort_words
 from worldsmith.config.words.typed_flags import flag_kind
 from worldsmith.training.trainer import Trainer
 
@@ -145,6 +148,23 @@ def test_text_stands_as_it_was_written_and_lists_take_a_flag_for_each_item(
     found = tried("w", *(word for text in texts for word in ("--text", text)), "--note", "null", "--sizes", "1")
     assert (found["text"], found["note"], found["sizes"]) == (texts, "null", [1])
     assert tried("w", "--sizes", "1", "--sizes=-2", tail=("note=null",))["sizes"] == [1, -2]
+
+
+def test_a_list_in_the_last_place_takes_all_words_that_are_left() -> None:
+    from worldsmith.actions.reports.report import Report
+
+    def read(*words: str) -> tuple[list[str], str | None]:
+        sorted_words = sort_words(words, [unset_tree(Report.Config)], {}, Report.aliases)
+        found = finish(*draft_settings("report", Report.Config, sorted_words, Report.places, None, [])).tree
+        return found.runs, found.out
+
+    assert read("a", "b", "-o", "c.html", "d") == (["a", "b", "d"], "c.html")
+    assert read("--runs", "a", "--runs", "b") == (["a", "b"], None)
+    assert read("a") == (["a"], None)
+    with pytest.raises(ConfigError, match="runs: given twice, as 'a b' and as --runs"):
+        read("a", "b", "--runs", "c")
+    with pytest.raises(ConfigError, match="write RUNS, or --runs VALUE"):
+        read("-o", "c.html")
 
 
 def test_sections_and_classes_are_chosen_as_in_a_run(tried: Callable[..., dict[str, Any]]) -> None:

@@ -16,14 +16,15 @@ from worldsmith.config.recipes.registry import get_recipe, recipe_names, registe
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
-from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.tree.paths import format_path, parse_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.words.typed_flags import read_flags
-from worldsmith.config.write.annotate import show_tree
+from worldsmith.config.write.annotate import leaves, show_tree
+from worldsmith.config.write.origins import describe_origins
 
 FILE = """[job]
 experiment = "small"
@@ -91,6 +92,15 @@ def test_only_what_differs_from_the_recipe_counts_as_changed(loaded: Loaded) -> 
         *map(parse_path, ("scheduler.f_min", "scheduler.cycle_lengths")),
     }
     assert load("small").changed == set()
+
+
+def test_the_record_of_a_run_says_who_wrote_what_and_what_it_was(loaded: Loaded) -> None:
+    found = describe_origins(loaded)
+    assert found["optimizer.lr"] == {"origin": "run.toml:4", "changed": True, "was": load("small").tree.optimizer.lr}
+    assert found["optimizer.lr_multipliers.tail"] == {"origin": "run.toml:8", "changed": True}
+    assert found["job.project"] == {"origin": "recipe small"}
+    assert found["optimizer.eps"] == {"origin": "default"}
+    assert set(found) == {format_path(path) for path, _ in leaves(to_dict(loaded.tree))}
 
 
 def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(

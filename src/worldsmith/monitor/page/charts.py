@@ -11,10 +11,6 @@ from worldsmith.monitor.page.series import Series
 
 MOST_LINES = 12
 """Of one run in one chart."""
-NOT_DRAWN = re.compile(
-    r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|val\w*/(samples|tokens|seconds)"
-    r"|loaded/.*|rejected/.*"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,6 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
     for index, (run, series) in enumerate(runs):
         for figure, values in series.items():
             name = chart_of(figure)
-            if name is None or not values.values:
-                continue
             about = CHARTS.get(name, Chart(in_words(name), ""))
             chart = found.setdefault(
                 name, {"id": name, "title": about.title, "unit": about.unit, "log": about.log, "lines": [], "more": 0}
@@ -71,10 +65,8 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
     return [found[name] for name in order if name in found]
 
 
-def chart_of(figure: str) -> str | None:
-    """The chart in which a figure is drawn; None for what is no curve."""
-    if NOT_DRAWN.fullmatch(figure):
-        return None
+def chart_of(figure: str) -> str:
+    """The chart in which a figure is drawn."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, figure):
             return name

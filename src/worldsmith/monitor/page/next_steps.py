@@ -105,14 +105,20 @@ def resume_command(run: RunFiles) -> str | None:
     processes = lookup(run.environment, "world_size", 1)
     if isinstance(processes, int) and processes > 1:
         words = ["launch", "--nproc-per-node", str(processes), *words]
-    there = run.launch.get("working_directory")
-    change = f"cd {shlex.quote(str(there))} && " if there else ""
     root = shlex.quote(str(folder.parents[2]))
-    return f"{change}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
+    return f"{from_its_place(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
 
 
 def command(name: str, *words: object, of: RunFiles | None = None) -> str:
-    return shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
+    """A command, and where it needs what the settings of a run lead to, from where that was started."""
+    line = shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
+    return f"{from_its_place(of)}{line}" if of else line
+
+
+def from_its_place(run: RunFiles) -> str:
+    """Paths in the config may be relative."""
+    there = run.launch.get("working_directory")
+    return f"cd {shlex.quote(str(there))} && " if there else ""
 
 
 def packages(run: RunFiles) -> list[str]:

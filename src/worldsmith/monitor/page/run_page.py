@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from worldsmith.monitor.page.charts import chart_of, charts
+from worldsmith.monitor.page.charts import charts
 from worldsmith.monitor.page.formats import count, duration, figure
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
@@ -120,7 +120,7 @@ def data_section(run: RunFiles) -> Section:
 
 def thinned_note(run: RunFiles) -> str:
     """What the page has done to long curves."""
-    thinned = [series for name, series in run.metrics.series.items() if chart_of(name) and series.thinned]
+    thinned = [series for series in run.metrics.series.values() if series.thinned]
     if not thinned:
         return ""
     longest = max(thinned, key=lambda series: series.values)

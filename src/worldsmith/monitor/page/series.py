@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +14,11 @@ from typing import Any
 
 MOST_BUCKETS = 800
 """Of one series."""
-COUNTED = ("loaded/", "rejected/")
-"""What begins so is counted from the start of the run: its last value says all."""
+NO_CURVE = re.compile(
+    r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|val\w*/(samples|tokens|seconds)"
+    r"|(loaded|rejected)/.*"
+)
+"""Counts, of which the last value says all."""
 
 
 @dataclass(slots=True)
@@ -27,6 +32,15 @@ class Bucket:
     total: float
     low: float
     high: float
+
+    def join(self, count: int, steps: float, total: float, low: float, high: float) -> None:
+        self.count += count
+        self.steps += steps
+        self.total += total
+        if low < self.low:
+            self.low = low
+        if high > self.high:
+            self.high = high
 
 
 @dataclass(slots=True)
@@ -46,29 +60,31 @@ class Series:
     def add(self, step: int, value: float) -> None:
         self.values += 1
         self.last = (step, value)
-        self.least = min(self.least, (step, value), key=lambda point: point[1])
-        self.greatest = max(self.greatest, (step, value), key=lambda point: point[1])
-        self._put(Bucket(step // self.width, 1, step, value, value, value))
+        if value < self.least[1]:
+            self.least = (step, value)
+        if value > self.greatest[1]:
+            self.greatest = (step, value)
+        index = step // self.width
+        if self.buckets and (known := self.buckets[-1]).index == index:
+            known.join(1, step, value, value, value)
+            return
+        self.buckets.append(Bucket(index, 1, step, value, value, value))
         while len(self.buckets) > MOST_BUCKETS:
-            self.width *= 2
-            former, self.buckets = self.buckets, []
-            for bucket in former:
-                bucket.index //= 2
-                self._put(bucket)
+            self._widen()
 
     @property
     def thinned(self) -> bool:
         return len(self.buckets) < self.values
 
-    def _put(self, new: Bucket) -> None:
-        if not self.buckets or self.buckets[-1].index != new.index:
-            self.buckets.append(new)
-            return
-        known = self.buckets[-1]
-        known.count += new.count
-        known.steps += new.steps
-        known.total += new.total
-        known.low, known.high = min(known.low, new.low), max(known.high, new.high)
+    def _widen(self) -> None:
+        self.width *= 2
+        former, self.buckets = self.buckets, []
+        for bucket in former:
+            bucket.index //= 2
+            if self.buckets and (known := self.buckets[-1]).index == bucket.index:
+                known.join(bucket.count, bucket.steps, bucket.total, bucket.low, bucket.high)
+            else:
+                self.buckets.append(bucket)
 
 
 class MetricsReader:
@@ -122,8 +138,13 @@ class MetricsReader:
                 self.missing[name] += 1
                 continue
             self.latest[name] = value
-            if not name.startswith(COUNTED):
+            if is_curve(name):
                 self.series.setdefault(name, Series()).add(step, value)
+
+
+@functools.cache
+def is_curve(figure: str) -> bool:
+    return NO_CURVE.fullmatch(figure) is None
 
 
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:

@@ -210,7 +210,7 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     found = commands(finished)
     assert list(found) == ["Train longer", "Export it", "Generate"]
     assert found["Train longer"] == f"{resume.format(finished)} -- trainer.max_iter=80"
-    assert found["Export it"] == f"worldsmith export {finished} -o {finished}/export"
+    assert found["Export it"] == f"cd {there} && worldsmith export {finished} -o {finished}/export"
     now = datetime.now(UTC).isoformat()
     running = write_run(tmp_path, "second", steps=3, status={"state": "running", "updated": now})
     assert list(commands(running)) == ["Watch it live", "Stop it", "Export it", "Generate"]
