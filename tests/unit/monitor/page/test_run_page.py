@@ -165,6 +165,25 @@ def test_many_steps_are_thinned_and_that_is_said(tmp_path: Path) -> None:
     assert "22 samples of steps in between" in shown
 
 
+def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    examples = [{"key": "clip3", "path": "x.mp4", "line": 4, "detail": "no such file"}]
+    found = {
+        "dataset": "my_shapes",
+        "records": 12345,
+        "decoded": False,
+        "left_out": {"missing_file": {"count": 7, "examples": examples}},
+        "features": {"size": {"labels": ["64x64", "32x32"], "counts": [3, 9]}},
+    }
+    (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
+    shown = text_of(folder, "data")
+    assert "in its training data dataset my_shapes records 12 345 decoded False" in shown
+    assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
+    assert "in its validation data records 2" in shown
+    (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')
+    text_of(folder, "data")
+
+
 def test_answers_stand_beside_what_was_expected(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     about = {

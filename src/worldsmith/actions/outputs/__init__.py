@@ -1,0 +1,1 @@
+"""Actions that make something with a model."""
