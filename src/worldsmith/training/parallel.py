@@ -1,4 +1,4 @@
-"""From a model's config to the network in the form in which the run trains it."""
+"""This process in the run, and from a model's config to the network in the form in which the run trains it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model, NetworkParts
+    from worldsmith.training.loop_config import LoopConfig
 
 
 def plan_degrees(model: Model.Config, processes: int) -> Degrees:
@@ -26,6 +27,18 @@ def plan_degrees(model: Model.Config, processes: int) -> Degrees:
 def join_world(model: Model.Config) -> World:
     """This process's place in the run. Raises ValueError when the degrees do not fit the number of processes."""
     return start_world(context_parallel=plan_degrees(model, world_size()).context)
+
+
+def prepare_process(loop: LoopConfig, world: World) -> None:
+    """Threads and seeds of this process."""
+    import torch
+
+    import worldsmith.training.start_lines  # noqa: F401 (draws random numbers on its first import: before the seeds)
+    from worldsmith.checkpoint.run.rng_state import seed_everything
+
+    if loop.cpu_threads is not None:
+        torch.set_num_threads(loop.cpu_threads)
+    seed_everything(loop.seed + world.rank)
 
 
 def build_model(config: Model.Config, world: World) -> Model:

@@ -30,7 +30,7 @@ from worldsmith.training.file_checks import require_files
 from worldsmith.training.grad_clip import clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.parallel import build_model, join_world
+from worldsmith.training.parallel import build_model, join_world, prepare_process
 from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
 from worldsmith.training.run_folder import (
     Launch,
@@ -387,15 +387,3 @@ class Trainer(Configurable):
     def _call(self, point: str, *arguments: Any) -> None:
         for callback in self.callbacks.values():
             getattr(callback, point)(self, *arguments)
-
-
-def prepare_process(loop: LoopConfig, world: World) -> None:
-    """Threads and seeds of this process."""
-    import torch
-
-    import worldsmith.training.start_lines  # noqa: F401 (draws random numbers on its first import: before the seeds)
-    from worldsmith.checkpoint.run.rng_state import seed_everything
-
-    if loop.cpu_threads is not None:
-        torch.set_num_threads(loop.cpu_threads)
-    seed_everything(loop.seed + world.rank)
