@@ -16,6 +16,7 @@ import torch
 from mortal import Mortal
 from torch import nn
 
+from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.dcp.parts import stored_shapes
 from worldsmith.checkpoint.run import folders
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
@@ -485,4 +486,22 @@ def test_a_folder_that_was_moved_is_not_made_anew_by_a_save(tmp_path: Path) -> N
     (tmp_path / "run").rename(tmp_path / "away")
     with pytest.raises(SaveError, match="No such file or directory"):
         save(one, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["away"]
+
+
+def test_what_torch_makes_anew_where_the_folder_was_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is moved between the look at it and torch's writing, which makes all folders that it needs."""
+    whole = dcp.save_part
+
+    def move_and_save(folder: Path, *args: object, **settings: object) -> None:
+        if not (tmp_path / "away").exists():
+            (tmp_path / "run").rename(tmp_path / "away")
+        whole(folder, *args, **settings)
+
+    one = checkpointer(tmp_path / "run" / "checkpoints")
+    monkeypatch.setattr(dcp, "save_part", move_and_save)
+    with pytest.raises(SaveError, match="it was moved while it was written"):
+        one.save(1, {"model": weights(1)}, texts={"config.yaml": "x: 1"})
     assert [path.name for path in tmp_path.iterdir()] == ["away"]

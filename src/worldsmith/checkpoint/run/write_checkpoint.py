@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,12 +42,13 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
 
     It can run in any thread or process that has its peers.
     """
-    aside = hidden(save.target)
-    peers.run_on_main(lambda: write_texts(aside, save.texts))
+    aside, made = hidden(save.target), list[os.stat_result]()
+    peers.run_on_main(lambda: made.append(write_texts(aside, save.texts)))
     for part, planner in planners.items():
-        peers.run_on_main(lambda: require_folder(aside))
+        peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
         dcp.save_part(aside / part, planner, peers, staged=staged)
     positions = peers.run(lambda: (save.data_rank, save.position))
+    peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: deal(aside, peers.size))
     shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
@@ -67,15 +72,27 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
     remove_old(target, save.keep_latest_k, save.keep_every)
 
 
-def require_folder(aside: Path) -> None:
-    """Raises FileNotFoundError when the run folder was moved meanwhile: torch would make it anew at its old place."""
-    aside.stat()
+def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:
+    """Raises FileNotFoundError when the run folder was moved meanwhile, and `aside` is no more what was `made`.
+
+    What torch has made anew at the old place just then, which lacks the `texts`, is removed.
+    """
+    if os.path.samestat(aside.stat(), made):
+        return
+    if not any((aside / name).exists() for name in texts):
+        shutil.rmtree(aside)
+        for place in list(aside.parents)[:2]:
+            with suppress(OSError):  # others have put something there
+                place.rmdir()
+    raise FileNotFoundError(errno.ENOENT, "it was moved while it was written", str(aside))
 
 
-def write_texts(aside: Path, texts: Mapping[str, str]) -> None:
+def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
+    """Makes the folder; returns what it is known by."""
     aside.mkdir()  # not with the folders above it: the run has made them, and may have lost them
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
+    return aside.stat()
 
 
 def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
