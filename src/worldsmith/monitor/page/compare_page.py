@@ -44,9 +44,10 @@ def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Short names that tell the runs apart."""
-    counted = Counter(run.name for run in runs)
-    return [run.name if counted[run.name] == 1 else str(run.folder) for run in runs]
+    """As much of the end of each path as tells the runs apart."""
+    ends = [[str(Path(*run.folder.resolve().parts[-length:])) for length in range(1, 99)] for run in runs]
+    counted = [Counter(names[length] for names in ends) for length in range(98)]
+    return [next((n for n, count in zip(names, counted, strict=True) if count[n] == 1), names[-1]) for names in ends]
 
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -> list[Row]:

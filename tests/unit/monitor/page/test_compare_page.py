@@ -35,6 +35,8 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / place) for place in ("a", "b")]
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
-    assert [line["name"] for line in page.charts[0]["lines"]] == [str(folder) for folder in folders]
+    folders = [write_run(tmp_path / place) for place in ("a", "b")] + [write_run(tmp_path / "b", "second")]
+    page = comparison([read_run(folder) for folder in [*folders, folders[2]]], Place(tmp_path))
+    names = [line["name"] for line in page.charts[0]["lines"]]
+    assert names[:2] == ["a/shapes/tests/first", "b/shapes/tests/first"]
+    assert names[2:] == [str(folders[2])] * 2  # one run, given twice

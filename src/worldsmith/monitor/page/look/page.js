@@ -35,15 +35,14 @@
     return line.low ? {...data, low: line.low, high: line.high} : data;
   }
 
+  const last = (spec, line) => `${short(line.last[1])}${spec.unit ? ` ${spec.unit}` : ""}`;
+
+  // What a chart says in words; of several lines the legend says it.
   function summary(spec) {
-    const unit = spec.unit ? ` ${spec.unit}` : "";
-    const told = spec.lines.map(line => {
-      const name = spec.lines.length > 1 ? `${label(spec, line)}: ` : "";
-      return `${name}${short(line.last[1])}${unit} at step ${short(line.last[0])}`;
-    });
+    const told = [], [line] = spec.lines;
     if (spec.lines.length === 1) {
-      const [line] = spec.lines;
-      told.push(`least ${short(line.least[1])} at ${short(line.least[0])}`, `greatest ${short(line.greatest[1])}`);
+      told.push(`${last(spec, line)} at step ${short(line.last[0])}`, `least ${short(line.least[1])} at ${short(line.least[0])}`,
+        `greatest ${short(line.greatest[1])}`);
     }
     if (spec.more) told.push(`${spec.more} more lines are in metrics.jsonl`);
     return told.join(" · ");
@@ -128,7 +127,8 @@
   }
 
   function toggle(chart, index, number, name, show) {
-    const button = make("button", {type: "button"}, make("span", {className: `swatch c${number}`}), name);
+    const value = make("small", {textContent: last(chart.spec, chart.spec.lines[index])});
+    const button = make("button", {type: "button"}, make("span", {className: `swatch c${number}`}), name, value);
     button.setAttribute("aria-pressed", String(!chart.hidden.has(index)));
     button.onclick = () => {
       const on = chart.hidden.delete(index) || !chart.hidden.add(index);
@@ -139,8 +139,10 @@
   }
 
   function tell(chart) {
-    chart.text.textContent = summary(chart.spec);
-    chart.plot.setAttribute("aria-label", `${chart.spec.title} over steps. ${chart.text.textContent}`);
+    const {spec} = chart;
+    chart.text.textContent = summary(spec);
+    chart.plot.setAttribute("aria-label", `${spec.title} over steps. ${chart.text.textContent}`);
+    chart.legend.querySelectorAll("small").forEach((value, index) => { value.textContent = last(spec, spec.lines[index]); });
   }
 
   const shape = spec => JSON.stringify(spec.lines.map(line => [line.run, line.label, Boolean(line.low), line.smooth, line.x.length < 40]));
