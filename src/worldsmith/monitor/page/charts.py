@@ -42,6 +42,9 @@ CHARTS = {
         smooth=True,
         labels={"step_seconds": "whole step", "data_seconds": "waiting for data"},
     ),
+    "shares": Chart("Shares, 0 to 1", r"\w+_share"),
+    "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*"),
+    "norms": Chart("Norms of the whole network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
 }
 

@@ -63,7 +63,8 @@ def test_figures_that_nobody_knows_get_a_chart_of_their_own(tmp_path: Path) -> N
     path = tmp_path / "metrics.jsonl"
     figures = {"loss": 1.0, "lr": 1e-3, "lr_groups": {"tower": 1e-4}, "loss_by_noise": {"low": 1.0, "high": 2.0}}
     path.write_text(
-        json.dumps({"step": 1, **figures, "flops_share": 0.4, "samples": 4, "loaded": {"samples": 4}}) + "\n"
+        json.dumps({"step": 1, **figures, "padding_share": 0.4, "odd": 3, "samples": 4, "loaded": {"samples": 4}})
+        + "\n"
     )
     reader = MetricsReader(path)
     reader.read()
@@ -71,6 +72,7 @@ def test_figures_that_nobody_knows_get_a_chart_of_their_own(tmp_path: Path) -> N
     assert found == {
         "loss": ["Loss"],
         "learning_rate": ["Lr", "Lr groups · tower"],
-        "flops_share": ["Flops share"],
+        "shares": ["Padding share"],
         "loss_by_noise": ["Low", "High"],
+        "odd": ["Odd"],
     }
