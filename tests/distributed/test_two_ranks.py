@@ -10,6 +10,7 @@ import torch
 import toy_runs
 from launch import launch
 
+from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.trainer import Trainer
 
 
@@ -36,6 +37,24 @@ def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:
     for name in (name for name in expected if name.startswith(("model/", "optim/"))):
         error = (found[name] - expected[name]).norm()
         assert error <= 1e-5 * expected[name].norm() + 1e-9, name
+
+
+def test_norms_of_sharded_parts_are_those_of_a_single_process(folder: Path) -> None:
+    single, whole = (read_metrics(folder / name / "norm_monitor/norms.jsonl") for name in ("single", "whole"))
+    assert [line["step"] for line in whole] == [line["step"] for line in single] == [1, 2, 3]
+    for ours, theirs in zip(whole, single, strict=True):
+        assert set(ours["parts"]) == {"layers.0", "layers.1"}
+        for part, norms in theirs["parts"].items():
+            assert set(norms) == {"weight", "gradient", "update"}
+            assert ours["parts"][part] == pytest.approx(norms, rel=1e-4)
+
+
+def test_every_process_has_its_devices_read(folder: Path) -> None:
+    lines = read_metrics(folder / "whole/DeviceMonitor/devices.jsonl")
+    assert [len(line["processes"]) for line in lines] == [2, 2, 2]
+    greatest = [max(process["ram_bytes"] for process in line["processes"]) for line in lines]
+    logged = read_metrics(folder / "whole/metrics.jsonl")
+    assert [line["devices"]["ram_bytes"] for line in logged] == greatest
 
 
 def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:

@@ -22,6 +22,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("latent_cache.py", ["--quick"], [RATIO, "losses of 2 steps: equal to the last bit"]),
         ("encode.py", ["--quick"], [RATIO, "2 files: equal, byte for byte"]),
         ("async_save.py", ["--quick"], [r"in background: +\d+\.\d\d s", r"standing still is \d+% of it"]),
+        ("monitor_cost.py", ["--quick"], [r"a step with +\d+\.\d ms: [+-]\d+\.\d\d%", r"CPU time +[+-]"]),
         ("checkpoint_bytes.py", ["--quick"], [r"adapters +\d+\.\d\d", r"trained +\d+\.\d\d"]),
         ("chat_data.py", ["--quick"], [RATIO, "equal to the last bit", r"16000 tokens: \d\d\.\d\d % full in order"]),
         ("reasoner_step.py", ["--quick", "--samples", "4"], [RATIO, r"grows by \d+ MiB", r"value: \d\.\de-0[5-9]"]),

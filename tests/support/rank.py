@@ -11,6 +11,8 @@ import toy_runs
 from launch import fork_ranks
 
 from worldsmith.distributed.world import stop_world
+from worldsmith.training.callbacks.device_monitor import DeviceMonitor
+from worldsmith.training.callbacks.norm_monitor import NormMonitor
 from worldsmith.training.trainer import Trainer
 
 
@@ -19,6 +21,8 @@ def two_rank_config(world: Path, *, steps: int, accumulate: int) -> Trainer.Conf
     config = toy_runs.toy_config(world, steps=steps, save_iter=10)
     config.trainer.grad_accum_iter = accumulate
     config.scheduler.cycle_lengths = [4]
+    config.trainer.callbacks["norm_monitor"] = NormMonitor.Config(every=1, updates=True)
+    config.trainer.callbacks["DeviceMonitor"] = DeviceMonitor.Config(every=1)
     return config
 
 
