@@ -23,6 +23,7 @@ from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine
@@ -102,6 +103,7 @@ def vision_sft_nano() -> Trainer.Config:
                 "grad_clip": GradClip.Config(clip_norm=0.1, force_finite=True),
                 "compile_tokenizer": CompileTokenizer.Config(enabled=False),
                 **monitors(),
+                "EveryNDrawSample": DrawVideos.Config(),
             },
         ),
         checkpoint=Checkpointer.Config(
@@ -230,6 +232,7 @@ def vision_sft_tiny() -> Trainer.Config:
                 "grad_clip": GradClip.Config(clip_norm=1.0),
                 "compile_tokenizer": CompileTokenizer.Config(),
                 **monitors(),
+                "EveryNDrawSample": DrawVideos.Config(),
             },
         ),
         checkpoint=Checkpointer.Config(init="scratch", save_iter=100),
@@ -267,6 +270,7 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.dataloader_train.max_sequence_length = None
     config.dataloader_train.max_samples_per_batch = 32
 
+    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(enabled=True, every=200, guidance=[3.0])
     config.trainer.max_iter = 800
     config.trainer.logging_iter = 10
     config.checkpoint.save_iter = 200

@@ -25,6 +25,7 @@ from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.models.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine
@@ -65,6 +66,7 @@ def llava_ov() -> Trainer.Config:
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=1.0, force_finite=False),
                 **monitors(),
+                "EveryNDrawSample": DrawAnswers.Config(),
             },
         ),
         checkpoint=Checkpointer.Config(save_iter=100),
@@ -201,5 +203,14 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     loader.max_sequence_length = None
     loader.max_samples_per_batch = 16
     config.trainer.validation_iter = 500
+    # Held-out questions, to be answered with yes or no, and requests for a score.
+    config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(
+        enabled=True,
+        every=500,
+        samples=6,
+        dataset=MixedDataset.Config(
+            datasets={"questions": LlavaDataset.Config(path=val), "scores": ManifestDataset.Config(path=val)}
+        ),
+    )
     config.dataloader_val = dataclasses.replace(loader, dataset=ManifestDataset.Config(path=val))
     return config

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError, SampleError
@@ -34,20 +35,40 @@ def with_clip_size(
     if run_tree is None:
         return defaults
     try:
-        part = first_part(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config), LatentGrid(*grid))
+        dataset = VideoDataset(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
+        return of_first_clip(defaults, dataset, grid)
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
         return defaults
+
+
+def of_first_clip(
+    defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, int, int]
+) -> GenerationDefaults:
+    """The same of a data set that is read already. Raises DataError when the first few clips cannot be read."""
+    part = first_part(dataset, LatentGrid(*grid))
     height, width = part.size
     return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)
 
 
-def first_part(config: VideoDataset.Config, grid: LatentGrid) -> Part:
+def first_captions(dataset: VideoDataset, count: int) -> list[str]:
+    """The first so many different captions, in the order of the windows. Raises DataError for none."""
+    found: dict[str, None] = {}
+    for window in dataset.windows:
+        if caption := choose_caption(window.captions, dataset.config.caption_keys, random.Random(0)):
+            found[caption.text] = None
+        if len(found) == count:
+            break
+    if not found:
+        raise DataError(f"{dataset.file} has no caption")
+    return list(found)
+
+
+def first_part(dataset: VideoDataset, grid: LatentGrid) -> Part:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
     from worldsmith.data.clips.sample_maker import look_at
 
-    dataset = VideoDataset(config)
     for window in dataset.windows[:CLIPS_TO_TRY]:
         with suppress(SampleError):
-            return look_at(window, config, grid, random.Random(0))
+            return look_at(window, dataset.config, grid, random.Random(0))
     raise DataError(f"none of the first clips of {dataset.file} can be read")

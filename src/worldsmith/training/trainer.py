@@ -45,7 +45,7 @@ from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
 from worldsmith.training.start_checks import require_same_config, require_same_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
@@ -136,6 +136,8 @@ class Trainer(Configurable):
         self.doing = "training"
         """What goes on at this moment: training, validation, saving, …"""
         self.pace = Throughput()
+        self.is_asked_to_stop: Callable[[], bool] = bool
+        """Whether this process is asked to stop: what is no training gives way."""
         place = self.run_folder / "messages.jsonl" if self.world.is_main else None
         self.messages = MessageLog(place, step=lambda: self.iteration)
         try:
@@ -160,15 +162,16 @@ class Trainer(Configurable):
         save_is_due = False
         place = self.run_folder / stop_file if stop_file and self.world.is_main else None
         with StopSignals(place) as stop, self.messages:
+            self.is_asked_to_stop = lambda: stop.asked is not None
             try:
                 self._call("on_run_start")
                 batches = self._begin()
                 self._call("on_train_start")
-                if self.validate(stop):
+                if self.validate():
                     self.save(required=False)
                 while not self.state.is_done:
                     self.training_step(batches)
-                    is_best = self.validate(stop)
+                    is_best = self.validate()
                     asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
                     if saved == self.world.size:
                         self._settle_save()
@@ -218,7 +221,7 @@ class Trainer(Configurable):
         self._call("after_training_step", step)
         return step
 
-    def validate(self, stop: StopSignals) -> bool:
+    def validate(self) -> bool:
         """Measures the present weights on the validation data if that is due. A stop goes before. Whether they are the
         best so far, and have to be saved for it.
 
@@ -227,7 +230,7 @@ class Trainer(Configurable):
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return False
         with self.busy("validation"):
-            found = self.validator.run(self.state.ema, asked=lambda: stop.asked is not None)
+            found = self.validator.run(self.state.ema, asked=self.is_asked_to_stop)
         if found is None:
             self._warn("step %d: the validation gives way to the stop", self.iteration)
             return False

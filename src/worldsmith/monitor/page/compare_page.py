@@ -52,18 +52,18 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -> list[Row]:
     """The newest samples of each run, by prompt, first the prompts that most runs have."""
-    found: dict[str, Row] = {}
-    shares: Counter[str] = Counter()
+    found: dict[tuple[str, str], Row] = {}
+    shares: Counter[tuple[str, str]] = Counter()
     for run, name in zip(runs, names, strict=True):
         newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
         run.samples = [sample for sample in run.samples if sample.get("step") == newest]
         for row in rows(run, place, prefix=name):
-            shares[row.prompt] += 1
-            if row.prompt in found:
-                found[row.prompt].shown += row.shown
+            shares[row.key] += 1
+            if row.key in found:
+                found[row.key].shown += row.shown
             else:
-                found[row.prompt] = row
-    return sorted(found.values(), key=lambda row: -shares[row.prompt])
+                found[row.key] = row
+    return sorted(found.values(), key=lambda row: -shares[row.key])
 
 
 def last_loss(run: RunFiles) -> str:

@@ -71,6 +71,8 @@ class Row:
     """The samples of one prompt, oldest first."""
 
     prompt: str
+    about: str = ""
+    """The file that a question is about, as the run has it."""
     expected: str | None = None
     media: str | None = None
     """`src` of what a question is about."""
@@ -79,23 +81,30 @@ class Row:
     more: int = 0
     """Samples that are left out of the page."""
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.prompt, self.about
+
 
 def rows(run: RunFiles, place: Place, *, prefix: str = "") -> list[Row]:
-    """The samples of a run by prompt, in the order of their first appearance; `prefix` stands before each caption."""
-    grouped: dict[str, list[dict[str, Any]]] = {}
+    """The samples of a run by what they are asked, in the order of their first appearance.
+
+    One question may be asked about several files. `prefix` stands before each caption.
+    """
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for sample in run.samples:
         if isinstance(sample.get("step"), int):
-            grouped.setdefault(str(sample.get("prompt", "")), []).append(sample)
-    return [row(run, prompt, samples, place, prefix) for prompt, samples in list(grouped.items())[:MOST_PROMPTS]]
+            grouped.setdefault((str(sample.get("prompt", "")), about(sample)), []).append(sample)
+    return [row(run, prompt, samples, place, prefix) for (prompt, _), samples in list(grouped.items())[:MOST_PROMPTS]]
 
 
 def row(run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Place, prefix: str) -> Row:
     steps = sorted({sample["step"] for sample in samples})
     kept = spread(steps, MOST_STEPS)
-    found = Row(prompt, expected=words(samples[-1].get("expected")))
-    if media := samples[-1].get("media"):
-        found.media = place.source(run.folder / str(media))
-        found.media_is_video = is_video(str(media))
+    found = Row(prompt, about=about(samples[-1]), expected=words(samples[-1].get("expected")))
+    if found.about:
+        found.media = place.source(run.folder / found.about)
+        found.media_is_video = is_video(found.about)
     several = len({(sample.get("weights"), sample.get("guidance")) for sample in samples}) > 1
     for sample in sorted(samples, key=lambda sample: sample["step"]):
         if sample["step"] in kept:
@@ -103,6 +112,10 @@ def row(run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Pl
         else:
             found.more += 1
     return found
+
+
+def about(sample: dict[str, Any]) -> str:
+    return str(sample.get("media") or "")
 
 
 def show(run: RunFiles, sample: dict[str, Any], place: Place, prefix: str, several: bool) -> Shown:

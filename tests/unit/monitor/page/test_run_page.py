@@ -203,6 +203,15 @@ def test_answers_stand_beside_what_was_expected(tmp_path: Path) -> None:
     assert re.search(r"Does it fall\? expected: yes no ✗ step 20 Yes ✓ step 40", shown), shown
 
 
+def test_one_question_about_several_files_is_several_questions(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    given = {"step": 20, "kind": "answer", "weights": "live", "prompt": "Does it fall?"}
+    answers = [{**given, "media": f"{name}.mp4", "answer": name, "expected": "a"} for name in "ab"]
+    write_lines(folder / "EveryNDrawSample/samples.jsonl", answers)
+    shown = text_of(folder, "samples")
+    assert re.search(r"Does it fall\? expected: a a ✓ step 20 Does it fall\? expected: a b ✗ step 20", shown), shown
+
+
 def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     with (folder / "config.yaml").open("a") as file:

@@ -1,0 +1,111 @@
+"""Answers of a reasoner to the same questions, while it is trained."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.config.declare.ranges import Count
+from worldsmith.data.conversations.conversation import Turn, question
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from worldsmith.sampling.answers import Answerer
+    from worldsmith.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+BATCH = 8
+"""Questions that are asked at once."""
+
+
+class DrawAnswers(DrawSamples):
+    """Greedy answers to the last questions of conversations, beside the answers that the data have."""
+
+    class Config(DrawSamples.Config):
+        makes: ClassVar[str] = "answers"
+
+        dataset: ChatDataset.Config | None = None
+        """The conversations, of which `samples` are asked, evenly over the data set. None: the validation data, if the
+        run validates, else the training data."""
+        max_new_tokens: Count = 64
+        """An answer ends after so many tokens at the latest."""
+
+    config: Config
+    answerer: Answerer | None = None
+
+    def prepare(self, trainer: Trainer) -> None:
+        if self.answerer is not None:
+            return
+        from worldsmith.sampling.answers import Answerer
+
+        loader: Any = trainer.config.dataloader_train
+        model: Any = trainer.model
+        answerer = Answerer(model, loader.processor)
+        dataset: ChatDataset = (trainer.state if trainer.validator is None else trainer.validator).loader.dataset
+        if self.config.dataset is not None:
+            dataset = self.config.dataset.build()
+        self.asked = choose(dataset, self.config.samples, answerer)
+        self.answerer = answerer  # what fails before is tried again
+
+    def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
+        assert self.answerer is not None
+        self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
+        asked = [(key, question(turns)) for key, turns in self.asked]
+        answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=self.config.max_new_tokens)
+        for (_, turns), answer in zip(self.asked, answers):
+            if answer.error:
+                raise DataError(f"{answer.key} cannot be asked: {answer.error}")
+            self.give_way(trainer)
+            last = question(turns)[-1]
+            truth = turns[len(question(turns))].text.strip()
+            yield [Sample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
+
+    def write(self, folder: Path, samples: Mapping[Weights, Sequence[Sample]]) -> Iterator[dict[str, Any]]:
+        run = folder.parents[1]
+        for weights, drawn in samples.items():
+            for sample in drawn:
+                yield {
+                    "weights": weights,
+                    "guidance": None,
+                    "kind": "answer",
+                    "prompt": sample.prompt,
+                    "file": None,
+                    "answer": sample.answer,
+                    "expected": sample.expected,
+                    "media": None if sample.media is None else os.path.relpath(sample.media, run),
+                }
+
+
+def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
+    """Conversations by key, evenly over the data set; of one that is streamed the first ones. DataError for none."""
+    streamed = getattr(getattr(dataset, "config", None), "streaming", False)
+    distance = 1 if streamed else max(1, len(dataset) // count)
+    found: list[tuple[str, tuple[Turn, ...]]] = []
+    for index in range(0, len(dataset), distance):
+        key = dataset.place(index)[0]
+        try:
+            turns = dataset.turns(index)
+            answerer.processor.prompt(question(turns), key=key)
+        except SampleError as error:
+            logger.warning("%s is not among the questions that are asked again and again: %s", key, error)
+            continue
+        found.append((key, turns))
+        if len(found) == count:
+            break
+    if not found:
+        raise DataError(f"{dataset.name} has no conversation that can be asked")
+    return found
+
+
+def media_of(turns: Sequence[Turn]) -> str | None:
+    """The file of the last image or video that the question shows."""
+    parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
+    files = [part.source for part in parts if isinstance(part.source, str) and os.path.isfile(part.source)]
+    return files[-1] if files else None

@@ -1,0 +1,295 @@
+"""Samples that are drawn while a run goes on: what lies in their folder, and that the training does not notice."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoner_runs
+import tiny_runs
+import torch
+from PIL import Image
+from toy_runs import require_same_end
+
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.conversations.conversation import question
+from worldsmith.data.video_file import examine
+from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.monitor.throughput import Throughput
+from worldsmith.sampling.answers import Answerer
+from worldsmith.sampling.generate import GenerationRequest, generate
+from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
+from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
+from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos
+from worldsmith.training.trainer import Outcome, Trainer
+
+NAME = "EveryNDrawSample"
+LAST = "step_000000004"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_runs.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reasoner_runs.make_world(tmp_path_factory.mktemp("chats"))
+
+
+def video_run(world: Path, *, steps: int = 4, **settings: Any) -> Trainer.Config:
+    """Two videos of each drawing, after every second step."""
+    config = tiny_runs.tiny_config(world, steps=steps, save_iter=2)
+    config.scheduler.cycle_lengths = [4]
+    given = {"enabled": True, "every": 2, "samples": 2, "steps": 2, "guidance": [1.0, 3.0]} | settings
+    config.trainer.callbacks[NAME] = DrawVideos.Config(**given)
+    return config
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / NAME / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps with samples of steps 0, 2 and 4."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    Trainer(video_run(world, on_start=True), run_folder=run).train()
+    return run
+
+
+def test_every_drawing_has_a_line_a_file_and_a_cell_of_the_sheet_for_each_sample(whole: Path) -> None:
+    samples = read(whole)
+    assert [(s["step"], s["weights"], s["guidance"]) for s in samples] == [
+        (step, weights, guidance)
+        for step in (0, 2, 4)
+        for weights in ("live", "ema")
+        for guidance in (1.0, 3.0)
+        for _ in range(2)
+    ]
+    assert all(s["kind"] == "video" and (whole / s["file"]).stat().st_size for s in samples)
+    assert len({s["file"] for s in samples}) == len(samples)
+    assert len({s["prompt"] for s in samples}) == 2  # of the training's captions
+    assert all(s["prompt"].startswith("clip ") for s in samples)
+    for step in ("step_000000000", "step_000000002", LAST):
+        with Image.open(whole / NAME / step / "sheet.png") as sheet:
+            assert sheet.width > 300
+            assert sheet.height > 4 * 100
+
+
+@pytest.mark.parametrize("weights", ["live", "ema"])
+def test_a_sample_is_what_the_stored_weights_generate_from_the_same_noise(
+    whole: Path, tmp_path: Path, weights: str
+) -> None:
+    from worldsmith.sampling.training_data import with_clip_size
+    from worldsmith.sampling.video_writer import write_mp4
+
+    found = find_model(str(whole), weights=weights)
+    model: Any = found.load("cpu")
+    model.defaults = size = with_clip_size(model.defaults, found.tree, model.latent_grid)
+    drawn = [s for s in read(whole) if (s["step"], s["weights"], s["guidance"]) == (4, weights, 3.0)]
+    common = {name: getattr(size, name) for name in ("height", "width", "num_frames", "fps")}
+    requests = [GenerationRequest(prompt=s["prompt"], seed=seed, **common) for seed, s in enumerate(drawn)]
+    for sample, video in zip(drawn, generate(model, requests, steps=2, guidance=3.0), strict=True):
+        write_mp4(tmp_path / "expected.mp4", video, common["fps"])
+        assert (whole / sample["file"]).read_bytes() == (tmp_path / "expected.mp4").read_bytes()
+
+
+def test_live_and_averaged_weights_give_other_samples_and_at_the_start_the_same(whole: Path) -> None:
+    files = {
+        (s["step"], s["weights"], s["guidance"], s["prompt"]): (whole / s["file"]).read_bytes() for s in read(whole)
+    }
+    same = [files[key] == files[(key[0], "ema", *key[2:])] for key in files if key[:2] == (0, "live")]
+    later = [files[key] == files[(key[0], "ema", *key[2:])] for key in files if key[:2] == (4, "live")]
+    assert all(same)
+    assert not any(later)
+
+
+def test_training_is_the_same_to_the_bit_with_and_without(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when something in it draws from the generators of the process, whose state is in the checkpoint."""
+    Trainer(video_run(world, enabled=False), run_folder=tmp_path / "without").train()
+    require_same_end(whole, tmp_path / "without", step=4)
+    assert list((tmp_path / "without" / NAME).iterdir()) == []
+    drawn = []
+    monkeypatch.setattr(DrawSamples, "give_way", lambda *_: drawn.append((random.random(), torch.rand(1))))
+    Trainer(video_run(world), run_folder=tmp_path / "random").train()
+    require_same_end(tmp_path / "random", tmp_path / "without", step=4)
+    assert drawn
+
+
+def test_a_resumed_run_draws_again_what_it_does_again(world: Path, whole: Path, tmp_path: Path) -> None:
+    Trainer(video_run(world, steps=2, on_start=True), run_folder=tmp_path).train()
+    later = tmp_path / NAME / "step_000000003"
+    later.mkdir()
+    with (tmp_path / NAME / "samples.jsonl").open("a") as file:
+        file.write('{"step": 3}\n')
+    Trainer(video_run(world, on_start=True), run_folder=tmp_path).train()
+    assert read(tmp_path) == read(whole)
+    assert not later.exists()
+    for sample in read(whole):
+        assert (tmp_path / sample["file"]).read_bytes() == (whole / sample["file"]).read_bytes()
+
+
+def test_prompts_of_ones_own_and_a_shift(world: Path, tmp_path: Path) -> None:
+    config = video_run(world, prompts=["a red ball"], guidance=[0.0], weights=["live"], shift=2.5, every=4)
+    Trainer(config, run_folder=tmp_path).train()
+    file = f"{NAME}/{LAST}/00_live_guidance_0.mp4"
+    assert read(tmp_path) == [
+        {"step": 4, "weights": "live", "guidance": 0.0, "kind": "video", "prompt": "a red ball", "file": file}
+    ]
+
+
+def test_samples_of_a_file_may_begin_with_a_clip_and_have_a_size(world: Path, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "it goes on", "vision_path": str(world / "data/videos/0.mp4"), "num_frames": 13, "seed": 5},
+        {"prompt": "small", "height": 32, "width": 32},
+    ]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = video_run(world, prompts=["first"], prompt_files=[str(file)], guidance=[3.0], weights=["live"], every=4)
+    Trainer(config, run_folder=tmp_path / "run").train()
+    samples = read(tmp_path / "run")
+    assert [s["prompt"] for s in samples] == ["first", "it goes on", "small"]
+    sizes = [examine(str(tmp_path / "run" / s["file"]))[1] for s in samples]
+    assert [(s.width, s.height, s.num_frames) for s in sizes[1:]] == [(64, 64, 13), (32, 32, sizes[0].num_frames)]
+
+
+def test_images_become_jpeg_files(world: Path, tmp_path: Path) -> None:
+    config = video_run(world, guidance=[1.0], weights=["live"], every=4)
+    assert isinstance(config.dataloader_train, VideoLoader.Config)
+    config.dataloader_train.dataset.num_video_frames = 1
+    config.dataloader_train.dataset.conditioning_config = {}
+    Trainer(config, run_folder=tmp_path).train()
+    assert [(s["kind"], s["file"][-4:]) for s in read(tmp_path)] == [("image", ".jpg")] * 2
+    with Image.open(tmp_path / read(tmp_path)[0]["file"]) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (64, 64))
+
+
+def test_a_prompt_that_cannot_be_drawn_ends_no_run_and_is_said_once(
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = video_run(world, prompts=["long " * 700])
+    trainer = Trainer(config, run_folder=tmp_path)
+    assert trainer.train() is Outcome.FINISHED
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum("no samples are drawn after step 2" in text and "max_caption_tokens" in text for text in said) == 1
+    assert "2 drawings of samples have failed" in said
+    counts = [line.get("failed_drawings") for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert counts == [None, 1, 1, 2]
+    assert read(tmp_path) == []
+    require_same_end(tmp_path, whole, step=4)
+
+
+@pytest.mark.parametrize("name", SAME_FOR_ALL)
+def test_a_sample_of_a_file_has_no_scale_of_its_own(
+    world: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": "x", name: 2}))
+    config = video_run(world, prompt_files=[str(tmp_path / "mine.jsonl")], steps=1, every=1)
+    config.trainer.max_iter = 1
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert f"mine.jsonl:1: {name} cannot be a sample's own" in caplog.text
+
+
+def test_a_full_disk_ends_no_run_and_the_next_drawing_is_there(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = DrawVideos.write
+
+    def failing(self: DrawVideos, folder: Path, samples: Any) -> Any:
+        if folder.name != LAST:
+            raise OSError(28, "No space left on device")
+        return write(self, folder, samples)
+
+    monkeypatch.setattr(DrawVideos, "write", failing)
+    Trainer(video_run(world), run_folder=tmp_path).train()
+    assert "after step 2, the run goes on without them: OSError: [Errno 28]" in caplog.text
+    assert {s["step"] for s in read(tmp_path)} == {4}
+
+
+def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGTERM in the middle of the drawing after step 2, with the averaged weights in the network."""
+    look, calls = DrawSamples.give_way, []
+
+    def give_way(self: DrawSamples, trainer: Trainer) -> None:
+        calls.append(trainer.doing)
+        if len(calls) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        look(self, trainer)
+
+    monkeypatch.setattr(DrawSamples, "give_way", give_way)
+    assert Trainer(video_run(world), run_folder=tmp_path).train() is Outcome.STOPPED
+    assert calls == ["sampling"] * 6
+    assert "step 2: the drawing of samples gives way to the stop" in caplog.text
+    assert read(tmp_path) == []
+    monkeypatch.undo()
+    Trainer(video_run(world), run_folder=tmp_path).train()
+    assert [s for s in read(whole) if s["step"]] == read(tmp_path)
+    require_same_end(tmp_path, whole, step=4)
+
+
+def answer_run(chats: Path, **settings: Any) -> Trainer.Config:
+    config = reasoner_runs.reasoner_config(chats, steps=4, save_iter=4)
+    config.trainer.callbacks[NAME] = DrawAnswers.Config(every=2, samples=3, max_new_tokens=5, **settings)
+    return config
+
+
+def test_a_reasoner_answers_the_same_questions(chats: Path, tmp_path: Path) -> None:
+    config = answer_run(chats, enabled=True)
+    run = tmp_path / "run"
+    trainer = Trainer(config, run_folder=run)
+    trainer.train()
+    samples = read(run)
+    assert [(s["step"], s["weights"]) for s in samples] == [
+        (step, weights) for step in (2, 4) for weights in ("live", "ema") for _ in range(3)
+    ]
+    assert all(s["kind"] == "answer" and s["prompt"] == "Is the clip possible?" for s in samples)
+    places = [0, 2, 4]  # evenly over six
+    assert [s["expected"] for s in samples] == [("yes", "no")[place % 2] for place in places] * 4
+    assert [s["media"] and (run / s["media"]).name for s in samples[:3]] == ["chat0.mp4", "chat2.png", "chat4.mp4"]
+    assert all((run / s["media"]).is_file() for s in samples)
+    dataset = trainer.state.loader.dataset
+    for weights in ("live", "ema"):
+        model: Any = find_model(str(run), weights=weights).load("cpu")
+        asked = [(str(place), question(dataset.turns(place))) for place in places]
+        answers = Answerer(model, config.dataloader_train.processor).answers(asked, batch_size=3, max_new_tokens=5)
+        drawn = [s["answer"] for s in samples if (s["step"], s["weights"]) == (4, weights)]
+        assert [answer.text for answer in answers] == drawn
+    Trainer(answer_run(chats), run_folder=tmp_path / "without").train()
+    require_same_end(run, tmp_path / "without", step=4)
+
+
+def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Path) -> None:
+    for config, said in (
+        (answer_run(chats, enabled=True), None),
+        (video_run(world, guidance=[]), "guidance"),
+        (video_run(world, weights=[]), "nothing would be drawn"),
+        (video_run(world, weights=["ema"]), "no average"),
+    ):
+        if said is None:
+            config.trainer.callbacks[NAME] = DrawVideos.Config(enabled=True)
+            said = "makes answers, and this draws videos"
+        if said == "no average":
+            config.model.config.ema.enabled = False
+        with pytest.raises((ConfigError, UserError), match=said):
+            Trainer(config, run_folder=tmp_path)
+
+
+def test_the_throughput_counts_no_drawing(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out: list[float] = []
+    monkeypatch.setattr(Throughput, "leave_out", lambda pace, seconds: left_out.append(seconds))
+    Trainer(video_run(world, guidance=[1.0]), run_folder=tmp_path).train()
+    assert len(left_out) == 2
+    assert min(left_out) > 0
