@@ -27,14 +27,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_runs.make_world(tmp_path_factory.mktemp("encode") / "world", clips=6)
 
 
-def config_for(world: Path, cache: Path | str) -> Trainer.Config:
-    config = tiny_runs.tiny_config(world, steps=3, save_iter=3)
+def config_for(world: Path, cache: Path | str, workers: int = 0) -> Trainer.Config:
+    config = tiny_runs.tiny_config(world, steps=3, save_iter=3, workers=workers)
     config.dataloader_train.latent_cache = str(cache)
     return config
 
 
-def encode(world: Path, cache: Path, **settings: Any) -> dict[str, Any]:
-    return dict(Encode.Config(run=resolve(config_for(world, cache)), **settings).build().run().facts)
+def encode(world: Path, cache: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
+    return dict(Encode.Config(run=resolve(config_for(world, cache, workers)), **settings).build().run().facts)
 
 
 def kept(cache: Path) -> dict[str, bytes]:
@@ -68,7 +68,7 @@ def test_the_same_bytes_as_by_training_and_a_run_has_only_hits(
 def test_two_processes_share_the_work(
     world: Path, by_training: dict[str, bytes], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    facts = encode(world, tmp_path / "cache", processes=2)
+    facts = encode(world, tmp_path / "cache", workers=1, processes=2)
     assert (facts["encoded"], facts["found"], facts["processes"]) == (6, 0, 2)
     assert kept(tmp_path / "cache") == by_training
     assert "encoding 6/6\n" in capfd.readouterr().err

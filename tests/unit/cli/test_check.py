@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import tiny_runs
+import toy_runs
 from damaged_data import damaged_chats
 
+from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.references import resolve
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,14 @@ def test_a_data_set_is_held_against_the_limits_of_a_recipe(
     for place in (file, file.parent):
         facts, code = facts_of(capsys, str(place), "--dataloader_train.max_bad_fraction", "0.9")
         assert (code, facts["limits_of"], facts["data"]["train"]["kept"]) == (0, "videophy2_nano_tiny", 9)
+
+
+def test_a_family_that_says_nothing_of_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = toy_runs.validated(toy_runs.toy_config(toy_runs.make_world(tmp_path / "world")))
+    result = CheckData.Config(run=resolve(config), workers=0).build().run()
+    assert result.code == 0
+    assert {name: report["kept"] for name, report in result.facts["data"].items()} == {"train": 6, "val": 5}
+    assert "kept         6" in list(result.lines)
 
 
 def test_what_is_no_data_set_is_refused(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
