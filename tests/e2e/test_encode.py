@@ -71,7 +71,7 @@ def test_two_processes_share_the_work(
     facts = encode(world, tmp_path / "cache", workers=1, processes=2)
     assert (facts["encoded"], facts["found"], facts["processes"]) == (6, 0, 2)
     assert kept(tmp_path / "cache") == by_training
-    assert "encoding 6/6\n" in capfd.readouterr().err
+    assert "encoding: 100 %\n" in capfd.readouterr().err
 
 
 def test_it_goes_on_where_it_was_ended(

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.actions.action import Action, Result
+from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.actions.datasets.shares import do_shares
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
 from worldsmith.files.writable import require_writable
-from worldsmith.monitor.progress import ProgressLine
 from worldsmith.monitor.terminal_view import duration
 from worldsmith.tasks.registry import task_of
 
@@ -57,14 +56,18 @@ class Encode(Action):
         count, here = self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
         if size > 1 and count > 1:
             raise UserError(f"the launch has {size} processes, which share the work: leave --processes out")
+        show, total, last = share_done(f"{here}encoding"), self.total(rank, size), 0
+
+        def shown(done: int) -> None:
+            nonlocal last
+            if rank == 0 and done > last:
+                show(done, total)
+            last = done
+
         if count > 1:
-            with ProgressLine("encoding", self.total()) as line:
-                shares = do_shares(self.encode_share, count, line.update)
+            shares = do_shares(self.encode_share, count, shown)
         else:
-            total = self.total(rank, size)
-            with ProgressLine(f"{here}encoding", total) as line:
-                shown = line.update if rank == 0 else lambda done: None
-                shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
+            shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
         folders = ", ".join(dict.fromkeys(str(task.require_cache()) for task in self.tasks(World()).values()))
         said = (
