@@ -54,6 +54,8 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
         for figure, values in series.items():
+            if figure == "lr" and any(other.startswith("lr_groups/") for other in series):  # the first of them
+                continue
             name = chart_of(figure)
             about = CHARTS.get(name, Chart(in_words(name), ""))
             chart = found.setdefault(
@@ -62,7 +64,7 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
             if sum(line["run"] == index for line in chart["lines"]) >= MOST_LINES:
                 chart["more"] += 1
                 continue
-            label = (about.labels or {}).get(figure, in_words(figure.removeprefix(f"{name}/")))
+            label = (about.labels or {}).get(figure, in_words(figure.rpartition("/")[2]))
             chart["lines"].append({**line(values, about), "run": index, "name": run, "label": label})
     order = [*CHARTS, *sorted(found.keys() - CHARTS.keys())]
     return [found[name] for name in order if name in found]

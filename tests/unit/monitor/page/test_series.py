@@ -71,7 +71,7 @@ def test_figures_that_nobody_knows_get_a_chart_of_their_own(tmp_path: Path) -> N
     found = {chart["id"]: [line["label"] for line in chart["lines"]] for chart in charts([("", reader.series)])}
     assert found == {
         "loss": ["Loss"],
-        "learning_rate": ["Lr", "Lr groups · tower"],
+        "learning_rate": ["Tower"],
         "shares": ["Padding share"],
         "loss_by_noise": ["Low", "High"],
         "odd": ["Odd"],
