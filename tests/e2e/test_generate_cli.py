@@ -160,6 +160,7 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
     assert before[0] != before[1]
     (out / "000_x" / "sample_outputs.json").unlink()
     (out / "000_x" / "vision.mp4").write_text("half")
+    (out / "000_x" / ".saving_vision.mp4.0").write_text("of a process that was killed")
     (out / "mine.mp4").write_text("keep")
     stamp = (out / names[1]).stat().st_mtime_ns
     capsys.readouterr()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.files.atomic import write_text
+from worldsmith.files.atomic import remove_leftovers, write_text
 from worldsmith.files.json_file import read_json_object
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], vide
     from worldsmith.sampling.video_writer import write_jpeg, write_mp4
 
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     for name in (OUTPUTS, *FILES):
         (folder / name).unlink(missing_ok=True)
     write_text(folder / ARGS, dump(args))
