@@ -62,19 +62,17 @@ class Answerer:
         """An answer to each (key, turns before it), in order, as batches are done."""
         waiting = iter(asked)
         while batch := list(islice(waiting, batch_size)):
-            prompts, errors = self._read(batch)
+            read = [self._read(key, turns) for key, turns in batch]
+            prompts = [prompt for prompt in read if not isinstance(prompt, Answer)]
             said = iter(self._generate(prompts, max_new_tokens) if prompts else [])
-            for key, _ in batch:
-                yield Answer(key, error=errors[key]) if key in errors else Answer(key, next(said))
+            yield from (prompt if isinstance(prompt, Answer) else Answer(prompt.key, next(said)) for prompt in read)
 
-    def _read(self, batch: Sequence[tuple[str, Sequence[Turn]]]) -> tuple[list[ChatSample], dict[str, str]]:
-        prompts, errors = [], {}
-        for key, turns in batch:
-            try:
-                prompts.append(self.processor.prompt(turns, key=key))
-            except SampleError as error:
-                errors[key] = str(error)
-        return prompts, errors
+    def _read(self, key: str, turns: Sequence[Turn]) -> ChatSample | Answer:
+        """What the model is asked, or the answer that tells why it is not."""
+        try:
+            return self.processor.prompt(turns, key=key)
+        except SampleError as error:
+            return Answer(key, error=str(error))
 
     def _generate(self, prompts: Sequence[ChatSample], max_new_tokens: int) -> list[str]:
         media: Any = self.processor.media  # None only where no prompt has patches
