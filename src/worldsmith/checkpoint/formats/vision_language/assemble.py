@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
@@ -32,9 +32,6 @@ from worldsmith.models.model_files import local_folder
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
-
-if TYPE_CHECKING:
-    pass
 
 FAMILY = "vision_language"
 VISUAL = "model.visual."
@@ -195,8 +192,6 @@ def report(
     source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
 ) -> list[str]:
     """Which weights are whose, and whether the tower is another one than that of the model folder."""
-    import torch
-
     lines = [f"language model: {count} tensors from {source.describe}"]
     if chosen is None:
         return [
@@ -204,7 +199,7 @@ def report(
             f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: right for "
             "a language model that was never trained to see",
         ]
-    changed = sum(not same(visual, stock, name, torch) for name in visual.shapes)
+    changed = sum(not same(visual, stock, name) for name in visual.shapes)
     return [
         *lines,
         f"vision tower: {len(visual.shapes)} tensors from {visual.describe}; {changed} of them differ from those of "
@@ -212,5 +207,7 @@ def report(
     ]
 
 
-def same(one: WeightSource, other: WeightSource, name: str, torch: Any) -> bool:
+def same(one: WeightSource, other: WeightSource, name: str) -> bool:
+    import torch
+
     return name in other.shapes and bool(torch.equal(one.read(name).float(), other.read(name).float()))
