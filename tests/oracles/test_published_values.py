@@ -220,8 +220,9 @@ class TestSizes:
         assert tokens == 10 + 1 + 960 + 2
         packer = SequentialPacker(lambda n: n, max_sequence_length=45056, max_samples_per_batch=None)
         assert len(packer.pack(iter([tokens] * 100))) == 46
-        assert not packer.fits_alone(45056)
-        assert packer.fits_alone(45055)
+        assert packer.require_fit(45055) == 45055
+        with pytest.raises(ValueError, match="fits into no pack"):
+            packer.require_fit(45056)
 
     @pytest.mark.parametrize(("frames", "usable"), [(61, 61), (62, 61), (64, 61), (65, 65), (4, 1), (189, 189)])
     def test_lengths_are_cut_to_4k_plus_1(self, frames: int, usable: int) -> None:

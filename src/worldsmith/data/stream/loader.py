@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.packing import SequentialPacker, check_caps
+from worldsmith.data.stream.packing import Packer, SequentialPacker, check_caps
 from worldsmith.data.stream.pool_packing import PaddedPacker, PoolPacker
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PACKERS: dict[str, type[SequentialPacker[Any] | PoolPacker[Any]]] = {
+PACKERS: dict[str, type[Packer[Any]]] = {
     "sequential": SequentialPacker,
     "pool": PoolPacker,
     "padded": PaddedPacker,
@@ -190,7 +190,7 @@ class PackingDataLoader(Configurable):
         place = {"rank": self.rank, "world_size": self.world_size, "epoch": next_position // max(1, len(self.dataset))}
         return {**self._identity(), **place, "next_position": next_position, "set_aside": set_aside}
 
-    def _packer(self) -> SequentialPacker[Any] | PoolPacker[Any]:
+    def _packer(self) -> Packer[Any]:
         return PACKERS[self.config.packer](
             lambda sample: sample.num_tokens,
             max_sequence_length=self.config.max_sequence_length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -11,13 +12,8 @@ from worldsmith.config import WrongValueError
 T = TypeVar("T")
 
 
-class SequentialPacker(Generic[T]):
-    """Fills packs from a stream, in order.
-
-    Token mode: a sample is taken while packed + sample < `max_sequence_length` (strictly below). One that does not fit
-    is set aside; after `lookahead` of them the pack is closed and they return to the head of the buffer, in order.
-    Count mode: every pack has `max_samples_per_batch` samples. With both caps a pack ends at the one it meets first.
-    """
+class Packer(ABC, Generic[T]):
+    """Makes packs of a stream of samples, and keeps those of them that are for later."""
 
     def __init__(
         self,
@@ -33,14 +29,32 @@ class SequentialPacker(Generic[T]):
         self.max_samples_per_batch = max_samples_per_batch
         self.lookahead = lookahead
         self.buffer: deque[T] = deque()
-        """Samples that were set aside, the next one first."""
+        """Samples that were taken from the stream and are in no pack yet, the next one first."""
 
-    def fits_alone(self, sample: T) -> bool:
-        """False for a sample that no pack can hold; such a sample must not enter the stream."""
-        return self.max_sequence_length is None or self.num_tokens(sample) < self.max_sequence_length
+    @abstractmethod
+    def pack(self, source: Iterator[T]) -> list[T]:
+        """The next pack, from the buffer and from `source`; empty when both are exhausted.
+
+        Raises ValueError for a sample that fits into none.
+        """
+
+    def require_fit(self, sample: T) -> int:
+        """The tokens of a sample. Raises ValueError for one that no pack can hold."""
+        tokens = self.num_tokens(sample)
+        if self.max_sequence_length is not None and tokens >= self.max_sequence_length:
+            raise ValueError(f"a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
+        return tokens
+
+
+class SequentialPacker(Packer[T]):
+    """Fills packs from a stream, in order.
+
+    Token mode: a sample is taken while packed + sample < `max_sequence_length` (strictly below). One that does not fit
+    is set aside; after `lookahead` of them the pack is closed and they return to the head of the buffer, in order.
+    Count mode: every pack has `max_samples_per_batch` samples. With both caps a pack ends at the one it meets first.
+    """
 
     def pack(self, source: Iterator[T]) -> list[T]:
-        """The next pack, from the buffer and then from `source`; empty when both are exhausted."""
         pack: list[T] = []
         set_aside: list[T] = []
         packed = 0
@@ -49,11 +63,7 @@ class SequentialPacker(Generic[T]):
                 sample = self.buffer.popleft() if self.buffer else next(source)
             except StopIteration:
                 break
-            if not self.fits_alone(sample):
-                raise ValueError(
-                    f"a sample of {self.num_tokens(sample)} tokens fits into no pack of {self.max_sequence_length}"
-                )
-            tokens = self.num_tokens(sample)
+            tokens = self.require_fit(sample)
             if self.max_sequence_length is None or packed + tokens < self.max_sequence_length:
                 pack.append(sample)
                 packed += tokens

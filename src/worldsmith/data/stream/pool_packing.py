@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-from worldsmith.data.stream.packing import check_caps
+from worldsmith.data.stream.packing import Packer
 
 T = TypeVar("T")
 
 
-class PoolPacker(Generic[T]):
+class PoolPacker(Packer[T]):
     """Keeps `lookahead` samples; a pack is the oldest of them and then, each time, the largest that still fits.
 
     As in order, a pack stays strictly below `max_sequence_length` tokens. What is left keeps its order, so that the
     pool of a run that goes on is read anew from the positions of its samples.
     """
 
-    def __init__(
-        self,
-        num_tokens: Callable[[T], int],
-        *,
-        max_sequence_length: int | None,
-        max_samples_per_batch: int | None,
-        lookahead: int,
-    ) -> None:
-        check_caps(max_sequence_length, max_samples_per_batch, lookahead)
-        self.num_tokens = num_tokens
-        self.max_sequence_length = max_sequence_length
-        self.max_samples_per_batch = max_samples_per_batch
-        self.lookahead = lookahead
-        self.buffer: deque[T] = deque()
-        """The pool, the oldest first."""
-
     def pack(self, source: Iterator[T]) -> list[T]:
-        """The next pack; empty when the pool and `source` are exhausted. Raises ValueError for one over the cap."""
         self._refill(source)
         if not self.buffer:
             return []
@@ -55,10 +37,7 @@ class PoolPacker(Generic[T]):
 
     def _refill(self, source: Iterator[T]) -> None:
         while len(self.buffer) < self.lookahead and (sample := next(source, None)) is not None:
-            if not self.fits([self.num_tokens(sample)]):
-                raise ValueError(
-                    f"a sample of {self.num_tokens(sample)} tokens fits into no pack of {self.max_sequence_length}"
-                )
+            self.require_fit(sample)
             self.buffer.append(sample)
 
     def fits(self, tokens: Sequence[int]) -> bool:
