@@ -78,9 +78,9 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
 def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
     """Facts about a file, remembered per (path, size, mtime). Decodes one frame. Raises SampleError."""
     with opened(path) as (container, stream):
-        num_frames = count_frames(container, stream)
-    with opened(path) as (container, stream):
+        stated = stated_frames(stream)
         first = next(container.decode(stream), None)
+        num_frames = count_frames(path) if stated is None else stated
         if num_frames == 0 or first is None:
             raise SampleError("no_frames", "the file has a video stream without frames")
         turns = round(first.rotation / 90) % 4
@@ -89,8 +89,8 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
         return VideoInfo(width, height, fps, num_frames, turns, variable_rate)
 
 
-def count_frames(container: InputContainer, stream: VideoStream) -> int:
-    """Frames that are shown: as the container states, or counted by packets, which is exact and decodes nothing.
+def stated_frames(stream: VideoStream) -> int | None:
+    """Frames that are shown, as the container states; None where that cannot be relied on.
 
     Matroska and WebM state no number; an MP4 that was cut without encoding it anew hides frames (by an edit list) that
     its number includes.
@@ -98,7 +98,13 @@ def count_frames(container: InputContainer, stream: VideoStream) -> int:
     rate, duration, base = stream.average_rate, stream.duration, stream.time_base
     if stream.frames and rate and duration and base and abs(duration * base * rate - stream.frames) < 0.5:
         return stream.frames
-    return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
+    return None
+
+
+def count_frames(path: str) -> int:
+    """Frames that are shown, counted by packets, which is exact and decodes nothing. Raises SampleError."""
+    with opened(path) as (container, stream):
+        return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
 
 
 def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
@@ -125,7 +131,7 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
     """
     with opened(path) as (container, stream):
         skips = stream.codec_context.name in SKIPPING and container.format.name not in WITHOUT_STAMPS
-    stamps = frame_stamps(path) if skips else []
+        stamps = frame_stamps(container, stream) if skips else []
     done = 0
     if len(set(stamps)) == len(stamps) == info.num_frames:
         wanted = [stamps[index] for index in indices]
@@ -139,17 +145,16 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
     yield from pick(path, info, indices[done:])
 
 
-def frame_stamps(path: str) -> list[int]:
-    """The time stamps of all frames that are shown, in order; decodes nothing. Raises SampleError."""
-    with opened(path) as (container, stream):
-        return sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
+def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
+    """The time stamps of all frames that are shown, in order; reads the whole stream and decodes nothing."""
+    return sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
 
 
 def frame_times(path: str) -> list[float]:
     """When each frame is shown, in seconds after the first, from the container; decodes nothing. Raises SampleError."""
-    with opened(path) as (_, stream):
+    with opened(path) as (container, stream):
         base = stream.time_base or Fraction(1)
-    stamps = frame_stamps(path)
+        stamps = frame_stamps(container, stream)
     return [float((stamp - stamps[0]) * base) for stamp in stamps]
 
 
