@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from generator_run import write_generator_run
 from mp4 import read_mp4
 from PIL import Image
 
@@ -16,18 +17,10 @@ from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.cli.main import main
-from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
-from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.sample_folder import find_samples
 from worldsmith.sampling.texts import conditional_text
@@ -36,45 +29,7 @@ from worldsmith.sampling.video_writer import read_image, write_mp4
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two 96x64 clips of 9 frames at 8 fps, with one checkpoint of random weights."""
-    root = tmp_path_factory.mktemp("run")
-    records = []
-    for index in range(2):
-        clip = torch.full((3, 9, 64, 96), 40, dtype=torch.uint8)
-        clip[index, :, 16:40, 16:40] = 220
-        write_mp4(root / "data" / f"{index}.mp4", clip, 8)
-        window = {"start_frame": 0, "end_frame": 8, "temporal_interval": 1, "caption": "A square."}
-        records.append(
-            {"uuid": str(index), "vision_path": f"{index}.mp4", "width": 96, "height": 64, "t2w_windows": [window]}
-        )
-    data = root / "data" / "video_dataset_file.jsonl"
-    data.write_text("".join(json.dumps(record) + "\n" for record in records))
-    network = NetworkConfig(
-        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, mrope_section=[4, 2, 2],
-    )  # fmt: skip
-    config = Cosmos3Generator.Config(
-        precision="float32",
-        network=network,
-        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
-        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
-    )
-    dataset = VideoDataset.Config(path=str(data), resolution="64", min_frames=1)
-    tree = {
-        "job": {"project": "demo", "group": "", "name": "tiny"},
-        "model": to_dict(ModelSpec(name="cosmos3", config=config)),
-        "objective": to_dict(RectifiedFlow.Config()),
-        "trainer": {"seed": 0},
-        "checkpoint": to_dict(Checkpointer.Config(init="scratch")),
-        "dataloader_train": to_dict(VideoLoader.Config(dataset=dataset, max_sequence_length=500)),
-    }
-    folder = root / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(dump_yaml(tree))
-    weights = Cosmos3Generator(config, seed=3).network.state_dict()
-    model = {prefix + name: tensor for prefix in ("net.", "net_ema.") for name, tensor in weights.items()}
-    Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints").save(4, {"model": model})
-    return folder
+    return write_generator_run(tmp_path_factory.mktemp("run"))
 
 
 def args_of(folder: Path) -> dict[str, Any]:

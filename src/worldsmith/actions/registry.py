@@ -50,7 +50,7 @@ ACTIONS = {
     "infer": Command("ask a reasoner one question", {"answers": "outputs.infer:AskModel"}, by="model"),
     "evaluate": Command(
         "measure what a model has learned",
-        {"videos": "outputs.adherence:MeasureAdherence", "answers": "outputs.judge:JudgeAnswers"},
+        {"videos": "outputs.measure:MeasureVideos", "answers": "outputs.judge:JudgeAnswers"},
         by="model",
     ),
     "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),

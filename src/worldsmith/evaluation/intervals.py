@@ -1,11 +1,14 @@
-"""95 % confidence intervals of shares and of correlations."""
+"""95 % confidence intervals of shares, correlations and means."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 Z = 1.959963984540054
 """Of a normal distribution: 95 % lie within so many standard deviations."""
+DRAWS = 2000
+"""Resamples of a bootstrap."""
 
 
 def share_interval(right: int, total: int) -> tuple[float, float] | None:
@@ -24,3 +27,14 @@ def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, 
         return None
     middle, half = math.atanh(correlation), Z / math.sqrt(pairs - 3)
     return math.tanh(middle - half), math.tanh(middle + half)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """By the percentile bootstrap (Efron 1979), always with the same draws; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(0, len(values), (DRAWS, len(values)))
+    low, high = np.percentile(np.asarray(values, dtype=float)[drawn].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)

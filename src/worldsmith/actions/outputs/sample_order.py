@@ -36,18 +36,22 @@ class Order:
     out: Path
     adapter: str | None
 
-    def arguments(self, sample: SampleArgs) -> dict[str, Any]:
-        """What makes the sample what it is, as `sample_args.json` has it."""
+    @property
+    def about(self) -> dict[str, Any]:
+        """The model, as `sample_args.json` has it."""
         model = self.model
-        about = {
+        return {
             "folder": str(model.folder.absolute()),
             "weights": model.weights,
             "iteration": model.iteration,
             "adapter": self.adapter,
             "mark": self.weights_mark,
         }
+
+    def arguments(self, sample: SampleArgs) -> dict[str, Any]:
+        """What makes the sample what it is, as `sample_args.json` has it."""
         begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
-        return {**sample.record(), "vision_mark": begin, "model": about}
+        return {**sample.record(), "vision_mark": begin, "model": self.about}
 
     @cached_property
     def weights_mark(self) -> str:

@@ -1,0 +1,66 @@
+"""The file and the commands of docs/evaluate.md work as they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from generator_run import write_generator_run
+from PIL import Image
+
+from worldsmith.cli.main import main
+from worldsmith.sampling.video_writer import read_image, write_mp4
+
+PAGE = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.timeout(300)
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_generator_run(tmp_path).rename("my_run")
+    Path("samples.yaml").write_text(blocks("yaml")[0])
+    clip = torch.full((3, 9, 64, 96), 90, dtype=torch.uint8)
+    for time in range(9):
+        clip[2, time, 40 - 3 * time : 56 - 3 * time, 32:48] = 230
+    write_mp4("clip.mp4", clip, 8)
+    Image.fromarray(clip[:, 0].permute(1, 2, 0).numpy()).save("picture.png")
+    said = []
+    for line in blocks("bash")[0].strip().splitlines():
+        program, *words = shlex.split(line)
+        assert program == "worldsmith"
+        assert main([*words, "--dryrun"]) == 0, line
+        plan = capsys.readouterr().out
+        assert main(words) == 0, line
+        said.append((plan, capsys.readouterr().out))
+    assert "5 samples, in evaluation/trained" in said[0][0]
+    assert "5 samples, complete already, nothing to do" in said[1][0]
+    table, again, beside = (out.splitlines() for _, out in said)
+    assert table[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
+    assert "is complete for these videos; nothing to do" in again[0]
+    assert again[1:] == table
+    assert "psnr: 3 not measured: no real video is known (extra.real)" in table
+    assert "adherence: 2 not measured: no notes (extra) of a moving shape" in table
+    assert [line.split()[0] for line in beside[1:6]] == ["psnr", "ssim", "motion_error", "motion", "flicker"]
+    facts = json.loads(Path("evaluation/evaluation.json").read_text())
+    assert [(one["name"], one["seed"]) for one in facts["samples"]["trained"]] == [
+        ("left/0", 0), ("left/1", 1), ("left/2", 2), ("goes_on", 0), ("from_picture", 0),
+    ]  # fmt: skip
+    assert facts["models"]["untrained"]["weights"] == "untrained"
+    figures = facts["figures"]
+    assert {name: figure["trained"]["samples"] for name, figure in figures.items()} == {
+        "psnr": 2, "ssim": 2, "motion_error": 2, "motion": 5, "flicker": 5, "sharpness": 5, "diversity": 1,
+        "adherence": 3,
+    }  # fmt: skip
+    assert figures["diversity"]["trained"]["mean"] > 0
+    equal = json.loads(Path("beside/evaluation.json").read_text())["figures"]
+    assert all(figure["difference"]["baseline"]["mean"] == 0 for figure in equal.values())
+    sheet = read_image("evaluation/contact_sheet.png")
+    assert min(sheet.shape[1:]) > 300
