@@ -46,8 +46,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert table[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert "is complete for these videos; nothing to do" in again[0]
     assert again[1:] == table
-    assert "psnr: 3 not measured: no real video is known (extra.real)" in table
-    assert "adherence: 2 not measured: no notes (extra) of a moving shape" in table
+    assert "psnr: 3 not measured (trained): no real video is known (extra.real)" in table
+    assert "adherence: 2 not measured (untrained): no notes (extra) of a moving shape" in table
     assert [line.split()[0] for line in beside[1:6]] == ["psnr", "ssim", "motion_error", "motion", "flicker"]
     facts = json.loads(Path("evaluation/evaluation.json").read_text())
     assert [(one["name"], one["seed"]) for one in facts["samples"]["trained"]] == [

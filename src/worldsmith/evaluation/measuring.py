@@ -131,7 +131,10 @@ def summarize(models: Mapping[str, Measured]) -> dict[str, Any]:
         if not any(values.values()):
             continue
         numbers = {name: numbers_of(of) for name, of in values.items()}
-        reasons = Counter(value for value in values[first].values() if isinstance(value, str))
+        reasons = {
+            name: dict(sorted(Counter(value for value in of.values() if isinstance(value, str)).items()))
+            for name, of in values.items()
+        }
         differences = {}
         for name in list(models)[1:]:
             pairs = [numbers[first][key] - numbers[name][key] for key in numbers[first] if key in numbers[name]]
@@ -140,7 +143,7 @@ def summarize(models: Mapping[str, Measured]) -> dict[str, Any]:
             "unit": unit,
             **{name: facts(list(of.values()), share=unit == "share") for name, of in numbers.items()},
             "difference": differences,
-            "not_measured": dict(sorted(reasons.items())),
+            "not_measured": reasons,
         }
     return found
 
@@ -163,7 +166,8 @@ def table(figures: Mapping[str, Any], models: Collection[str]) -> Iterator[str]:
         first = figure[next(iter(models))]
         told = [*(figure[model] for model in models), *figure["difference"].values()]
         rows.append([name, figure["unit"], *map(in_words, told), str(first["samples"])])
-        notes += [f"{name}: {count} not measured: {reason}" for reason, count in figure["not_measured"].items()]
+        for model, reasons in figure["not_measured"].items():
+            notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
     widths = [max(map(len, column)) for column in zip(*rows)]
     yield from ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
     yield from notes

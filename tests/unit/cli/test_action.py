@@ -370,7 +370,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     assert main(["evaluate", "--help"]) == 0  # of every kind, where no model says which
     shown = capsys.readouterr().out
     assert "Judges what a toy makes." in shown
-    assert "Measures how often" in shown
+    assert "Measures what a generator makes" in shown
 
 
 @pytest.mark.parametrize("name", list(ACTIONS))

@@ -213,7 +213,7 @@ def record(sample: MadeVideo, measured: Measured, out: Path) -> dict[str, Any]:
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),
-        "real": None if sample.source is None else str(sample.source),
+        "real": None if sample.source is None else str(sample.source.absolute()),
         "figures": {name: value for name, value in values.items() if not isinstance(value, str)},
         "not_measured": {name: value for name, value in values.items() if isinstance(value, str)},
     }

@@ -1,0 +1,109 @@
+"""What is measured of samples on disk, and how the figures of models are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from worldsmith.config.errors import UserError
+from worldsmith.evaluation.made_video import MadeVideo, find_real
+from worldsmith.evaluation.measuring import EVALUATORS, Measured, groups_of_seeds, measure, summarize, table
+from worldsmith.sampling.video_writer import write_mp4
+
+
+def clip(level: int, frames: int = 5, height: int = 32) -> Tensor:
+    """A bright bar that goes right, with texture."""
+    video = torch.full((3, frames, height, 48), level, dtype=torch.uint8)
+    video[:, :, ::2] += 60
+    for time in range(frames):
+        video[:, time, :, 8 + 2 * time : 16 + 2 * time] = 250
+    return video
+
+
+def made(folder: Path, name: str, video: Tensor, source: Path | None = None, **args: Any) -> MadeVideo:
+    folder.mkdir(exist_ok=True)
+    write_mp4(folder / f"{name}.mp4", video, 8)
+    form = {"num_frames": video.shape[1], "height": video.shape[2], "width": video.shape[3], "fps": 8.0}
+    return MadeVideo({"name": name, "seed": 0, "extra": {}, **form, **args}, folder / f"{name}.mp4", 1, source)
+
+
+def test_a_video_is_compared_with_the_real_one_after_what_was_given(tmp_path: Path) -> None:
+    real = clip(40)
+    write_mp4(tmp_path / "real.mp4", real, 8)
+    worse = clip(40)
+    worse[:, 1:] = 255 - worse[:, 1:]
+    same, other = (made(tmp_path, name, v, tmp_path / "real.mp4") for name, v in (("same", real), ("other", worse)))
+    values = measure([same, other], ["continuation"], lambda *_: None).by_sample
+    assert values["same"] == {
+        "psnr": "it equals the real one, where PSNR has no bound", "ssim": 1.0, "motion_error": 0.0,
+    }  # fmt: skip
+    assert values["other"]["psnr"] < 10  # type: ignore[operator]
+    assert values["other"]["ssim"] < 0.2  # type: ignore[operator]
+    upside = made(tmp_path, "first_frame", torch.cat([255 - real[:, :1], real[:, 1:]], 1), tmp_path / "real.mp4")
+    assert measure([upside], ["continuation"], lambda *_: None).by_sample["first_frame"]["psnr"] > 20  # type: ignore[operator]
+
+
+def test_real_videos_that_tell_nothing_are_said(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "short.mp4", clip(40, 4), 8)
+    write_mp4(tmp_path / "fast.mp4", clip(40), 16)
+    (tmp_path / "broken.mp4").write_bytes(b"none")
+    for name, reason in (
+        ("short", "is shorter"), ("fast", "has another rate"), ("broken", "broken.mp4: "), ("", "no real video"),
+    ):  # fmt: skip
+        sample = made(tmp_path, "x", clip(40), tmp_path / f"{name}.mp4" if name else None)
+        values = measure([sample], ["continuation"], lambda *_: None).by_sample["x"]
+        assert all(reason in str(value) for value in values.values()), values
+
+
+def test_the_real_video_is_named_or_that_which_goes_on(tmp_path: Path) -> None:
+    def sample(extra: dict[str, Any], vision: str | None = None, keep: str | None = None) -> Any:
+        return SimpleNamespace(name="x", extra=extra, vision_path=vision, condition_video_keep=keep)
+
+    (tmp_path / "real.mp4").touch()
+    assert find_real(sample({"real": "real.mp4"}, "a.mp4", "first"), tmp_path) == tmp_path / "real.mp4"
+    assert find_real(sample({}, "a.mp4", "first"), tmp_path) == Path("a.mp4")
+    assert find_real(sample({}, "a.mp4", "last"), tmp_path) is None
+    assert find_real(sample({}, "a.png"), tmp_path) is find_real(sample({}), tmp_path) is None
+    for wrong in ("none.mp4", 3):
+        with pytest.raises(UserError, match=r"x: extra.real must be a video's file, found .*(none.mp4|3)"):
+            find_real(sample({"real": wrong}), tmp_path)
+
+
+def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
+    values = measure([made(tmp_path, "x", clip(40, 1))], EVALUATORS, lambda *_: None).by_sample["x"]
+    assert values["motion"] == values["flicker"] == "it is an image"
+    assert values["sharpness"] > 0  # type: ignore[operator]
+    assert values["adherence"] == "no notes (extra) of a moving shape"
+
+
+def test_diversity_is_of_samples_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
+    args = [{"name": f"a/{seed}", "seed": seed, "prompt": "p", "sources": {"seed": str(seed)}} for seed in (0, 1)]
+    args += [{"name": "again", "seed": 1, "prompt": "p"}, {"name": "b", "seed": 0, "prompt": "q"}]
+    assert groups_of_seeds(args) == [["a/0", "a/1"], ["b"]]
+    videos = [made(tmp_path, name, clip(40), seed=seed) for name, seed in (("c", 0), ("d", 1))]
+    other = made(tmp_path, "e", clip(40), seed=0, prompt="another")
+    groups = measure([*videos, other], ["diversity"], lambda *_: None).by_group
+    assert groups == {"c": {"diversity": 0}, "e": {"diversity": "one seed only (num_outputs makes several)"}}
+
+
+def test_figures_of_models_are_compared_by_pairs() -> None:
+    trained = Measured({"a": {"psnr": 20.0}, "b": {"psnr": 24.0}, "c": {"psnr": "why"}})
+    untrained = Measured({"a": {"psnr": 10.0}, "b": {"psnr": 14.5}, "c": {"psnr": 99.0}})
+    figure = summarize({"trained": trained, "untrained": untrained})["psnr"]
+    assert figure["trained"] == {"mean": 22.0, "interval": (20.0, 24.0), "samples": 2}
+    assert figure["difference"]["untrained"] == {"mean": 9.75, "interval": (9.5, 10.0), "samples": 2}
+    assert figure["not_measured"] == {"trained": {"why": 1}, "untrained": {}}
+    lines = list(table({"psnr": figure}, ["trained", "untrained"]))
+    assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
+    assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
+    assert lines[2:] == ["psnr: 1 not measured (trained): why"]
+
+
+def test_a_share_has_the_interval_of_a_share() -> None:
+    seen = Measured({name: {"adherence": 1.0} for name in "abcd"})
+    assert summarize({"trained": seen})["adherence"]["trained"]["interval"][0] == pytest.approx(0.51, abs=0.01)
