@@ -6,20 +6,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Column
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 from rich.text import Text
 
 
 class TerminalView:
     """A progress line: step, loss, tokens/s, time left. To be used as a context manager.
 
-    In a terminal the line is redrawn in place, at most four times a second. Elsewhere (a file, a pipe) a plain line is
-    printed for the first and last step and then every `plain_interval` seconds. Log records of `worldsmith` and
+    In a terminal the line is redrawn in place, four times a second, and below it a bar of what goes on `meanwhile`: a
+    word and the share that is done, or None for nothing that would be worth a line. Elsewhere (a file, a pipe) a plain
+    line is printed for the first and last step and then every `plain_interval` seconds. Log records of `worldsmith` and
     everything printed meanwhile appear above the line.
     """
 
@@ -31,6 +33,7 @@ class TerminalView:
         console: Console | None = None,
         plain_interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        meanwhile: Callable[[], tuple[str, float | None] | None] = lambda: None,
     ) -> None:
         self.total_steps = total_steps
         self.console = console or LastingConsole()
@@ -38,7 +41,7 @@ class TerminalView:
         self.clock = clock
         self.shown_at: float | None = None
         self.handler = ViewHandler(self)
-        self.progress: Progress | None = None
+        self.progress: Bars | None = None
         self.task: TaskID | None = None
         if self.console.is_terminal:
             # One line even in 80 columns: a short bar, and text that is cropped rather than wrapped.
@@ -47,7 +50,7 @@ class TerminalView:
                 BarColumn(bar_width=16),
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             )
-            self.progress = Progress(*columns, console=self.console, refresh_per_second=4)
+            self.progress = Bars(*columns, console=self.console, meanwhile=meanwhile)
             self.task = self.progress.add_task("starting", total=total_steps, completed=first_step)
 
     def __enter__(self) -> TerminalView:
@@ -100,6 +103,26 @@ class TerminalView:
 
     def warning(self, message: str) -> None:
         self.print(f"warning: {message}", style="yellow")
+
+
+class Bars(Progress):
+    """The line of the steps, and one of what goes on beside them, which is asked for at each redrawing."""
+
+    def __init__(
+        self, *columns: ProgressColumn, meanwhile: Callable[[], tuple[str, float | None] | None], console: Console
+    ) -> None:
+        self.meanwhile = meanwhile
+        super().__init__(*columns, console=console, refresh_per_second=4)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        now = self.meanwhile()
+        if now is not None:
+            word, share = now
+            line = Table.grid(padding=(0, 1))
+            bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, width=16)
+            line.add_row(Text(word), bar, Text("" if share is None else f"{share:.0%}"))
+            yield line
 
 
 class LastingConsole(Console):

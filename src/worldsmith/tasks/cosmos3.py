@@ -101,11 +101,16 @@ class Cosmos3Task(Task):
         shapes = [(self.model.config.network.latent_channel, *sample.latent_shape) for sample in batch]
 
         def make(index: int) -> Tensor:
-            if batch[index].latents is None and self.in_first_step:
-                self._say_encoding(index, len(batch))
+            if batch[index].latents is None:
+                self.long_work = "encoding", index / len(batch)
+                if self.in_first_step:
+                    self._say_encoding(index, len(batch))
             return latents_of(batch[index], self.model.encode, self.latent_cache).to(self.model.device)
 
-        return divide_work(self.world, shapes, make)
+        try:
+            return divide_work(self.world, shapes, make)
+        finally:
+            self.long_work = None
 
     def _say_encoding(self, done: int, count: int) -> None:
         """Says every few seconds what keeps the first step."""

@@ -68,6 +68,8 @@ class Task(ABC):
         self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.quarantine: Quarantine | None = None
         """What the loader gives its rejections to; None: to that of the run folder."""
+        self.long_work: tuple[str, float] | None = None
+        """What takes long in a batch at this moment, and the share of it that is done."""
         self.in_first_step = True
         """Until this process has done a step: what takes long in it alone may be said."""
 

@@ -7,6 +7,7 @@ import enum
 import logging
 import time
 from dataclasses import field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -135,6 +136,8 @@ class Trainer(Configurable):
         """Why it ended before its last step, in words."""
         self.doing = "training"
         """What goes on at this moment: training, validation, saving, …"""
+        self.share: float | None = None
+        """How much of that is done, from 0 to 1, where it is known and is not the training."""
         self.pace = Throughput()
         self.is_asked_to_stop: Callable[[], bool] = bool
         """Whether this process is asked to stop: what is no training gives way."""
@@ -230,7 +233,9 @@ class Trainer(Configurable):
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return False
         with self.busy("validation"):
-            found = self.validator.run(self.state.ema, asked=self.is_asked_to_stop)
+            found = self.validator.run(
+                self.state.ema, asked=self.is_asked_to_stop, tell=partial(setattr, self, "share")
+            )
         if found is None:
             self._warn("step %d: the validation gives way to the stop", self.iteration)
             return False
@@ -268,7 +273,7 @@ class Trainer(Configurable):
         try:
             yield
         finally:
-            self.doing = before
+            self.doing, self.share = before, None
 
     @property
     def iteration(self) -> int:

@@ -67,18 +67,25 @@ class Validator:
         )
         self.loader = self.task.loader(dry=run_folder is None)
 
-    def run(self, average: PowerEMA | None, *, asked: Callable[[], bool] = bool) -> Validation | None:
-        """None when a rank is `asked` to stop meanwhile."""
+    def run(
+        self,
+        average: PowerEMA | None,
+        *,
+        asked: Callable[[], bool] = bool,
+        tell: Callable[[float], object] = lambda share: None,
+    ) -> Validation | None:
+        """None when a rank is `asked` to stop meanwhile. `tell` is told which share is done, about."""
         import torch
 
         start, network = time.perf_counter(), self.model.network
         figures: dict[str, float] = {}
         with untouched_rng(), evaluating(network), torch.no_grad():
-            found = self.measure(asked)
+            passes = 1 if average is None else 2
+            found = self.measure(asked, lambda share: tell(share / passes))
             figures |= under("val", found)
             if found is not None and average is not None:
                 with average.swapped(network):
-                    found = self.measure(asked)
+                    found = self.measure(asked, lambda share: tell((1 + share) / passes))
                 figures |= under("val_ema", found)
         self.task.in_first_step = False
         if found is None:
@@ -99,9 +106,10 @@ class Validator:
                 ["the validation data have changed, and losses before and after are of other samples:", *changes]
             )
 
-    def measure(self, asked: Callable[[], bool]) -> Means | None:
+    def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> Means | None:
         """The means over the stream with the weights as they are, weighted as those of a step."""
         sums, weights = [], []
+        samples = 0
         for batch, is_own in self.batches(asked):
             if batch is None:
                 return None
@@ -109,6 +117,9 @@ class Validator:
             loss = self.task.loss(batch, seed=self.seed)
             sums.append(loss if is_own else nothing_of(loss))
             weights.append(float(self.task.weigh(batch)) if is_own else 0.0)
+            samples += self.task.size(batch)[0] if is_own else 0
+            by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
+            tell(min(1.0, max(by_samples, len(sums) / self.most if self.most else 0.0)))
         return means(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[tuple[Any, bool]]:

@@ -147,3 +147,25 @@ def test_the_time_left_is_that_of_usual_steps_and_unknown_before_there_are_any()
     assert speed.tokens_per_second == 400 / 183
     assert [step(50.0, unusual=True) for _ in range(2)] == [30.0, 30.0]
     assert step(50.0, unusual=True) == 525.0  # nothing else in a whole window: this is how the run is
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_goes_on_beside_the_steps_has_a_bar_of_its_own(width: int) -> None:
+    now: list[tuple[str, float | None] | None] = [None]
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    view = TerminalView(total_steps=800, console=console, meanwhile=lambda: now[0])
+    with view:
+        view.update(399, loss=0.25, tokens_per_second=12345.6, remaining_seconds=3600)
+        assert view.progress is not None
+
+        def lines() -> list[str]:
+            return "".join(s.text for s in console.render(view.progress.get_renderable())).splitlines()
+
+        assert [line.split()[:2] for line in lines()] == [["step", "399/800"]]
+        now[0] = "sampling", 0.5
+        line, bar = lines()
+        assert line.startswith("step 399/800")
+        assert re.fullmatch(r"sampling ━+[╸╺]?━* 50%\s*", bar), bar
+        now[0] = "saving", None
+        assert re.fullmatch(r"saving [━ ]+", lines()[1])
+        assert all(len(line) <= width for line in lines())

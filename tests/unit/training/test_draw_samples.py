@@ -221,17 +221,20 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SIGTERM in the middle of the drawing after step 2, with the averaged weights in the network."""
-    look, calls = DrawSamples.give_way, []
+    look, calls, shares = DrawSamples.give_way, [], []
 
-    def give_way(self: DrawSamples, trainer: Trainer) -> None:
+    def give_way(self: DrawSamples, trainer: Trainer, share: float) -> None:
         calls.append(trainer.doing)
         if len(calls) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
-        look(self, trainer)
+        look(self, trainer, share)
+        shares.append(trainer.share)
 
     monkeypatch.setattr(DrawSamples, "give_way", give_way)
     assert Trainer(video_run(world), run_folder=tmp_path).train() is Outcome.STOPPED
     assert calls == ["sampling"] * 6
+    assert shares == sorted(shares)
+    assert shares[3] == 0.5  # all of the live weights, of two videos and two scales
     assert "step 2: the drawing of samples gives way to the stop" in caplog.text
     assert read(tmp_path) == []
     monkeypatch.undo()

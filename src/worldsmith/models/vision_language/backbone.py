@@ -89,7 +89,7 @@ def parts_of(network: Any) -> NetworkParts:
             for name, module in network.named_modules()
             if exact & {name.rpartition(".")[2], *dict(module.named_parameters(recurse=False))}
         ],
-        entries={network: ("loss_of",)},
+        entries={network: ("loss_of", "generate")},
     )
 
 

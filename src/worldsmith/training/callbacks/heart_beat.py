@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from worldsmith.config.declare.ranges import Range
 from worldsmith.monitor.sinks import describe
 from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.progress.activity import activity
 
 if TYPE_CHECKING:
     from worldsmith.monitor.status_file import StatusFile
@@ -59,6 +60,6 @@ class HeartBeat(Callback):
             "max_iter": most,
             "started": self.started,
             "remaining_seconds": trainer.pace.remaining_seconds(most - trainer.iteration),
-            "doing": trainer.doing,
+            "doing": activity(trainer)[0],
             "reason": self.reason,
         }

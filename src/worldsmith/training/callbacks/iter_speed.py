@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.progress.activity import activity
 
 if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class IterSpeed(Callback):
-    """Shows step, loss, tokens per second and the time left, on rank 0."""
+    """Shows step, loss, tokens per second and the time left, and below it what goes on beside the steps; on rank 0."""
 
     class Config(Callback.Config):
         """Has no settings: a terminal is redrawn in place, a file gets a line now and then."""
@@ -25,7 +26,11 @@ class IterSpeed(Callback):
             return
         from worldsmith.monitor.terminal_view import TerminalView
 
-        self.view = TerminalView(total_steps=trainer.config.trainer.max_iter, first_step=trainer.iteration)
+        self.view = TerminalView(
+            total_steps=trainer.config.trainer.max_iter,
+            first_step=trainer.iteration,
+            meanwhile=lambda: None if (now := activity(trainer))[0] == "training" else now,
+        )
         self.view.__enter__()
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:

@@ -59,10 +59,10 @@ class DrawAnswers(DrawSamples):
         self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
         asked = [(key, question(turns)) for key, turns in self.asked]
         answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=self.config.max_new_tokens)
-        for (_, turns), answer in zip(self.asked, answers):
+        for number, ((_, turns), answer) in enumerate(zip(self.asked, answers), start=1):
             if answer.error:
                 raise DataError(f"{answer.key} cannot be asked: {answer.error}")
-            self.give_way(trainer)
+            self.give_way(trainer, number / len(self.asked))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
             yield [Sample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]

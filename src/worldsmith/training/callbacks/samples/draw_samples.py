@@ -88,6 +88,8 @@ class DrawSamples(Callback):
 
     config: Config
     log: MetricsLog | None = None
+    parts_done = 0
+    """Kinds of weights that are drawn with, of those of this drawing."""
     failed = 0
     """Drawings of which something is missing."""
 
@@ -138,8 +140,9 @@ class DrawSamples(Callback):
             return self.config.on_start
         return done % self.config.every == 0 or done == trainer.config.trainer.max_iter
 
-    def give_way(self, trainer: Trainer) -> None:
-        """Raises GivesWayError, on all ranks, when a stop is asked for."""
+    def give_way(self, trainer: Trainer, share: float) -> None:
+        """Raises GivesWayError, on all ranks, when a stop is asked for. `share`: what of `draw` is done."""
+        trainer.share = (self.parts_done + share) / len(self.config.weights)
         if trainer.world.any(trainer.is_asked_to_stop()):
             raise GivesWayError
 
@@ -178,7 +181,8 @@ class DrawSamples(Callback):
         network, average = trainer.model.network, trainer.state.ema
         try:
             with evaluating(network), torch.no_grad():
-                for weights in self.config.weights:
+                for part, weights in enumerate(self.config.weights):
+                    self.parts_done = part
                     swapped: AbstractContextManager[None] = nullcontext()
                     if weights == "ema" and average is None:
                         continue

@@ -82,14 +82,12 @@ class DrawVideos(DrawSamples):
 
         config = self.config
         model: Any = trainer.model
-        for scale in config.guidance:
-            latents = generate_latents(
-                model,
-                self.requests,
-                steps=config.steps,
-                guidance=scale,
-                progress=lambda done, total: self.give_way(trainer),
-            )
+        for number, scale in enumerate(config.guidance):
+
+            def tell(done: int, total: int, number: int = number) -> None:
+                self.give_way(trainer, (number + done / total) / len(config.guidance))
+
+            latents = generate_latents(model, self.requests, steps=config.steps, guidance=scale, progress=tell)
             if not trainer.world.is_main:
                 latents = []
             yield [
