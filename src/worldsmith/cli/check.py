@@ -91,18 +91,21 @@ def load(args: argparse.Namespace) -> tuple[Loaded, str | None]:
 
 def find_dataset(args: argparse.Namespace) -> tuple[Any, str] | None:
     """The settings of the data set that the words name, and the recipe for such ones; None if they name a run."""
-    if args.source is None or not os.path.exists(args.source) or run_source.names_source(args.source):
+    if args.source is None or run_source.names_source(args.source):
+        return None
+    if not os.path.exists(args.source) and not args.source.endswith(".tar"):  # shards may be a pattern or lie afar
         return None
     from worldsmith.tasks.registry import TASKS, task_of
 
     for family in TASKS.names():
         task = task_of(family)
-        dataset = task.loader_class.dataset_at(Path(args.source))
+        dataset = task.loader_class.dataset_at(args.source)
         if dataset is not None and (args.recipe or task.small_recipe):
             return dataset, task.small_recipe
     if Path(args.source).is_dir():
         raise UserError(
-            f"{args.source} is no run folder and no data set of ours: it would have video_dataset_file.jsonl, perhaps "
-            "in train/, annotations.json, meta.json or messages.jsonl; `worldsmith dataset import` makes one of others"
+            f"{args.source} is no run folder and no data set of ours: it would have video_dataset_file.jsonl or "
+            "*.tar, perhaps in train/, annotations.json, meta.json or messages.jsonl; `worldsmith dataset import` "
+            "makes one of others"
         )
     return None

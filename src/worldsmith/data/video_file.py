@@ -1,7 +1,11 @@
-"""Video files, read with PyAV: what a file is, and the frames of it that are wanted."""
+"""Video files, read with PyAV: what a file is, and the frames of it that are wanted.
+
+A path may be the address of a part of a tar (`shards.part`), which is read into memory as a whole.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Container, Iterator, Sequence
@@ -9,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import BinaryIO, NamedTuple
 
 import av
 import av.error
@@ -17,6 +22,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from worldsmith.data.shards.part import is_part, read_part
 from worldsmith.data.stream.errors import SampleError
 
 CONTAINERS = (
@@ -55,10 +61,22 @@ class VideoInfo:
         return self.num_frames / self.fps
 
 
-def examine(path: str) -> tuple[os.stat_result, VideoInfo]:
-    """Size and times of the file, and what is in it. Raises SampleError."""
-    status = file_status(path, "not_a_video")
-    return status, probe(path, status.st_size, status.st_mtime_ns)
+class Status(NamedTuple):
+    """What tells a file from one that took its name; as `os.stat` names it."""
+
+    st_size: int
+    st_mtime_ns: int
+    """0 for a part of a tar."""
+
+
+def examine(path: str) -> tuple[Status, VideoInfo]:
+    """Size and time of the file, and what is in it. Raises SampleError."""
+    if is_part(path):
+        status = Status(len(read_part(path)), 0)
+    else:
+        found = file_status(path, "not_a_video")
+        status = Status(found.st_size, found.st_mtime_ns)
+    return status, probe(path, *status)
 
 
 def file_status(path: str, other_reason: str) -> os.stat_result:
@@ -185,7 +203,8 @@ def decode(
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
     try:
-        with av.open(path, options=OPTIONS, metadata_errors="ignore") as container:
+        source = io.BytesIO(read_part(path)) if is_part(path) else path
+        with av.open(source, "r", options=OPTIONS, metadata_errors="ignore") as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
@@ -205,31 +224,32 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
     """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
-    if os.path.getsize(path) == 0:
-        return "empty_file", "the file has 0 bytes"
-    if is_cut_mp4(path):
-        return "truncated", "the MP4 file ends inside a box or before its index (moov)"
+    with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return "empty_file", "the file has 0 bytes"
+        if is_cut_mp4(file, size):
+            return "truncated", "the MP4 file ends inside a box or before its index (moov)"
     return reason, detail
 
 
-def is_cut_mp4(path: str) -> bool:
+def is_cut_mp4(file: BinaryIO, size: int) -> bool:
     """True for an MP4/MOV file that ends too early, seen from its top-level boxes (ISO/IEC 14496-12)."""
-    size, position, names = os.path.getsize(path), 0, []
-    with open(path, "rb") as file:
-        while position < size:
-            file.seek(position)
-            header = file.read(16)
-            if position == 0 and header[4:8] != b"ftyp":
-                return False
-            length = int.from_bytes(header[:4], "big")
-            if length == 1:  # the real length follows in 64 bits
-                length = int.from_bytes(header[8:16], "big")
-            if length == 0:  # up to the end of the file
-                length = size - position
-            if len(header) < 8 or length < 8:
-                return True
-            names.append(header[4:8])
-            position += length
+    position, names = 0, []
+    while position < size:
+        file.seek(position)
+        header = file.read(16)
+        if position == 0 and header[4:8] != b"ftyp":
+            return False
+        length = int.from_bytes(header[:4], "big")
+        if length == 1:  # the real length follows in 64 bits
+            length = int.from_bytes(header[8:16], "big")
+        if length == 0:  # up to the end of the file
+            length = size - position
+        if len(header) < 8 or length < 8:
+            return True
+        names.append(header[4:8])
+        position += length
     return position > size or b"moov" not in names
 
 

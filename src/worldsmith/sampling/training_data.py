@@ -60,7 +60,7 @@ def first_captions(dataset: VideoDataset, count: int) -> list[str]:
         if len(found) == count:
             break
     if not found:
-        raise DataError(f"{dataset.file} has no caption")
+        raise DataError(f"{dataset.name} has no caption")
     return list(found)
 
 
@@ -71,4 +71,4 @@ def first_part(dataset: VideoDataset, grid: LatentGrid) -> Part:
     for window in dataset.windows[:CLIPS_TO_TRY]:
         with suppress(SampleError):
             return look_at(window, dataset.config, grid, random.Random(0))
-    raise DataError(f"none of the first clips of {dataset.file} can be read")
+    raise DataError(f"none of the first clips of {dataset.name} can be read")

@@ -112,7 +112,7 @@ def test_every_unusable_line_and_window_is_listed_with_reason_and_line(
         record("good", frames=9),
     ]
     dataset = load(write_jsonl(tmp_path, records), min_short_edge=48)
-    name = dataset.file.name
+    name = Path(dataset.name).name
     assert [w.key for w in dataset.windows] == ["good_w0"]
     assert reasons(dataset) == {
         f"{name}:2": "bad_json", f"{name}:3": "bad_record", f"{name}:4": "bad_record", f"{name}:5": "remote_path",

@@ -36,15 +36,18 @@ def select_frames(
     grid: LatentGrid,
     rng: random.Random,
 ) -> FrameSelection:
-    """Frames of `window` = (start_frame, end_frame inclusive, temporal_interval) in a file of `total` frames at `fps`.
+    """Frames of `window` = (start_frame, end_frame, temporal_interval) in a file of `total` frames at `fps`.
 
-    The end is clamped to the file, since frame counts in data set files are often estimates.
+    The end is inclusive; -1 is that of the file. It is clamped to the file, since frame counts in data set files are
+    often estimates.
     Raises SampleError: window_out_of_range when fewer than `min_frames` are left then, too_short when the window has
-    fewer than `num_video_frames`.
+    fewer than `num_video_frames`, or goes up to the end of a file that has fewer than `min_frames`.
     """
     start, end, interval = window
-    last = min(end, total - 1)
+    last = total - 1 if end == -1 else min(end, total - 1)
     available = last - start + 1
+    if end == -1 and 0 < available < min_frames:
+        raise SampleError("too_short", f"{available} frames from frame {start} on; min_frames is {min_frames}")
     if available < max(1, min_frames):
         raise SampleError(
             "window_out_of_range",

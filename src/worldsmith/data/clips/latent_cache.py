@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import tempfile
 import time
 import zlib
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.video_file import Status
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +166,10 @@ def remove_stale(incoming: Path) -> None:
                 continue
 
 
-def file_identity(status: os.stat_result, path: str, relative_path: str) -> list[Any]:
-    """What stands for a file in a key: relative path, size, modification time (ns) and `content_mark`.
+def file_identity(status: Status, path: str, relative_path: str, mark: str = "") -> list[Any]:
+    """What stands for a file in a key: relative path, size, modification time (ns) and `content_mark` or its `mark`.
 
     Not a hash of the whole content: it would read every clip in full at each access, which the cache is there to avoid.
     A rewritten file has a new time; a data set that is moved as a whole keeps its entries.
     """
-    return [relative_path, status.st_size, status.st_mtime_ns, content_mark(path)]
+    return [relative_path, status.st_size, status.st_mtime_ns, mark or content_mark(path)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import VideoInfo, examine
+from worldsmith.data.video_file import Status, VideoInfo, examine
 
 if TYPE_CHECKING:
     from worldsmith.data.clips.video_loader import VideoLoader
@@ -83,7 +82,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         if self.latent_cache is not None:
             frames = [part.selection.start, part.selection.interval, part.selection.count]
             source = [window.start_frame, window.end_frame, window.temporal_interval]
-            file = file_identity(part.status, window.path, window.relative_path)
+            file = file_identity(part.status, window.path, window.relative_path, window.mark)
             key = self.latent_cache.key_for(file=file, window=source, frames=frames, size=[height, width])
             latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
             notes[f"cache_{outcome}"] = ""
@@ -141,7 +140,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 class Part:
     """What is used of a clip, and how training sees it."""
 
-    status: os.stat_result
+    status: Status
     info: VideoInfo
     selection: FrameSelection
     size: tuple[int, int]

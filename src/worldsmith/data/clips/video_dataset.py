@@ -1,4 +1,4 @@
-"""The data set file: one JSON object per line, one clip per object, one or more captioned windows per clip."""
+"""A data set of clips: a file with one JSON object per clip, or shards; one or more captioned windows per clip."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from typing import Annotated, Any, Literal
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
+from worldsmith.data.clips.clip_records import ClipRecord, find_file, has_file, line_records
 from worldsmith.data.clips.conditioning import check_conditioning
 from worldsmith.data.clips.resolution import check_tier
+from worldsmith.data.clips.shard_records import LAST, shard_records
 from worldsmith.data.content_mark import content_marks
-from worldsmith.data.json_records import first_record, parse_json, read_lines
-from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.shards.addresses import shard_pattern
+from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
-FILE_NAMES = [
-    folder + name + ending
-    for folder in ("train/", "")
-    for name in ("video_dataset_file.jsonl",)
-    for ending in ("", ".gz")
-]
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 
@@ -40,15 +36,17 @@ class Window:
     relative_path: str
     start_frame: int
     end_frame: int
-    """The last frame, inclusive."""
+    """The last frame, inclusive; -1 = that of the clip."""
     temporal_interval: int
     captions: dict[str, Any]
-    line: int
-    """Of the data set file."""
+    line: int | None
+    """Of the data set file; None in a shard."""
+    mark: str = ""
+    """Of what the clip holds; "" = to be made from the file."""
 
 
 class VideoDataset(Configurable):
-    """Reads the records of a data set file and flattens their windows; opens no video.
+    """Reads the records of a data set file or of shards and flattens their windows; opens no video.
 
     What cannot be used is in `rejections`. The order of `windows` follows the hash of the uuid, so that it does not
     depend on the order of the lines.
@@ -56,7 +54,7 @@ class VideoDataset(Configurable):
 
     class Config(Configurable.Config):
         path: str = ""
-        """The .jsonl or .jsonl.gz file, or a folder with [train/]video_dataset_file.jsonl."""
+        """The .jsonl[.gz] file, its folder (also from above train/), or .tar shards: clips-{000..003}.tar, s3://….tar."""
         resolution: str = "256"
         """Resolution tier; the size follows from the aspect of each clip."""
         sample_by_window: bool = True
@@ -109,17 +107,19 @@ class VideoDataset(Configurable):
             self.build()
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when there is no data set file or it cannot be read."""
+        """Raises DataError when there is no data set file, or it or a shard cannot be read."""
         self.config = config
-        self.file = find_file(config.path)
-        self.name = str(self.file)
+        pattern = None if has_file(config.path) else shard_pattern(config.path)
+        self.name = pattern or str(find_file(config.path))
         self.num_records = 0
         self.rejections: list[Rejection] = []
         windows: list[Window] = []
-        seen: set[str] = set()
-        for number, line in read_lines(self.file):
+        for record in shard_records(pattern) if pattern else line_records(Path(self.name)):
             self.num_records += 1
-            windows.extend(self._windows(number, line, seen))
+            if isinstance(record, Rejection):
+                self.rejections.append(record)
+            else:
+                windows.extend(self._windows(record))
         self.windows = sorted(windows, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
         self.choices = [[window] for window in self.windows]
         """The windows of which a position of a pass gives one."""
@@ -149,41 +149,35 @@ class VideoDataset(Configurable):
     def listing(self) -> Iterator[tuple[str, list[Any]]]:
         for w in self.windows:
             facts = [w.relative_path, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
-            yield w.key, [*facts, self._marks.get(w.path)]
+            yield w.key, [*facts, w.mark or self._marks.get(w.path)]
 
     def contents(self) -> Iterator[tuple[str, list[Any]]]:
         """Key, and what a window shows and says: the same in a copy of a clip under another name."""
         for w in self.windows:
-            marked = self._marks.get(w.path) or str(Path(w.path).resolve())
+            marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
 
     @cached_property
     def _marks(self) -> dict[str, str]:
-        return content_marks(window.path for window in self.windows)
+        return content_marks(window.path for window in self.windows if not window.mark)
 
-    def _windows(self, number: int, line: bytes, seen: set[str]) -> Iterator[Window]:
-        """The usable windows of one line; everything else goes to `rejections`."""
-        uuid, path = f"{self.file.name}:{number}", str(self.file)
+    def _windows(self, record: ClipRecord) -> Iterator[Window]:
+        """The usable windows of one clip; everything else goes to `rejections`."""
+        facts, path, line = record.facts, record.path, record.line
         try:
-            record = parse_record(line)
-            if record["uuid"] in seen:
-                raise SampleError("bad_record", f"the uuid '{record['uuid']}' was used before")
-            uuid = record["uuid"]
-            seen.add(uuid)
-            path = str(self.file.parent / record["vision_path"])
-            self._check_clip(record)
+            self._check_clip(facts)
         except SampleError as error:
-            self.rejections.append(Rejection(uuid, error.reason, error.detail, path, number))
+            self.rejections.append(Rejection(facts["uuid"], error.reason, error.detail, path, line))
             return
-        for index, raw in enumerate(record["t2w_windows"]):
-            key = f"{uuid}_w{index}"
+        for index, raw in enumerate(facts["t2w_windows"]):
+            key = f"{facts['uuid']}_w{index}"
             try:
-                start, end, interval = self._check_window(raw, record.get("nb_frames"))
+                start, end, interval = self._check_window(raw, facts.get("nb_frames"))
             except SampleError as error:
-                self.rejections.append(Rejection(key, error.reason, error.detail, path, number))
+                self.rejections.append(Rejection(key, error.reason, error.detail, path, line))
                 continue
             captions = {k: v for k, v in raw.items() if k not in WINDOW_NUMBERS}
-            yield Window(key, path, record["vision_path"], start, end, interval, captions, number)
+            yield Window(key, path, record.relative_path, start, end, interval, captions, line, record.mark)
 
     def _check_clip(self, record: dict[str, Any]) -> None:
         duration, short_edge = record.get("duration"), min(record.get("width", 1 << 30), record.get("height", 1 << 30))
@@ -203,10 +197,11 @@ class VideoDataset(Configurable):
                 "bad_record",
                 f"{', '.join(WINDOW_NUMBERS)} must be whole numbers, found {start!r}, {end!r}, {interval!r}",
             )
-        if start < 0 or end < start or interval < 1 or (nb_frames is not None and start >= nb_frames):
+        backwards = end < start and end != LAST
+        if start < 0 or backwards or interval < 1 or (nb_frames is not None and start >= nb_frames):
             of = f" of {nb_frames} frames" if nb_frames is not None else ""
             raise SampleError("window_out_of_range", f"window {start}..{end}, interval {interval}{of}")
-        if end - start + 1 < self.config.min_frames:
+        if end != LAST and end - start + 1 < self.config.min_frames:
             raise SampleError(
                 "too_short",
                 f"window {start}..{end} has {end - start + 1} frames; min_frames is {self.config.min_frames}",
@@ -222,52 +217,3 @@ class VideoDataset(Configurable):
 
 def uuid_of(window: Window) -> str:
     return window.key.rpartition("_w")[0]
-
-
-def is_clips(path: Path) -> bool:
-    """Whether a folder, or a file of lines, holds such a data set."""
-    if path.is_dir():
-        return any((path / name).is_file() for name in FILE_NAMES)
-    return isinstance(first := first_record(path), dict) and "vision_path" in first
-
-
-def find_file(path: str) -> Path:
-    """The data set file at `path`, or in the folder `path`."""
-    if not path:
-        raise DataError("dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)")
-    given = Path(path)
-    if given.is_file():
-        return given
-    if not given.is_dir():
-        raise DataError(f"{given} does not exist; dataset.path must be a .jsonl file or its folder")
-    for name in FILE_NAMES:
-        if (given / name).is_file():
-            return given / name
-    raise DataError(f"{given} has no data set file; looked for {', '.join(FILE_NAMES)}")
-
-
-def parse_record(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line, its types checked. Raises SampleError: bad_json, bad_record, remote_path."""
-    record = parse_json(line)
-    if not isinstance(record, dict):
-        raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
-    for name in ("uuid", "vision_path"):
-        if not (isinstance(record.get(name), str) and record[name]):
-            raise SampleError("bad_record", f"'{name}' must be text, found {record.get(name)!r}")
-    if "\0" in record["vision_path"]:
-        raise SampleError("bad_record", f"'vision_path' holds a NUL, found {record['vision_path']!r}")
-    for name in ("duration", "width", "height", "nb_frames"):
-        value = record.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise SampleError("bad_record", f"'{name}' must be a number, found {value!r}")
-        if value is None:
-            record.pop(name, None)
-    windows = record.get("t2w_windows")
-    if not (isinstance(windows, list) and windows):
-        raise SampleError("bad_record", f"'t2w_windows' must be a list with at least one window, found {windows!r}")
-    if "://" in record["vision_path"]:
-        raise SampleError(
-            "remote_path",
-            f"'{record['vision_path']}' is remote; copy the clip beside the data set file and name its relative path",
-        )
-    return record

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.declare.ranges import Count
-from worldsmith.data.clips.video_dataset import VideoDataset, is_clips
+from worldsmith.data.clips.clip_records import is_clips
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ class VideoLoader(PackingDataLoader):
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 
     @classmethod
-    def dataset_at(cls, path: Path) -> VideoDataset.Config | None:
-        return VideoDataset.Config(path=str(path)) if is_clips(path) else None
+    def dataset_at(cls, path: str) -> VideoDataset.Config | None:
+        return VideoDataset.Config(path=path) if is_clips(path) else None

@@ -66,6 +66,6 @@ class ChatLoader(PackingDataLoader):
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 
     @classmethod
-    def dataset_at(cls, path: Path) -> ChatDataset.Config | None:
+    def dataset_at(cls, path: str) -> ChatDataset.Config | None:
         kinds = (LlavaDataset, ManifestDataset, MessagesDataset)
-        return next((kind.Config(path=str(path)) for kind in kinds if kind.is_at(path)), None)
+        return next((kind.Config(path=path) for kind in kinds if kind.is_at(Path(path))), None)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.clips.video_dataset import FILE_NAMES
+from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.imports.found import Clip, Found
 from worldsmith.data.imports.windows import Cut, windows_of
 from worldsmith.data.made_folder import complete_folder, prepare_folder

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from worldsmith.data.clips.video_dataset import FILE_NAMES
+from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.imports import captions, lerobot, lines, sidecar, table
 from worldsmith.data.imports.found import Choices, Found
 

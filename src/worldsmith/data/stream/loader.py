@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable, wrong
@@ -105,7 +104,7 @@ class PackingDataLoader(Configurable):
         self._iteration = 0
 
     @classmethod
-    def dataset_at(cls, path: Path) -> Configurable.Config | None:
+    def dataset_at(cls, path: str) -> Configurable.Config | None:
         """The settings of the data set that is there, if this loader reads such ones."""
         return None
 

@@ -1,0 +1,167 @@
+"""Where the members of a tar are, read once from its headers and kept in a cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from worldsmith.data.shards.part import read_range
+from worldsmith.data.stream.errors import DataError
+from worldsmith.files.atomic import replacing
+
+FORMAT_VERSION = 1
+TEXTS = (".json", ".txt")
+MOST_TEXT = 1 << 20
+"""Bytes of a text member; a longer one is not read."""
+PIECE = 4096
+"""Bytes at the beginning and at the end of a member that stand for what it holds."""
+BLOCK = 1 << 16
+"""Bytes of a request to a storage: the end of a clip, the texts after it and the next header come together."""
+READERS = 8
+META = re.compile(r"__[^/]*__($|/)")
+"""Names that WebDataset keeps for itself."""
+
+
+class Member(NamedTuple):
+    """A regular file in a tar."""
+
+    name: str
+    start: int
+    """Of its bytes in the tar."""
+    size: int
+    mark: str
+    """12 digits of a hash of its size and of its first and last bytes."""
+    text: str | None
+    """All of it, for a text; None when it is none, too long, or no UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndex:
+    file: str
+    members: list[Member]
+    fault: tuple[int, str] | None
+    """The first byte from which on the tar cannot be read, and why."""
+
+
+def index_all(files: Sequence[str]) -> list[TarIndex]:
+    """Raises DataError for a shard that cannot be reached."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(index_of, files))
+
+
+def index_of(file: str) -> TarIndex:
+    """From the cache, if the tar is still the one that was read."""
+    import fsspec
+
+    try:
+        system, path = fsspec.url_to_fs(file)
+        facts = system.info(path)
+        size = facts.get("size")
+        if facts.get("type") != "file" or size is None:
+            raise DataError(unseekable(file) if size is None else f"{file} is no file")
+        key = hashlib.sha256(repr((FORMAT_VERSION, file, size, system.ukey(path), etag(facts))).encode()).hexdigest()
+        cached = cache_folder() / f"{key}.json"
+        if (known := read_cached(cached, file)) is not None:
+            return known
+        if size and len(read_range(file, 0, 1)) != 1:
+            raise DataError(unseekable(file))
+        with system.open(path, "rb", block_size=BLOCK, cache_type="readahead") as raw:
+            index = read_headers(file, raw, size)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"the shard {file} does not exist") from None
+    except Exception as error:  # each storage has errors of its own, a missing library among them
+        raise DataError(f"the shard {file} cannot be read: {type(error).__name__}: {error}") from None
+    keep(cached, index)
+    return index
+
+
+def unseekable(file: str) -> str:
+    return f"{file}: its server gives no parts of files; put `filecache::` before the address to keep a copy here"
+
+
+def etag(facts: dict[str, Any]) -> str:
+    return str(facts.get("ETag") or facts.get("etag") or "")
+
+
+def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
+    """Reads from header to header; ustar, pax and GNU tars. What cannot be read ends the index, as its fault."""
+    members: list[Member] = []
+
+    def damaged(offset: int, why: str) -> TarIndex:
+        offset = min(offset, size)  # where only the padding is cut
+        return TarIndex(file, members, (offset, f"{why} at byte {offset} of {size}; {len(members)} files before it"))
+
+    end = 0
+    try:
+        with tarfile.open(fileobj=raw, mode="r:") as tar:
+            while (header := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                if header.offset_data + header.size > size:
+                    return damaged(end, f"{printable(header.name)} is cut off")
+                if header.isreg() and not header.issparse() and not META.match(header.name):
+                    members.append(member_of(raw, header))
+                end = tar.offset
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        return damaged(end, f"no tar can be read ({error})")
+    raw.seek(end)  # a damaged header ends the tar in silence
+    ending = raw.read(tarfile.BLOCKSIZE)
+    if ending.strip(b"\0"):
+        return damaged(end, "a damaged header")
+    if len(ending) < tarfile.BLOCKSIZE:
+        return damaged(end, "it ends without the mark of its end")
+    return TarIndex(file, members, None)
+
+
+def member_of(raw: BinaryIO, header: tarfile.TarInfo) -> Member:
+    start, size = header.offset_data, header.size
+    raw.seek(start)
+    if header.name.lower().endswith(TEXTS):
+        content = raw.read(min(size, MOST_TEXT + 1))
+        text = None
+        if size <= MOST_TEXT:
+            with contextlib.suppress(UnicodeDecodeError):
+                text = content.decode("utf-8-sig")
+        return Member(printable(header.name), start, size, "", text)
+    digest = hashlib.sha256(str(size).encode())
+    digest.update(raw.read(min(size, PIECE)))
+    raw.seek(start + max(0, size - PIECE))
+    digest.update(raw.read(min(size, PIECE)))
+    return Member(printable(header.name), start, size, digest.hexdigest()[:12], None)
+
+
+def printable(name: str) -> str:
+    """Bytes of a name that are no UTF-8 are spelled out."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def cache_folder() -> Path:
+    """Of the user, as the XDG base directories say."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / "shards"
+
+
+def read_cached(path: Path, file: str) -> TarIndex | None:
+    try:
+        found = json.loads(path.read_bytes())
+        fault = tuple(found["fault"]) if found["fault"] else None
+        return TarIndex(file, [Member(*member) for member in found["members"]], fault)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(path: Path, index: TarIndex) -> None:
+    """If that is possible: without it the headers are read at each start."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=False) as incoming:
+            incoming.write_text(json.dumps({"members": index.members, "fault": index.fault}), encoding="utf-8")
