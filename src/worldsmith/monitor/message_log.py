@@ -17,7 +17,8 @@ class MessageLog(logging.Handler):
     """Within its block, which may be entered again, it keeps the records of `worldsmith` from INFO on.
 
     Until `begin` they wait in memory, so that a start that is refused leaves nothing behind. An exception that leaves
-    the block is a message, too. One that cannot be written, as on a full disk, is left out.
+    the block is a message, too. One that cannot be written, as on a full disk, is left out. Where nobody else listens,
+    warnings reach the standard error as they do without it.
     """
 
     def __init__(self, path: Path | None, *, step: Callable[[], int]) -> None:
@@ -36,6 +37,8 @@ class MessageLog(logging.Handler):
         level = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno > logging.INFO else "info"
         try:
             self.add(level, self.format(record), datetime.datetime.fromtimestamp(record.created, datetime.UTC))
+            if logging.lastResort and record.levelno >= logging.lastResort.level and self._is_alone():
+                logging.lastResort.handle(record)
         except Exception:
             self.handleError(record)
 
@@ -45,6 +48,15 @@ class MessageLog(logging.Handler):
             self._write(*message)
         else:
             self.waiting.append(message)
+
+    def _is_alone(self) -> bool:
+        """Whether records of `worldsmith` reach no other handler, which Python would answer with its last resort."""
+        logger: logging.Logger | None = logging.getLogger("worldsmith")
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return False
+            logger = logger.parent if logger.propagate else None
+        return True
 
     def _write(self, time: datetime.datetime, level: str, text: str) -> None:
         line = {"time": time.isoformat(timespec="milliseconds"), "step": self.step(), "level": level, "text": text}

@@ -36,6 +36,20 @@ def test_messages_of_the_block_are_lines_and_those_before_and_after_are_not(tmp_
     assert read(log.path) == [(0, "info", "3 clips"), (4, "warning", "größer\nund mehr")]
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_warnings_that_nobody_else_hears_reach_the_standard_error(tmp_path, capsys, monkeypatch, heard):
+    """As Python has it for a library without handlers, which this one would end by being a handler."""
+    worldsmith = logging.getLogger("worldsmith")
+    monkeypatch.setattr(worldsmith, "propagate", False)
+    monkeypatch.setattr(worldsmith, "handlers", [logging.NullHandler()] if heard else [])
+    log = MessageLog(tmp_path / "messages.jsonl", step=lambda: 0)
+    log.begin()
+    with log:
+        logger.warning("a remark")
+        logger.info("a detail")
+    assert capsys.readouterr().err == ("" if heard else "a remark\n")
+
+
 def test_a_start_that_is_refused_leaves_nothing_and_one_that_works_says_all(tmp_path, caplog):
     refused = MessageLog(tmp_path / "refused.jsonl", step=lambda: 0)
     with refused:
