@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 from generator_run import write_generator_run
 from PIL import Image
 
+from worldsmith.actions.outputs.measure import figures_of
 from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
 from worldsmith.sampling.video_writer import read_image, write_mp4
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")
@@ -43,7 +46,18 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "5 samples, in evaluation/trained" in said[0][0]
     assert "5 samples, complete already, nothing to do" in said[1][0]
     table, again, beside = (out.splitlines() for _, out in said)
-    assert table[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
+    assert table[0].split() == [
+        "figure",
+        "unit",
+        "trained",
+        "untrained",
+        "real",
+        "minus",
+        "untrained",
+        "minus",
+        "real",
+        "samples",
+    ]
     assert "is complete for these videos; nothing to do" in again[0]
     assert again[1:] == table
     assert "psnr: 3 not measured (trained): no real video is known (extra.real)" in table
@@ -62,5 +76,67 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert figures["diversity"]["trained"]["mean"] > 0
     equal = json.loads(Path("beside/evaluation.json").read_text())["figures"]
     assert all(figure["difference"]["baseline"]["mean"] == 0 for figure in equal.values())
+    assert (figures["motion"]["real"]["samples"], figures["psnr"]["real"]["samples"]) == (2, 0)
     sheet = read_image("evaluation/contact_sheet.png")
     assert min(sheet.shape[1:]) > 300
+    assert measured_anew_where_something_changed(capsys) == [False, True, True, True]
+
+
+def measured_anew_where_something_changed(capsys: pytest.CaptureFixture[str]) -> list[bool]:
+    """After nothing, figures of others, a sheet that is gone and a sample that is gone, which is made first."""
+
+    def again() -> bool:
+        assert main(shlex.split(blocks("bash")[0].strip().splitlines()[1])[1:]) == 0
+        return "nothing to do (--force" not in capsys.readouterr().out
+
+    found = [again()]
+    for change in (
+        lambda: Path("evaluation/evaluation.json").write_text(json.dumps({"signature": "of others"})),
+        lambda: Path("evaluation/contact_sheet.png").unlink(),
+        lambda: Path("evaluation/untrained/left/1/sample_outputs.json").unlink(),
+    ):
+        change()
+        found.append(again())
+    return found
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_generator_run(tmp_path)
+    shutil.copytree(run, "other")
+    shutil.copytree("data", "faster")
+    for clip in Path("faster").glob("*.mp4"):
+        write_mp4(clip, torch.zeros(3, 9, 64, 96, dtype=torch.uint8), 16)
+    config = Path("other/config.yaml")
+    config.write_text(config.read_text().replace(str(tmp_path / "data"), str(tmp_path / "faster")))
+    Path("one.txt").write_text("A red square.\n")
+    Path("real.json").write_text('{"prompt": "x", "extra": {"real": "none.mp4"}}')
+    before = sorted(tmp_path.iterdir())
+    for words, reason in (
+        ([], "comes from --input-files or from --prompts"),
+        (["-i", "one.txt", "--prompts", "one.txt"], "comes from --input-files or from --prompts"),
+        (["--prompts", "one.txt", "--evaluators", "motion"], "needs files of samples"),
+        (["-i", "one.txt", "--evaluators", "sharpnes"], "sharpness"),
+        (["-i", "real.json"], "real: extra.real must be a video's file, found none.mp4"),
+        (["-i", "one.txt", "--baseline", "other"], "one_0: fps would be 16 with other, and 8 with"),
+    ):
+        for dry in ([], ["--dryrun"]):
+            assert main(["evaluate", str(run), *words, "-o", "out", *dry]) == 2
+            assert reason in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_figures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "evaluation.json"
+    assert figures_of(file, "s") == {}
+    for text in (
+        "{",
+        "[1]",
+        '{"signature": "s"}',
+        '{"signature": "s", "figures": {"psnr": {"not_measured": {"a": 1}}}}',
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"evaluation.json.* remove it, and the videos are measured again"):
+            figures_of(file, "s")

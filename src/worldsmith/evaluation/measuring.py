@@ -12,6 +12,8 @@ from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
 from worldsmith.evaluation.intervals import mean_interval, share_interval
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from worldsmith.evaluation.made_video import MadeVideo
 
 Values = dict[str, float | str]
@@ -41,20 +43,20 @@ def measure_continuation(sample: MadeVideo) -> Values:
     return {name: told if value is None else value for name, value, told in zip(names, (*values, error), why)}
 
 
-def measure_movement(sample: MadeVideo) -> Values:
+def measure_movement(video: Tensor) -> Values:
     from worldsmith.evaluation.motion import measure_motion
 
-    motion = measure_motion(sample.video)
+    motion = measure_motion(video)
     if motion is None:
-        why = "it is an image" if sample.video.shape[1] == 1 else "the frames are too small"
+        why = "it is an image" if video.shape[1] == 1 else "the frames are too small"
         return {"motion": why, "flicker": why}
     return {"motion": motion.magnitude, "flicker": motion.flicker}
 
 
-def measure_sharpness(sample: MadeVideo) -> Values:
+def measure_sharpness(video: Tensor) -> Values:
     from worldsmith.evaluation.video_figures import sharpness
 
-    return {"sharpness": sharpness(sample.video)}
+    return {"sharpness": sharpness(video)}
 
 
 def measure_shapes(sample: MadeVideo) -> Values:
@@ -68,15 +70,16 @@ def measure_shapes(sample: MadeVideo) -> Values:
     return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
 
 
-EVALUATORS: dict[str, Callable[[MadeVideo], Values]] = {
-    "continuation": measure_continuation,
-    "motion": measure_movement,
-    "sharpness": measure_sharpness,
-    "shapes": measure_shapes,
-}
-"""Those that look at one sample."""
+LOOKS: dict[str, Callable[[Tensor], Values]] = {"motion": measure_movement, "sharpness": measure_sharpness}
+"""Those that look at any video, a real one too."""
+COMPARES: dict[str, Callable[[MadeVideo], Values]] = {"continuation": measure_continuation, "shapes": measure_shapes}
+"""Those that compare a sample with what it should be."""
 DIVERSITY = "diversity"
-"""The one that looks at several."""
+"""The one that looks at several samples."""
+EVALUATORS = ("continuation", *LOOKS, DIVERSITY, "shapes")
+"""All of them."""
+REAL = "real"
+"""Stands beside the models where real videos are known."""
 
 
 @dataclass
@@ -100,9 +103,9 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
     measured, by_name = Measured(), {sample.name: sample for sample in samples}
     for number, sample in enumerate(samples, start=1):
         fresh, values = replace(sample), Values()  # what it reads is forgotten with it
-        for name, evaluator in EVALUATORS.items():
-            if name in chosen:
-                values |= evaluator(fresh)
+        for name, evaluator in COMPARES.items():
+            values |= evaluator(fresh) if name in chosen else {}
+        values |= look(fresh.video, chosen)
         measured.by_sample[sample.name] = values
         done(number, len(samples))
     for group in groups_of_seeds([sample.args for sample in samples]) if DIVERSITY in chosen else ():
@@ -111,6 +114,16 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
             value = diversity([replace(by_name[name]).video[:, by_name[name].kept :] for name in group])
         measured.by_group[group[0]] = {DIVERSITY: "the frames are too small" if value is None else value}
     return measured
+
+
+def measure_real(samples: Sequence[MadeVideo], chosen: Collection[str]) -> Measured:
+    """What can be seen in the real videos by themselves; of samples without one there is nothing."""
+    known = ((sample.name, replace(sample).real) for sample in samples if sample.source is not None)
+    return Measured({name: look(real, chosen) for name, real in known if not isinstance(real, str)})
+
+
+def look(video: Tensor, chosen: Collection[str]) -> Values:
+    return {name: value for one, see in LOOKS.items() if one in chosen for name, value in see(video).items()}
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -158,12 +171,13 @@ def facts(values: Sequence[float], *, share: bool = False) -> dict[str, Any]:
     return {"mean": mean, "interval": interval, "samples": len(values)}
 
 
-def table(figures: Mapping[str, Any], models: Collection[str]) -> Iterator[str]:
+def table(figures: Mapping[str, Any]) -> Iterator[str]:
     """For people: a line for each figure, intervals in brackets, and what could not be measured."""
-    rows = [["figure", "unit", *models, *(f"minus {name}" for name in list(models)[1:]), "samples"]]
+    models = list([*figures.values()][0]["not_measured"])
+    rows = [["figure", "unit", *models, *(f"minus {name}" for name in models[1:]), "samples"]]
     notes = []
     for name, figure in figures.items():
-        first = figure[next(iter(models))]
+        first = figure[models[0]]
         told = [*(figure[model] for model in models), *figure["difference"].values()]
         rows.append([name, figure["unit"], *map(in_words, told), str(first["samples"])])
         for model, reasons in figure["not_measured"].items():

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.made_video import MadeVideo, find_real
-from worldsmith.evaluation.measuring import EVALUATORS, Measured, groups_of_seeds, measure, summarize, table
+from worldsmith.evaluation.measuring import (
+    EVALUATORS,
+    Measured,
+    groups_of_seeds,
+    measure,
+    measure_real,
+    summarize,
+    table,
+)
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -98,7 +106,7 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
     assert figure["trained"] == {"mean": 22.0, "interval": (20.0, 24.0), "samples": 2}
     assert figure["difference"]["untrained"] == {"mean": 9.75, "interval": (9.5, 10.0), "samples": 2}
     assert figure["not_measured"] == {"trained": {"why": 1}, "untrained": {}}
-    lines = list(table({"psnr": figure}, ["trained", "untrained"]))
+    lines = list(table({"psnr": figure}))
     assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
     assert lines[2:] == ["psnr: 1 not measured (trained): why"]
@@ -107,3 +115,17 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
 def test_a_share_has_the_interval_of_a_share() -> None:
     seen = Measured({name: {"adherence": 1.0} for name in "abcd"})
     assert summarize({"trained": seen})["adherence"]["trained"]["interval"][0] == pytest.approx(0.51, abs=0.01)
+
+
+def test_real_videos_stand_beside_those_that_were_made(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "real.mp4", clip(40), 8)
+    samples = [made(tmp_path, "a", clip(40, height=64), tmp_path / "real.mp4"), made(tmp_path, "b", clip(40))]
+    real = measure_real(samples, EVALUATORS)
+    assert list(real.by_sample) == ["a"]  # in the form of what was made
+    assert real.by_sample["a"].keys() == {"motion", "flicker", "sharpness"}
+    trained = measure(samples, ["motion"], lambda *_: None)
+    figure = summarize({"trained": trained, "real": real})["motion"]
+    assert (figure["trained"]["samples"], figure["real"]["samples"]) == (2, 1)
+    difference = trained.by_sample["a"]["motion"] - real.by_sample["a"]["motion"]  # type: ignore[operator]
+    assert figure["difference"]["real"] == {"mean": difference, "interval": None, "samples": 1}
+    assert measure_real(samples, ["shapes"]).by_sample == {"a": {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.evaluation.made_video import MadeVideo, find_real
-from worldsmith.evaluation.measuring import DIVERSITY, EVALUATORS, Measured, measure, summarize, table
+from worldsmith.evaluation.measuring import EVALUATORS, REAL, Measured, measure, measure_real, summarize, table
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
@@ -94,24 +94,27 @@ class MeasureVideos(VideoAction):
         out = Path(self.config.out)
         file, signature = out / RESULT, self.signature(samples)
         last = [f"contact sheet {out / SHEET}", f"figures       {file}"]
-        known = {} if self.config.force else figures_of(file, signature, samples)
+        known = {} if self.config.force else figures_of(file, signature)
         if known and (out / SHEET).is_file():
             line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
-            return Result([line, *table(known["figures"], list(samples)), *last], known)
+            return Result([line, *table(known["figures"]), *last], known)
         measured = {
             name: measure(of, self.chosen(), share_done(f"measuring {len(of)} videos ({name})"))
             for name, of in samples.items()
         }
+        real = measure_real(next(iter(samples.values())), self.chosen())
+        columns = {**measured, REAL: real} if any(real.by_sample.values()) else measured
         draw(out / SHEET, samples)
         facts: dict[str, Any] = {
             "signature": signature,
             "evaluators": self.chosen(),
             "models": {name: order.about for name, order in orders.items()},
-            "figures": summarize(measured),
+            "figures": summarize(columns),
             "samples": {name: [record(one, measured[name], out) for one in of] for name, of in samples.items()},
+            REAL: real.by_sample,
         }
         write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
-        return Result([*table(facts["figures"], list(samples)), *last], facts)
+        return Result([*table(facts["figures"]), *last], facts)
 
     def adherence(self) -> MeasureAdherence:
         config = self.config
@@ -119,7 +122,7 @@ class MeasureVideos(VideoAction):
         return MeasureAdherence.Config(**{name: getattr(config, name) for name in names}).build()
 
     def chosen(self) -> list[str]:
-        return list(self.config.evaluators) or [*EVALUATORS, DIVERSITY]
+        return list(self.config.evaluators or EVALUATORS)
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
         """What is generated with each model. Raises UserError when that cannot be compared."""
@@ -176,18 +179,18 @@ class MeasureVideos(VideoAction):
         return digest.hexdigest()
 
 
-def figures_of(file: Path, signature: str, models: Collection[str]) -> dict[str, Any]:
+def figures_of(file: Path, signature: str) -> dict[str, Any]:
     """What an earlier command measured of the same videos; nothing if there is no such."""
     if not file.is_file():
         return {}
     try:
         known = read_json_object(file)
         if known.get("signature") == signature:
-            list(table(known["figures"], models))
+            list(table(known["figures"]))
             return known
     except UserError as error:
         raise UserError(f"{error}; remove it, and the videos are measured again") from None
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{file} does not hold figures; remove it, and the videos are measured again") from None
     return {}
 
@@ -203,7 +206,7 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
     if any(sample.source is not None for sample in first):
         real = [replace(sample).real for sample in first]
         none = torch.full((3, 1, 16, 16), 255, dtype=torch.uint8)
-        rows.append(("real", [none if isinstance(video, str) else video for video in real]))
+        rows.append((REAL, [none if isinstance(video, str) else video for video in real]))
     contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])
 
 
