@@ -131,12 +131,9 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
 def test_figures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     file = tmp_path / "evaluation.json"
     assert figures_of(file, "s") == {}
-    for text in (
-        "{",
-        "[1]",
-        '{"signature": "s"}',
-        '{"signature": "s", "figures": {"psnr": {"not_measured": {"a": 1}}}}',
-    ):
+    known = {"signature": "s", "figures": {}}
+    damaged = {"signature": "s", "figures": {"psnr": {"not_measured": {"a": 1}}}}
+    for text in ("{", "[1]", '{"signature": "s"}', json.dumps(known), json.dumps(damaged)):
         file.write_text(text)
         with pytest.raises(UserError, match=r"evaluation.json.* remove it, and the videos are measured again"):
             figures_of(file, "s")

@@ -173,7 +173,8 @@ def facts(values: Sequence[float], *, share: bool = False) -> dict[str, Any]:
 
 def table(figures: Mapping[str, Any]) -> Iterator[str]:
     """For people: a line for each figure, intervals in brackets, and what could not be measured."""
-    models = list([*figures.values()][0]["not_measured"])
+    some, *_ = figures.values()
+    models = list(some["not_measured"])
     rows = [["figure", "unit", *models, *(f"minus {name}" for name in models[1:]), "samples"]]
     notes = []
     for name, figure in figures.items():
