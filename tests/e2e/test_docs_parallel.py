@@ -15,7 +15,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.sections import ParallelismConfig
 
 PAGE = (Path(__file__).parents[2] / "docs/parallel.md").read_text(encoding="utf-8")
-(COMMANDS,) = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+COMMANDS, JOB = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 CLIPS = "worldsmith dataset moving-shapes my_clips --clips 3 --val-clips 0 --num-frames 5"
 
 
@@ -47,6 +47,21 @@ def test_the_plan_shows_the_degrees_and_refuses_what_does_not_fit(
         degrees = f"model.config.parallelism.context_parallel_shard_degree={degree}"
         assert main([processes if word == "8" else word for word in [*words[1:-1], degrees]]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_job_is_a_script_of_bash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the options of the command, and the words that each machine launches."""
+    monkeypatch.setenv("DATASET_PATH", "my_clips")
+    words, place = JOB.strip().split(" > ")
+    assert main(words.split()[1:]) == 0
+    (tmp_path / place).write_text(capsys.readouterr().out)
+    assert subprocess.run(["bash", "-n", tmp_path / place], check=False).returncode == 0
+    lines = (tmp_path / place).read_text().splitlines()
+    said = ("nodes=2", "gpus-per-node=8", "time=4:00:00", "cpus-per-task=64", "requeue", "open-mode=append")
+    assert {f"#SBATCH --{option}" for option in said} <= set(lines)
+    assert "    --nnodes 2 --nproc-per-node 8 train vision_sft_tiny &" in lines
 
 
 @pytest.mark.slow

@@ -258,15 +258,23 @@ def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "x"], "worldsmith launch starts `train` or `generate`, not 'evaluate'"),
+        (["evaluate", "x"], "worldsmith launch starts `train` or `encode` or `generate`, not 'evaluate'"),
         (["--nproc-per-node", "many", "train"], "--nproc-per-node many: Unsupported"),
         (["--nnodes", "many", "train", "--dryrun"], "--nnodes many --nproc-per-node 1: invalid literal"),
         (["--signals-to-handle", "SIGTERM", "train"], "--signals-to-handle cannot be given"),
         (["-m", "train"], "--module cannot be given"),
+        (["--slurm", "--node-rank", "1", "train", "toy"], "the script sets --node-rank; leave it out"),
+        (["--slurm", "--nnodes", "1:4", "train", "toy"], "--nnodes must be one number, found 1:4"),
+        (["--slurm", "--nproc-per-node", "gpu", "train", "toy"], "needs --gpus-per-node N beside it"),
+        (["--slurm", "train", "toy"], "there is no `sbatch` on this machine"),
+        (["--slurm", "train", "toy", "--dryrun"], "a plan or help is made here, without --slurm"),
     ],
 )
-def test_words_that_cannot_work(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", *words]) == 2
+def test_words_that_cannot_work(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_ROWS", "rows.txt")
+    assert main(["--import", "toy_family", "launch", *words]) == 2
     assert said in capfd.readouterr().err
 
 
@@ -315,6 +323,9 @@ def test_a_real_run_outlives_its_launcher(start: Start, tmp_path: Path, monkeypa
     launcher.kill()
     wait_until_gone(processes, tmp_path)
     assert run.steps() == list(range(1, run.saved() + 1))
+    logs = [(run.folder / f"logs/rank_0000{rank}.log").read_text() for rank in range(2)]
+    assert [f"rank {rank} of 2\n" in log for rank, log in enumerate(logs)] == [True, True]
+    assert f"stopped and saved after step {run.saved()} (SIGTERM)" in logs[0]
 
 
 def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(

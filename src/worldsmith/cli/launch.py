@@ -6,6 +6,7 @@ a signal. Here signals are handed to the processes, which agree on a step, save 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from worldsmith.actions.registry import ACTIONS
+from worldsmith.cli.slurm import add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
@@ -46,6 +48,14 @@ torchrun's; these are the usual ones:
   --max-restarts N     after a failure, so often the processes start again from the last checkpoint (default: 0)
 
 `torchrun --help` lists the others. With --dryrun one process makes the plan for all.
+
+With --slurm it is a job of SLURM, on --nnodes machines with --nproc-per-node processes each, which saves before its
+time is up and queues itself again:
+
+  --print              show the script instead of handing it to sbatch
+  --time, --partition, --account, --qos, --gpus-per-node (default: --nproc-per-node; 0: none), --cpus-per-task,
+  --job-name           as for sbatch
+  --sbatch=OPTION      a further option of sbatch, such as --sbatch=--mem=0 (any number of times)
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 go on to the processes, which save and stop, however long that takes;
 those of another command than train end at once, and the same command goes on where they were.
@@ -92,10 +102,12 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
 
-        args = read_words(words)
+        args, parser = read_words(words)
         name, command_words = args.command, args.training_script_args
         check, plan = (of_action if name in ACTIONS else of_run)(name, command_words)
         args.training_script_args = [name, *packages, *command_words]
+        if getattr(args, "slurm", False):
+            return submit_job(args, parser, words, plan, check, packages)
         machines, processes = count_processes(args)
         if plan is not None:
             os.environ["WORLD_SIZE"] = str(machines * processes)
@@ -141,6 +153,22 @@ def of_action(name: str, words: list[str]) -> Steps:
     return partial(action.check_action, name, head, tail), partial(
         action.run_action, name, head, tail
     ) if alone else None
+
+
+def submit_job(
+    args: Namespace,
+    parser: ArgumentParser,
+    words: Sequence[str],
+    plan: object,
+    check: Callable[[], object],
+    packages: Sequence[str],
+) -> int:
+    """Hands the launch to SLURM, when its command makes sense here."""
+    if plan is not None:
+        raise UserError("worldsmith launch: a plan or help is made here, without --slurm")
+    check()
+    count = len(args.training_script_args) - len(packages)  # the command and its words
+    return submit(args, parser, words[: len(words) - count], [*packages, *words[len(words) - count :]])
 
 
 @contextmanager
@@ -210,8 +238,9 @@ def meeting_place(args: Namespace) -> str:
     return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 
-def read_words(words: Sequence[str]) -> Namespace:
-    """torchrun's arguments, so that it starts our `command`; training_script_args are the words after it.
+def read_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
+    """torchrun's arguments, so that it starts our `command`; training_script_args are the words after it. With
+    ``--slurm`` among the options these may be SLURM's too. And who has read them.
 
     Raises UserError for what cannot work here.
     """
@@ -219,6 +248,9 @@ def read_words(words: Sequence[str]) -> Namespace:
 
     parser = get_args_parser()
     parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
+    options = itertools.takewhile(lambda word: word not in LAUNCHED, words)
+    if "--slurm" in options:
+        add_options(parser)
     args = parser.parse_args(words)
     for name in OWN_SETTINGS:
         if getattr(args, name) != parser.get_default(name):
@@ -230,7 +262,7 @@ def read_words(words: Sequence[str]) -> Namespace:
     args.command = args.training_script
     args.module, args.training_script = True, "worldsmith.cli.launched"
     args.signals_to_handle = "SIGQUIT"
-    return args
+    return args, parser
 
 
 def meeting_failure(args: Namespace, error: Exception) -> str:

@@ -8,11 +8,13 @@ from worldsmith.cli.main import main
 from worldsmith.distributed.launch_desk import tell_end
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
+from worldsmith.monitor.process_log import copy_output
 
 
 def launched() -> int:
     """The exit code for torchrun, which ends all other processes when it is not 0."""
     follow_launcher()
+    copy_output()
     code = main()
     if code not in (0, PREEMPTED):
         return code

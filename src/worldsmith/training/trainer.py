@@ -24,6 +24,7 @@ from worldsmith.distributed.world import World
 from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
 from worldsmith.monitor.message_log import MessageLog
+from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
@@ -299,6 +300,7 @@ class Trainer(Configurable):
             self.state.start()
         release_leases()
         write_on_main(self.world, self.run_folder, lambda: self._write_records(launch))
+        begin_log(self.run_folder, rank=self.world.rank, size=self.world.size)
 
     def _build(self) -> None:
         """Makes every component. The network has no values yet: `RunState` gives it some."""

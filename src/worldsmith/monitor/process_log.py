@@ -1,0 +1,100 @@
+"""`logs/rank_<5 digits>.log` of a run folder: what each process of a launch prints, appended over all starts."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import socket
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from worldsmith.files.lines import append_line
+
+FOLDER = "logs"
+WAITING = 10_000
+"""Lines that are kept until the run folder is known, the latest ones."""
+TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class ProcessLog:
+    """Takes whole lines of text, and keeps them in memory until there is a file. One that cannot be written, as on a
+    full disk, is left out, which is said once."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._waiting: deque[str] = deque(maxlen=WAITING)
+        self._said = False
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def begin(self, path: Path, head: str) -> None:
+        """The file for `head` and all lines, those that wait first."""
+        with self._lock:
+            self.path = path
+            lines = [head, *self._waiting]
+            self._waiting.clear()
+            for line in lines:
+                self.add(line)
+
+    def add(self, line: str) -> None:
+        with self._lock:
+            if self.path is None:
+                self._waiting.append(line)
+                return
+            try:
+                self.path.parent.mkdir(exist_ok=True)
+                append_line(self.path, line.encode(errors="backslashreplace").decode())
+            except OSError as error:
+                problem = f"{self.path} lacks what could not be written to it: {error.strerror}; the run goes on"
+                if not self._said:
+                    self._said = True
+                    print(problem, file=sys.__stderr__, flush=True)
+
+
+class CopiedStream:
+    """A text stream whose lines are in the log too, as a terminal would show them: what a progress bar draws over is
+    left out, and so are colours."""
+
+    def __init__(self, stream: TextIO, log: ProcessLog) -> None:
+        self._stream, self._log, self._rest = stream, log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        self._rest = self._rest[self._rest.rfind("\r") + 1 :]
+        for line in lines:
+            self._log.add(TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]))
+        return self._stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_log: ProcessLog | None = None
+
+
+def copy_output() -> None:
+    """From now on, what Python code of this process prints is kept for its log; the streams stay what they are."""
+    global _log
+    _log = ProcessLog()
+    sys.stdout, sys.stderr = CopiedStream(sys.stdout, _log), CopiedStream(sys.stderr, _log)  # type: ignore[assignment]
+
+
+def begin_log(run_folder: Path, *, rank: int, size: int) -> None:
+    """The run folder is this run's: its log has a line on this start, and then what is printed. Without `copy_output`
+    there is none."""
+    if _log is None:
+        return
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    head = f"--- started {now} on {socket.gethostname()}, process {os.getpid()}, rank {rank} of {size}"
+    _log.begin(run_folder / FOLDER / f"rank_{rank:05d}.log", head)
