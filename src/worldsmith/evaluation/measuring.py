@@ -64,7 +64,7 @@ def measure_shapes(sample: MadeVideo) -> Values:
     from worldsmith.evaluation.shape_detector import detect
 
     notes = sample.args["extra"]
-    if any(notes.get(name) not in KNOWN[name] for name in ATTRIBUTES):
+    if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
         return {"adherence": "no notes (extra) of a moving shape"}
     seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
     return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from worldsmith.actions.outputs.measure import Evaluator
 from worldsmith.config.errors import UserError
+from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
+from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.made_video import MadeVideo, find_real
 from worldsmith.evaluation.measuring import (
     EVALUATORS,
@@ -87,6 +91,32 @@ def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
     assert values["motion"] == values["flicker"] == "it is an image"
     assert values["sharpness"] > 0  # type: ignore[operator]
     assert values["adherence"] == "no notes (extra) of a moving shape"
+
+
+def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
+    dataset = tmp_path / "data"
+    make_dataset(dataset, DatasetPlan(clips=1, val_clips=1))
+    record = json.loads((dataset / "train/video_dataset_file.jsonl").read_text().splitlines()[0])
+    colour, shape, direction = attributes_in(json.dumps(record))
+    file = next((dataset / "train").rglob("*.mp4"))
+    form = {"name": "x", "num_frames": 17}
+    other = next(name for name in COLOURS if name != colour)
+    for notes, expected in (
+        ({"colour": colour, "shape": shape, "direction": direction}, 1.0),
+        ({"colour": other, "shape": shape, "direction": direction}, 0.0),
+        ({"colour": ["red"], "shape": shape, "direction": direction}, "no notes (extra) of a moving shape"),
+    ):
+        sample = MadeVideo({**form, "extra": notes}, file, 0, None)
+        assert measure([sample], ["shapes"], lambda *_: None).by_sample["x"] == {"adherence": expected}
+
+
+def attributes_in(text: str) -> list[str]:
+    """The words of a caption that name a colour, a shape and a direction."""
+    return [next(word for word in words if f" {word}" in text) for words in (COLOURS, SHAPES, DIRECTIONS)]
+
+
+def test_the_flag_takes_every_evaluator() -> None:
+    assert set(get_args(Evaluator)) == set(EVALUATORS)
 
 
 def test_diversity_is_of_samples_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
