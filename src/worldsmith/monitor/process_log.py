@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,7 +56,8 @@ class ProcessLog:
                 problem = f"{self.path} lacks what could not be written to it: {error.strerror}; the run goes on"
                 if not self._said:
                     self._said = True
-                    print(problem, file=sys.__stderr__, flush=True)
+                    with suppress(OSError, ValueError):  # on the same full disk, or closed
+                        print(problem, file=sys.__stderr__, flush=True)
 
 
 class CopiedStream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,13 @@ def test_what_cannot_be_written_is_said_once_and_ends_nothing(
     (first, *rest) = terminal.getvalue().splitlines()
     assert ("No space left" if why == "a full disk" else "File exists") in first
     assert rest == ["one", "two"]
+
+
+class Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full_under_standard_error_too_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.__stderr__", Full())
+    ProcessLog().begin(Path("/dev/full"), "--- started")
