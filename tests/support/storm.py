@@ -205,11 +205,13 @@ class Storm:
             *(self.start_twice, self.plan_beside, self.export_beside, self.damage),
         ]
         attack = self.random.choice(attacks)
-        before = [] if self.finished("one") and name == "one" else self.whole(name)
+        before = [] if self.finished(name) else self.whole(name)
         self.told.append(f"{attack.__name__} {name}, {before[:1]} before")
         try:
             if self.finished("one"):
                 self.finish()
+            if self.finished("two"):
+                shutil.rmtree(self.run_folder("two"))
             attack(name)
             after = self.whole(name)
             lost = before[1:2] if attack == self.damage else before[:1]
