@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -11,46 +12,40 @@ T = TypeVar("T")
 
 
 class PoolPacker(Packer[T]):
-    """Keeps `lookahead` samples; a pack is the oldest of them and then, each time, the largest that still fits.
+    """Keeps `lookahead` samples; a pack is the oldest of them and those that leave the least room in it.
 
     As in order, a pack stays strictly below `max_sequence_length` tokens. What is left keeps its order, so that the
     pool of a run that goes on is read anew from the positions of its samples.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:
+        room = math.inf if self.max_sequence_length is None else self.max_sequence_length - 1
+        pack: list[T] = []
         self._refill(source)
-        if not self.buffer:
-            return []
-        pack = [self.buffer.popleft()]
-        tokens = [self.num_tokens(pack[0])]
-        while len(pack) != self.max_samples_per_batch:
+        while self.buffer and self._may_grow(pack) and (not pack or self._has_room(room)):
+            pack.append(self.buffer.popleft())
+            room -= self.num_tokens(pack[-1])
             self._refill(source)
-            lengths = [self.num_tokens(sample) for sample in self.buffer]
-            fitting = [number for number, length in enumerate(lengths) if self.fits([*tokens, length])]
-            if not fitting:
-                break
-            best = min(fitting, key=lambda number: self.rank(tokens, lengths[number]))
-            pack.append(self.buffer[best])
-            tokens.append(lengths[best])
-            del self.buffer[best]
+        if self.buffer and self._may_grow(pack):
+            most = len(self.buffer) if self.max_samples_per_batch is None else self.max_samples_per_batch - len(pack)
+            chosen = fullest([self.num_tokens(sample) for sample in self.buffer], int(room), most)
+            pack += [self.buffer[number] for number in chosen]
+            for number in reversed(chosen):
+                del self.buffer[number]
         return pack
+
+    def _has_room(self, room: float) -> bool:
+        """Whether the next oldest may go in unchosen: a pool of less than twice the room leaves few choices."""
+        lengths = [self.num_tokens(sample) for sample in self.buffer]
+        return lengths[0] <= room and sum(lengths) <= 2 * room
+
+    def _may_grow(self, pack: Sequence[T]) -> bool:
+        return len(pack) != self.max_samples_per_batch
 
     def _refill(self, source: Iterator[T]) -> None:
         while len(self.buffer) < self.lookahead and (sample := next(source, None)) is not None:
             self.require_fit(sample)
             self.buffer.append(sample)
-
-    def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether samples of these lengths make a pack."""
-        return self.max_sequence_length is None or self.cost(tokens) < self.max_sequence_length
-
-    def cost(self, tokens: Sequence[int]) -> int:
-        """What counts against the cap."""
-        return sum(tokens)
-
-    def rank(self, tokens: Sequence[int], further: int) -> tuple[int, ...]:
-        """The smaller, the sooner a sample of `further` tokens is taken into the pack; among equals the oldest."""
-        return (-further,)
 
 
 class PaddedPacker(PoolPacker[T]):
@@ -59,8 +54,47 @@ class PaddedPacker(PoolPacker[T]):
     After the oldest comes, each time, the sample that makes that number the smallest, and of these the longest.
     """
 
-    def cost(self, tokens: Sequence[int]) -> int:
-        return max(tokens) * len(tokens)
+    def pack(self, source: Iterator[T]) -> list[T]:
+        self._refill(source)
+        if not self.buffer:
+            return []
+        pack = [self.buffer.popleft()]
+        longest = self.num_tokens(pack[0])
+        while self._may_grow(pack):
+            self._refill(source)
+            lengths = [self.num_tokens(sample) for sample in self.buffer]
+            most = math.inf if self.max_sequence_length is None else (self.max_sequence_length - 1) // (len(pack) + 1)
+            fitting = [number for number, length in enumerate(lengths) if max(longest, length) <= most]
+            if not fitting:
+                break
+            best = min(fitting, key=lambda number: (max(longest, lengths[number]), -lengths[number]))
+            pack.append(self.buffer[best])
+            longest = max(longest, lengths[best])
+            del self.buffer[best]
+        return pack
 
-    def rank(self, tokens: Sequence[int], further: int) -> tuple[int, ...]:
-        return max(*tokens, further), -further
+
+def fullest(lengths: Sequence[int], room: int, most: int) -> list[int]:
+    """Numbers, ascending, of at most `most` lengths whose sum is the largest that is no more than `room`.
+
+    Of those with one sum the fewest. Subset sum by dynamic programming: one pass over the room for each length.
+    """
+    import numpy as np
+
+    fewest = np.full(room + 1, len(lengths) + 1)
+    """By sum, how many of the lengths seen so far it takes."""
+    fewest[0] = 0
+    order = sorted((number for number, length in enumerate(lengths) if length <= room), key=lambda n: -lengths[n])
+    taken = np.zeros((len(order), room + 1), bool)
+    for row, number in enumerate(order):
+        length = lengths[number]
+        with_it = fewest[: room + 1 - length] + 1
+        taken[row, length:] = with_it < fewest[length:]
+        fewest[length:] = np.minimum(fewest[length:], with_it)
+    left = int(np.flatnonzero(fewest <= min(most, len(lengths)))[-1])
+    chosen = []
+    for row, number in reversed(list(enumerate(order))):
+        if taken[row, left]:
+            chosen.append(number)
+            left -= lengths[number]
+    return sorted(chosen)
