@@ -44,8 +44,12 @@ CHARTS = {
     ),
     "shares": Chart("Shares, 0 to 1", r"\w+_share"),
     "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*"),
+    "val_by_noise": Chart("Validation loss by noise level", r"val/loss_by_noise/.*"),
+    "val_ema_by_noise": Chart("Validation loss by noise level, averaged weights", r"val_ema/loss_by_noise/.*"),
     "norms": Chart("Norms of the whole network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
+    "device_load": Chart("Load of the busiest process", r"devices/\w+_percent", unit="%"),
+    "device_memory": Chart("Memory of the largest process", r"devices/\w+_bytes", unit="GiB", factor=2**-30),
 }
 
 
@@ -66,8 +70,18 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
                 continue
             label = (about.labels or {}).get(figure, in_words(figure.rpartition("/")[2]))
             chart["lines"].append({**line(values, about), "run": index, "name": run, "label": label})
+    for chart in found.values():
+        chart["lines"] = by_number(chart["lines"])
     order = [*CHARTS, *sorted(found.keys() - CHARTS.keys())]
     return [found[name] for name in order if name in found]
+
+
+def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines that are named by numbers in the order of these, others as they come."""
+    try:
+        return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
+    except ValueError:
+        return lines
 
 
 def chart_of(figure: str) -> str:

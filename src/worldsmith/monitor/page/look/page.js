@@ -92,7 +92,7 @@
     chart.sources = [];
     chart.legend.replaceChildren();
     spec.lines.forEach((line, index) => {
-      const number = (page.runs > 1 && !several(spec) ? line.run : index) % 8, line_color = colour(`c${number}`);
+      const number = (page.runs > 1 && !several(spec) ? line.run : index) % 10, line_color = colour(`c${number}`);
       const source = new Bokeh.ColumnDataSource({data: columns(line)});
       const at = name => ({field: name}), drawings = [];
       const width = line_width => ({source, line_color, line_width, line_join: "round"});
