@@ -44,7 +44,10 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
         prefix, kinds, words = choose(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
-            print("\n".join(help_of(prefix, kind, words, file, topic) for kind in kinds), end="")
+            texts = [text for kind in kinds if (text := help_of(prefix, kind, words, file, topic))]
+            if not texts:
+                raise UserError(f"no flag has '{topic}' in its name or description")
+            print("\n".join(texts), end="")
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")

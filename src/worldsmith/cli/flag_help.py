@@ -67,7 +67,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
 
 
 def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str = "") -> str:
-    """The text for a command whose settings are one section; with `topic` only the flags that mention the word."""
+    """The text for a command whose settings are one section; with `topic` only flags that mention the word."""
     docs = {name: " ".join(doc.split()) for name, doc in field_docs(type(draft.tree)).items()}
     origins = trace(draft.tree, [], draft.places, {})
     fields = [
@@ -77,10 +77,8 @@ def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str
     ]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     found = [line for line in [*fields, *own] if _mentions(line, topic)]
-    if not found:
-        raise UserError(f"no flag has '{topic}' in its name or description")
     if topic:
-        return "\n".join([f"flags whose name or description has '{topic}':", *found, ""])
+        return "" if not found else "\n".join([f"flags whose name or description has '{topic}':", *found, ""])
     return "\n".join([usage, "", "flags, as: --flag TYPE = value (who wrote it)", *fields, "", *own, ""])
 
 

@@ -367,7 +367,9 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
         assert capsys.readouterr().out == f"judged {run}, strictly\n"
     assert main(["evaluate", str(run), "--dryrun"]) == 2
     assert "Judge has no dry run" in capsys.readouterr().err
-    assert main(["evaluate", "--help"]) == 0  # of every kind, where no model says which
+    assert main(["evaluate", "--help", "evaluators"]) == 0  # a flag of one kind, where no model says which
+    assert capsys.readouterr().out.count("--evaluators") == 1
+    assert main(["evaluate", "--help"]) == 0  # of every kind
     shown = capsys.readouterr().out
     assert "Judges what a toy makes." in shown
     assert "Measures what a generator makes" in shown
