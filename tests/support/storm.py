@@ -188,7 +188,7 @@ class Storm:
         """A byte of the newest checkpoint flips; the one before it is taken."""
         folders = checkpoint_folders(self.run_folder(name) / "checkpoints")
         if len(self.whole(name)) > 1 and not self.finished(name):
-            file = self.random.choice(sorted(folders[0].rglob("*.distcp")))
+            file = self.random.choice(sorted(path for path in folders[0].rglob("*.distcp") if path.stat().st_size))
             data = bytearray(file.read_bytes())
             data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
             file.write_bytes(data)
