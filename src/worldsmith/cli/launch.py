@@ -115,6 +115,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         check()  # a mistake is said once, before there are processes to repeat it
         choose_meeting(args, machines)
         logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(without_traceback)
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_of_a_failure)
         with desk, held_back(), waiting_said(args, machines, desk):
             try:
                 require_devices(processes)
@@ -224,6 +225,11 @@ def without_traceback(record: logging.LogRecord) -> bool:
     """What torchrun has to say of its own waiting is said in one line."""
     record.exc_info = None
     return True
+
+
+def is_of_a_failure(record: logging.LogRecord) -> bool:
+    """A process that was asked to stop has not failed, though torchrun says so."""
+    return not (isinstance(record.args, tuple) and record.args[:1] == (PREEMPTED,))
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:

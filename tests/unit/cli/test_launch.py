@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from argparse import Namespace
@@ -67,3 +68,10 @@ def test_a_rank_that_was_killed_is_named_and_not_its_partner_that_noticed_first(
     error = SimpleNamespace(failures=failures)
     assert launch.failure_code(error, set()) == 1
     assert "rank 1 was ended by SIGKILL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "shown"), [(75, False), (1, True), (-9, True)])
+def test_torchrun_calls_no_process_failed_that_was_asked_to_stop(code: int, shown: bool) -> None:
+    text = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
+    record = logging.LogRecord("api", logging.ERROR, "api.py", 1002, text, (code, 0, 14965, "python"), None)
+    assert launch.is_of_a_failure(record) is shown
