@@ -10,16 +10,13 @@ from pathlib import Path
 import command_ranks
 import pytest
 from launch import launch
+from tiny_generator import generator_config
 
-from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
-from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_folder import find_samples
@@ -38,16 +35,7 @@ def blocks(language: str) -> list[str]:
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "1")  # which a launch's plan changes
-    network = NetworkConfig(
-        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, mrope_section=[4, 2, 2],
-    )  # fmt: skip
-    config = Cosmos3Generator.Config(
-        precision="float32",
-        network=network,
-        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
-        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
-    )
+    config = generator_config()
     export_pipeline(Cosmos3Generator(config, seed=0, defaults=DEFAULTS), tmp_path / "my_pipeline", dtype="float32")
     (samples,) = blocks("yaml")
     Path("samples.yaml").write_text(samples)

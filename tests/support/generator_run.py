@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 
 import torch
+from tiny_generator import generator_config
 
-from worldsmith.assets import asset_path
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.video_writer import write_mp4
 
@@ -35,16 +32,7 @@ def write_generator_run(root: Path) -> Path:
         )
     data = root / "data" / "video_dataset_file.jsonl"
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
-    network = NetworkConfig(
-        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, mrope_section=[4, 2, 2],
-    )  # fmt: skip
-    config = Cosmos3Generator.Config(
-        precision="float32",
-        network=network,
-        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
-        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
-    )
+    config = generator_config()
     dataset = VideoDataset.Config(path=str(data), resolution="64", min_frames=1)
     tree = {
         "job": {"project": "demo", "group": "", "name": "tiny"},

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import torch
 from launch import fork_ranks
+from tiny_generator import WIDER, generator_config
 
 from worldsmith.actions.outputs.sample_order import branch_share
-from worldsmith.assets import asset_path
 from worldsmith.distributed.world import start_world, stop_world
-from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 
@@ -24,16 +21,7 @@ SETTINGS = {"steps": 5, "guidance": 4.0, "shift": 3.0}
 
 
 def make_generator() -> Cosmos3Generator:
-    network = NetworkConfig(
-        vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5], initializer_range=0.1,
-    )  # fmt: skip
-    config = Cosmos3Generator.Config(
-        precision="float32",
-        network=network,
-        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
-        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
-    )
+    config = generator_config(**WIDER, initializer_range=0.1)
     return Cosmos3Generator(config, seed=0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,10 @@ class MadeVideo:
     @property
     def name(self) -> str:
         return str(self.args["name"])
+
+    def unread(self) -> MadeVideo:
+        """The same, of which nothing is in memory; what is read through it goes with it."""
+        return replace(self)
 
     @cached_property
     def video(self) -> Tensor:

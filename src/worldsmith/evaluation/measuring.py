@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
@@ -102,7 +102,7 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
 
     measured, by_name = Measured(), {sample.name: sample for sample in samples}
     for number, sample in enumerate(samples, start=1):
-        fresh, values = replace(sample), Values()  # what it reads is forgotten with it
+        fresh, values = sample.unread(), Values()
         for name, evaluator in COMPARES.items():
             values |= evaluator(fresh) if name in chosen else {}
         values |= look(fresh.video, chosen)
@@ -111,14 +111,14 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
     for group in groups_of_seeds([sample.args for sample in samples]) if DIVERSITY in chosen else ():
         value: float | str | None = "one seed only (num_outputs makes several)"
         if len(group) > 1:
-            value = diversity([replace(by_name[name]).video[:, by_name[name].kept :] for name in group])
+            value = diversity([by_name[name].unread().video[:, by_name[name].kept :] for name in group])
         measured.by_group[group[0]] = {DIVERSITY: "the frames are too small" if value is None else value}
     return measured
 
 
 def measure_real(samples: Sequence[MadeVideo], chosen: Collection[str]) -> Measured:
     """What can be seen in the real videos by themselves; of samples without one there is nothing."""
-    known = ((sample.name, replace(sample).real) for sample in samples if sample.source is not None)
+    known = ((sample.name, sample.unread().real) for sample in samples if sample.source is not None)
     return Measured({name: look(real, chosen) for name, real in known if not isinstance(real, str)})
 
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_generator import WIDER, generator_config
 from torch.nn import functional
 
-from worldsmith.assets import asset_path
-from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import GenerationDefaults
-from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, fit, prepare, seeded_noise
 from worldsmith.sampling.texts import conditional_text, unconditional_text
@@ -28,16 +25,7 @@ REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_fra
 
 @pytest.fixture(scope="module")
 def generator() -> Cosmos3Generator:
-    network = NetworkConfig(
-        vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, mrope_section=[6, 5, 5], initializer_range=0.2,
-    )  # fmt: skip
-    config = Cosmos3Generator.Config(
-        precision="float32",
-        network=network,
-        tokenizer=WanVAE.Config(vae_path=str(asset_path("tiny_vae")), precision="float32"),
-        text_tokenizer=TextTokenizer.Config(path=str(asset_path("tiny_tokenizer"))),
-    )
+    config = generator_config(**WIDER, initializer_range=0.2)
     return Cosmos3Generator(config, seed=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -204,7 +204,7 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
     first = next(iter(samples.values()))[:SHEET_SAMPLES]
     rows = [(name, [few_frames(sample.file) for sample in of[:SHEET_SAMPLES]]) for name, of in samples.items()]
     if any(sample.source is not None for sample in first):
-        real = [replace(sample).real for sample in first]
+        real = [sample.unread().real for sample in first]
         none = torch.full((3, 1, 16, 16), 255, dtype=torch.uint8)
         rows.append((REAL, [none if isinstance(video, str) else video for video in real]))
     contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])

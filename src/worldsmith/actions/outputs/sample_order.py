@@ -175,7 +175,7 @@ def branch_share(world: World) -> BranchShare | None:
 
 
 def mark_of(files: Iterable[Path]) -> str:
-    """Changes when one of the files does."""
+    """Changes when one of the files does, by size and time: pieces of weights may be alike that were trained apart."""
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
