@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable, WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count
+from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.models.ema import PowerEMA
@@ -62,9 +63,13 @@ class Model(Configurable, ABC):
         """Number format in which the network computes; the weights that training changes are float32 in any case."""
         lora_enabled: bool = False
         """Train low-rank adapters and nothing else; the weights themselves are frozen."""
-        lora_rank: Count = 16
+        lora_rank: Annotated[
+            Count, Search(low=4, high=64, power_of_two=True, when="lora_enabled=true", on=True), Popular()
+        ] = 16
         """Rank of the adapters."""
-        lora_alpha: Count = 32
+        lora_alpha: Annotated[
+            Count, Search(choices=(1, 2, 4), ratio_of="lora_rank", when="lora_enabled=true", on=True), Popular()
+        ] = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_target_modules: str = ""
         """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""

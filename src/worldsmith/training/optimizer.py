@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import DecayRate, Factor, Length
+from worldsmith.config.declare.search import Popular, Search
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 
@@ -38,13 +39,13 @@ class AdamW(Configurable):
     """
 
     class Config(Configurable.Config):
-        lr: Factor = 2e-4
+        lr: Annotated[Factor, Search(low=1e-6, high=1e-3, log=True, on=True), Popular()] = 2e-4
         """Base learning rate."""
         betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.99])
         """Decay of the running means of the gradient and of its square."""
         eps: Factor = 1e-8
         """Added to the denominator; 1e-6 suits bfloat16 gradients."""
-        weight_decay: Factor = 0.0
+        weight_decay: Annotated[Factor, Search(choices=(0.0, 0.01, 0.1))] = 0.0
         """Decoupled weight decay. 0: none."""
         fused: bool = True
         """Whether the fused kernel is used; on a device that has none the plain one is taken and the log says so."""

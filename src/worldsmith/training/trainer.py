@@ -10,11 +10,12 @@ from dataclasses import field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
+from worldsmith.config.declare.search import Search
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
@@ -90,7 +91,9 @@ class Trainer(Configurable):
         """What is minimised."""
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
         """How weights move, and which."""
-        scheduler: LambdaSchedule.Config = field(default_factory=LambdaLinear.Config)
+        scheduler: Annotated[LambdaSchedule.Config, Search(choices=("LambdaLinear", "LambdaCosine"))] = field(
+            default_factory=LambdaLinear.Config
+        )
         """The learning rate over time."""
         trainer: LoopConfig = field(default_factory=LoopConfig)
         """The loop and its callbacks."""

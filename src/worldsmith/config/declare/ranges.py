@@ -19,6 +19,12 @@ from worldsmith.config.errors import WrongValueError
 from worldsmith.config.tree.paths import Path, format_path
 
 
+class Mark:
+    """What is said of a field beside its values, such as `Search`: it limits nothing."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Limits of a number: at least, above, at most, below; `also` is one value outside them, such as -1 for "all".
@@ -137,7 +143,9 @@ def _outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, An
         return
     if get_origin(hint) is Annotated:
         inner, *limits = get_args(hint)
-        yield from ((where, limit, value) for limit in limits if not limit.allows(value))
+        yield from (
+            (where, limit, value) for limit in limits if not isinstance(limit, Mark) and not limit.allows(value)
+        )
         yield from _outside(value, inner, where)
         return
     for member in union_members(hint):

@@ -36,7 +36,9 @@ def is_config_class(hint: Any) -> bool:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a hint; one that is no union is its only alternative."""
+    """The alternatives of a hint; one that is no union is its only alternative. A section has its marks taken off."""
+    if get_origin(hint) is Annotated and is_config_class(get_args(hint)[0]):
+        return get_args(hint)[:1]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -117,7 +119,7 @@ def describe(hint: Any, *, null: bool = True) -> str:
     if hint is Any:
         return "any value"
     if origin is Annotated:
-        return ", ".join([describe(arguments[0]), *map(str, arguments[1:])])
+        return ", ".join([describe(arguments[0]), *(str(limit) for limit in arguments[1:] if hasattr(limit, "allows"))])
     if origin is Literal:
         choices = [f"'{choice}'" if isinstance(choice, str) else str(choice) for choice in arguments]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"

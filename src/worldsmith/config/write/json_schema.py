@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from worldsmith.config.declare.class_tags import tag_of, trusted_packages
 from worldsmith.config.declare.configurable import Config, Configurable, owner_of
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.config.declare.ranges import Length, Range, annotated_hints
+from worldsmith.config.declare.ranges import Length, Mark, Range, annotated_hints
+from worldsmith.config.declare.search import marks_schema
 from worldsmith.config.declare.value_types import is_config_class, union_members
 from worldsmith.config.tree.plain import OPAQUE, TAG, class_defaults, required_fields
 from worldsmith.config.tree.reader import untagged_class
@@ -69,7 +70,7 @@ class _Types:
         if origin is Annotated:
             schema = self.value(arguments[0], instance)
             for limits in arguments[1:]:
-                schema = _limited(schema, limits)
+                schema = schema if isinstance(limits, Mark) else _limited(schema, limits)
             return schema
         if origin is Literal:
             return {"enum": list(arguments)}
@@ -127,7 +128,7 @@ class TreeSchema(_Types):
             has_default = (instance is not None or name in defaults) and not has_sections(hint)
             default = {"default": copy.deepcopy(value)} if has_default else {}
             doc = {"description": " ".join(docs[name].split())} if name in docs else {}
-            properties[name] = {**doc, **default, **schema}
+            properties[name] = {**doc, **default, **schema, **marks_schema(hint)}
         required = required_fields(cls)
         return {
             **about(cls),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from worldsmith.config import Configurable, wrong
-from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.declare.ranges import Count, PositiveFactor
+from worldsmith.config.declare.search import Popular, Search
 from worldsmith.data.conversations.media.limits import Limits, VideoLimits, read_limits
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ class MediaProcessor(Configurable):
     class Config(Configurable.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("fps", "nframes"),)
 
-        fps: Annotated[float, Range(gt=0, finite=True)] | None = None
+        fps: Annotated[PositiveFactor, Search(choices=(1.0, 2.0, 3.0), when="nframes=null"), Popular()] | None = None
         """Frames taken of each second of a video; unset = as the model folder says (2). Not together with nframes."""
-        nframes: Count | None = None
+        nframes: Annotated[Count, Search(low=4, high=32, power_of_two=True, when="fps=null"), Popular()] | None = None
         """Frames taken of every video; a shorter one gives all it has."""
         min_frames: Count | None = None
         """At least so many by fps, while the video has them; unset = as the model folder says (4)."""

@@ -1,0 +1,167 @@
+"""Marks on fields for tuning and for short lists: ``Annotated[float, Search(low=1e-6, high=1e-4, log=True)]``.
+
+A mark limits nothing. `search_space` reads the marks of a tree; the JSON Schema says them as ``x-automl``,
+``x-depends-on`` and ``x-popular``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_args, get_origin
+
+from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.ranges import Mark, annotated_hints
+from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.tree.access import find
+from worldsmith.config.tree.paths import format_path, parse_path
+
+
+@dataclass(frozen=True, slots=True)
+class Popular(Mark):
+    """A field that most users set; short lists show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Mark):
+    """Which values a search may try: a span from `low` to `high`, or `choices`.
+
+    Other fields are named as siblings, ``lora_rank``, or with dots from the root of the tree, ``policy.lora.r``. Of
+    several marks on one field the first counts whose condition holds. Raises ValueError for a mark that says nothing
+    or contradicts itself.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    """Every order of magnitude is as likely as another."""
+    power_of_two: bool = False
+    """Only powers of two from `low` to `high`."""
+    choices: Sequence[Any] = ()
+    weights: Sequence[float] = ()
+    """How likely each choice is to be drawn; none: all alike."""
+    ratio_of: str = ""
+    """Another field: what is drawn is multiplied by its value."""
+    when: str = ""
+    """``path=value``: searched only while that field has that value."""
+    on: bool = False
+    """Searched when nobody says what to search."""
+
+    def __post_init__(self) -> None:
+        span = self.low is not None and self.high is not None and self.low < self.high
+        if span == bool(self.choices) or (self.choices and (self.low, self.high) != (None, None)):
+            raise ValueError(f"{self}: give either low below high, or choices")
+        if self.choices and (self.log or self.power_of_two):
+            raise ValueError(f"{self}: log and power_of_two go with low and high")
+        if self.log and not (self.low or 0) > 0:
+            raise ValueError(f"{self}: a logarithmic span begins above 0")
+        if self.power_of_two and not all(_is_power_of_two(end) for end in (self.low, self.high)):
+            raise ValueError(f"{self}: low and high must be powers of two themselves")
+        if self.weights and (
+            len(self.weights) != len(self.choices) or min(self.weights) < 0 or not sum(self.weights) > 0
+        ):
+            raise ValueError(f"{self}: one weight for each choice, none negative and not all 0")
+        if self.when and not all(self.condition):
+            raise ValueError(f"{self}: a condition is path=value")
+
+    @property
+    def condition(self) -> tuple[str, str]:
+        """The field that `when` names and the value that it must have; both empty without a condition."""
+        path, _, value = self.when.partition("=")
+        return path, value
+
+    @property
+    def depends_on(self) -> list[str]:
+        """The fields that decide with this one."""
+        return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
+
+    def candidates(self) -> list[Any]:
+        """The values, where they can be counted: choices or powers of two; otherwise none."""
+        if not (self.power_of_two and self.low and self.high):
+            return list(self.choices)
+        return [2**n for n in range(int(self.low).bit_length() - 1, int(self.high).bit_length())]
+
+    def applies(self, tree: Config) -> bool:
+        """Whether the condition holds in a tree."""
+        path, wanted = self.condition
+        value = find(tree, parse_path(path)) if path else ""
+        return (value if isinstance(value, str) else json.dumps(value)) == wanted
+
+    def json_schema(self) -> dict[str, Any]:
+        """What is said under ``x-automl``."""
+        scale = "choice" if self.choices else "power_of_two" if self.power_of_two else "log" if self.log else "linear"
+        said = {"minimum": self.low, "maximum": self.high, "choices": list(self.choices), "weights": list(self.weights)}
+        cond = [*([self.when] if self.when else []), *([f"times {self.ratio_of}"] if self.ratio_of else [])]
+        return {
+            "enabled": self.on,
+            "scale": scale,
+            **{name: value for name, value in said.items() if value not in (None, [])},
+            **({"cond": " and ".join(cond)} if cond else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A field of a tree that may be searched."""
+
+    path: str
+    """As an override names it."""
+    marks: tuple[Search, ...]
+    """Their `ratio_of` and `when` name fields from the root."""
+    hint: Any
+    """The field's type with everything that is declared about it."""
+
+    def mark(self, tree: Config) -> Search | None:
+        """The mark that counts in a tree; None: the field is not searched there."""
+        return next((mark for mark in self.marks if mark.applies(tree)), None)
+
+
+def search_space(tree: Config) -> Iterator[Searched]:
+    """The marked fields of a tree in its order."""
+    for path, section in walk(tree):
+        if not isinstance(section, Config):
+            continue
+        for name, hint in annotated_hints(type(section)).items():
+            marks = tuple(mark for mark in marks_of(hint) if isinstance(mark, Search))
+            if marks:
+                rooted = tuple(_rooted(mark, format_path(path)) for mark in marks)
+                yield Searched(format_path((*path, name)), rooted, hint)
+
+
+def marks_of(hint: Any) -> list[Mark]:
+    """The marks of a field's type, also of one that may be null."""
+    found: list[Mark] = []
+    for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
+        if get_origin(member) is Annotated:
+            inner, *said = get_args(member)
+            found += [*marks_of(inner), *(mark for mark in said if isinstance(mark, Mark))]
+    return found
+
+
+def marks_schema(hint: Any) -> dict[str, Any]:
+    """The ``x-`` keywords that say the marks of a field's type."""
+    marks = marks_of(hint)
+    searches = [mark for mark in marks if isinstance(mark, Search)]
+    needed = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))
+    cases = [mark.json_schema() for mark in searches]
+    automl = {**cases[0], **({"cases": cases} if len(cases) > 1 else {})} if cases else None
+    return {
+        **({"x-automl": automl} if automl else {}),
+        **({"x-depends-on": needed} if needed else {}),
+        **({"x-popular": True} if any(isinstance(mark, Popular) for mark in marks) else {}),
+    }
+
+
+def _rooted(mark: Search, section: str) -> Search:
+    path, value = mark.condition
+    when = f"{_from_root(path, section)}={value}" if mark.when else ""
+    return replace(mark, ratio_of=_from_root(mark.ratio_of, section), when=when)
+
+
+def _from_root(path: str, section: str) -> str:
+    return f"{section}.{path}" if path and section and "." not in path else path
+
+
+def _is_power_of_two(value: float | None) -> bool:
+    return value is not None and value >= 1 and value == int(value) and int(value) & (int(value) - 1) == 0
