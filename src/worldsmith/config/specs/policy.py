@@ -1,0 +1,116 @@
+"""Whether a request to train becomes a search: `automl_policy`, the phrases that mean it, and what stands in the way.
+
+The policy is of one request; nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import did_you_mean
+
+Policy = Literal["auto", "off"]
+KEY = "automl_policy"
+MANIFEST, SCHEMA, TEMPLATE = "manifest.json", "schemas/{}.schema.json", "spec_template_{}.yaml"
+"""Files of a folder of schemas."""
+NOT_RUNNABLE = "AutoML is enabled but not runnable until schemas are generated (worldsmith schema --all -o DIR)"
+
+_SEARCH = r"(?:auto[- ]?ml|hpo|hyper-?parameter (?:search|tuning|optimi[sz]ation))"
+_OFF = re.compile(
+    rf"\b(?:(?:turn|switch)(?:ing|ed)? off (?:the )?{_SEARCH}|(?:turn|switch)(?:ing|ed)? (?:the )?{_SEARCH} off"
+    rf"|disabl(?:e|ing) (?:the )?{_SEARCH}|{_SEARCH} (?:is |be )?(?:off|disabled)"
+    rf"|(?:no|without|skip) (?:the )?{_SEARCH}"
+    rf"|(?:do not|don't|never) (?:use|run|do|want|start|enable) (?:any |the )?{_SEARCH}|plain training)\b"
+)
+_NEGATED = re.compile(
+    r"\b(?:not|don't|doesn't|shouldn't|won't|never|no|no need to|without|instead of|rather than|avoid)"
+    r"(?: (?:to|do|a|the|want|want to|use|ever|please|you|run|even))*$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes: through a search of settings, or straight to the action."""
+
+    search: bool
+    said: str
+    """Why, for the user."""
+    words: tuple[str, ...] = ()
+    """The words of the request as they were, without the policy."""
+
+
+def choose_policy(explicit: str | None, request: str = "") -> Policy:
+    """The policy of one request: the explicit value, else what its text asks for, else auto.
+
+    Of several phrases the last counts, and a negated one asks for nothing. Raises UserError for another value.
+    """
+    if explicit is not None:
+        if explicit not in get_args(Policy):
+            advice = did_you_mean(explicit, get_args(Policy))
+            raise UserError(f"{KEY}: expected auto or off, found '{explicit}'{f'; {advice}' if advice else ''}")
+        return "auto" if explicit == "auto" else "off"
+    verdict: Policy = "auto"
+    text = re.sub(r"\s+", " ", request.lower().replace("’", "'"))
+    for found in _OFF.finditer(text):
+        clause = re.split(r"[.,;:!?]|\bbut\b", text[: found.start()])[-1].rstrip()
+        verdict = "auto" if _NEGATED.search(clause) else "off"
+    return verdict
+
+
+def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of ``automl_policy=…`` among override words, the last if several, and the other words."""
+    given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
+    return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
+
+
+def route(
+    action: str, words: Sequence[str] = (), *, request: str = "", folder: Path | None = None, enabled: bool = True
+) -> Route:
+    """Where a request for an action goes. Raises UserError for a policy that there is not.
+
+    `folder` holds the schemas and templates that the search is to read; None: those that this program makes itself.
+    """
+    explicit, rest = take_policy(words)
+    policy, kept = choose_policy(explicit, request), tuple(rest)
+    if action != "train":
+        return Route(False, f"{action} is never searched", kept)
+    if policy == "off":
+        return Route(False, f"{KEY} is off for this run", kept)
+    if not enabled or (folder and not _enabled(folder)):
+        return Route(False, "AutoML is not enabled for this model", kept)
+    reason = _obstacle(folder, action) if folder else ""
+    return Route(False, f"{NOT_RUNNABLE}: {reason}", kept) if reason else Route(True, f"{KEY} is auto", kept)
+
+
+def _enabled(folder: Path) -> bool:
+    """What the manifest says; without one that can be read: enabled."""
+    data, _ = _read(folder / MANIFEST)
+    return data.get("automl_enabled") is not False
+
+
+def _obstacle(folder: Path, action: str) -> str:
+    """Why a search cannot read its schema and template; empty: it can."""
+    schema, reason = _read(folder / SCHEMA.format(action))
+    if not reason and not isinstance(schema.get("properties"), dict):
+        reason = f"{folder / SCHEMA.format(action)} is no schema of a table"
+    return reason or _read(folder / TEMPLATE.format(action))[1]
+
+
+def _read(file: Path) -> tuple[dict[str, Any], str]:
+    """The table in a JSON or YAML file, or why there is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        data = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        return {}, f"{file} is missing"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return {}, f"{file} cannot be read: {str(error).partition(chr(10))[0]}"
+    return (data, "") if isinstance(data, dict) else ({}, f"{file} holds no table")
