@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative
+from worldsmith.config.declare.search import Search
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -101,6 +102,9 @@ class LambdaCosine(LambdaSchedule):
     @staticmethod
     def decay(progress: float) -> float:
         return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+AnySchedule = Annotated[LambdaSchedule.Config, Search(choices=("LambdaLinear", "LambdaCosine"))]
 
 
 def multiplier(config: LambdaSchedule.Config, n: int) -> float:

@@ -10,12 +10,11 @@ from dataclasses import field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
-from worldsmith.config.declare.search import Search
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
@@ -44,7 +43,7 @@ from worldsmith.training.run_folder import (
     write_records,
 )
 from worldsmith.training.run_lock import RunLock
-from worldsmith.training.scheduler import LambdaLinear, LambdaSchedule
+from worldsmith.training.scheduler import AnySchedule, LambdaLinear
 from worldsmith.training.start_checks import require_same_config, require_same_dataset
 
 if TYPE_CHECKING:
@@ -91,9 +90,7 @@ class Trainer(Configurable):
         """What is minimised."""
         optimizer: AdamW.Config = field(default_factory=AdamW.Config)
         """How weights move, and which."""
-        scheduler: Annotated[LambdaSchedule.Config, Search(choices=("LambdaLinear", "LambdaCosine"))] = field(
-            default_factory=LambdaLinear.Config
-        )
+        scheduler: AnySchedule = field(default_factory=LambdaLinear.Config)
         """The learning rate over time."""
         trainer: LoopConfig = field(default_factory=LoopConfig)
         """The loop and its callbacks."""
