@@ -15,6 +15,7 @@ from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
+from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.foreign import require_only
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.lines import read_lines
@@ -66,7 +67,7 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
     if complete and same_export(present, about):
         return False
     if force:
-        require_only(out, {ABOUT, *present["files"]})
+        require_only(out, {ABOUT, LINEAGE, *present["files"]})
         return True
     state = "another export" if complete else "an export with missing or changed files"
     raise FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
@@ -78,7 +79,7 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
     if present is not None and not force:
         raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
     if present is not None:
-        require_only(out, {ABOUT, *present["files"]})
+        require_only(out, {ABOUT, LINEAGE, *present["files"]})
 
 
 def read_about(out: Path, index: str) -> dict[str, Any] | None:

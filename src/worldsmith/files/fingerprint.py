@@ -1,0 +1,93 @@
+"""Fingerprints of files and folders: what tells that an input of an action is still the same. Never a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.manifest import MANIFEST, THREADS
+
+LINEAGE = "lineage.json"
+"""The record of a result, see `worldsmith.monitor.lineage`."""
+ABOUT_ITSELF = (LINEAGE, MANIFEST, "README.md", "worldsmith.json")
+"""Files that tell of a folder and may be written later than what it holds."""
+TRAINING_STATE = ("optim/", "scheduler/", "trainer/", "dataloader/")
+"""Parts of a checkpoint that make no other model, and may be removed to save space."""
+MEDIA = (
+    *(".mp4", ".avi", ".mov", ".mkv", ".webm", ".gif", ".jpg", ".jpeg", ".png", ".webp", ".bmp"),
+    *(".tar", ".gz", ".zip", ".npy", ".npz"),
+)
+
+
+def fingerprint(path: str | Path) -> str:
+    """`sha256:…` of a file's content, or of a folder's: over the name, size and content of every file in it.
+
+    A file that the folder's own `manifest.json` lists with its present size counts by the checksum there, a file of the
+    Hugging Face cache by the SHA-256 that it is stored under, and images, videos and archives by their size alone; all
+    others are read. A run folder counts as its latest checkpoint, a checkpoint without its training state. Hidden files
+    do not count, nor does what a folder says about itself.
+
+    Raises OSError where nothing can be read, UserError for a folder that lacks what its manifest lists.
+    """
+    path = Path(path)
+    if path.is_file():
+        return f"sha256:{content(path)}"
+    if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
+        latest = path / "checkpoints" / "latest_checkpoint.txt"
+        path = latest.parent / latest.read_text(encoding="utf-8").strip() if latest.is_file() else path / "config.yaml"
+        return fingerprint(path)
+    listed = read_manifest(path)
+    state = TRAINING_STATE if listed else ()
+    names = sorted({*listed, *(name for name in names_in(path) if not name.startswith(state))})
+    with ThreadPoolExecutor(THREADS) as pool:
+        marks = list(pool.map(lambda name: mark(path, name, listed.get(name)), names))
+    digest = hashlib.sha256("".join(f"{name} {found}\n" for name, found in zip(names, marks)).encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files below a folder that count, by their paths in it."""
+    names = []
+    for root, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [os.path.relpath(os.path.join(root, name), folder) for name in files if not name.startswith(".")]
+    return [name for name in names if name not in ABOUT_ITSELF]
+
+
+def fail(error: OSError) -> None:
+    raise error
+
+
+def read_manifest(folder: Path) -> dict[str, list[int]]:
+    """[size, CRC-32] of the files that the folder's own manifest lists; none for other programs' files of that name."""
+    if not (folder / MANIFEST).is_file():
+        return {}
+    files = read_json_object(folder / MANIFEST).get("files")
+    if not isinstance(files, dict) or not all(isinstance(entry, list) and len(entry) == 2 for entry in files.values()):
+        return {}
+    return {name: entry for name, entry in files.items() if not name.startswith(TRAINING_STATE)}
+
+
+def mark(folder: Path, name: str, listed: list[int] | None) -> str:
+    """Size and content of a file, in the cheapest form that tells of a change."""
+    file = folder / name
+    if listed is not None and not file.is_file():
+        raise UserError(f"{folder} is damaged: {name} is missing, which its {MANIFEST} lists")
+    size = file.stat().st_size
+    if listed is not None and size == listed[0]:
+        return f"{size} crc32:{listed[1]}"
+    return f"{size}" if file.suffix.lower() in MEDIA else f"{size} {content(file)}"
+
+
+def content(file: Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
+    target = file.resolve() if file.is_symlink() else file
+    if target.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", target.name):
+        return target.name
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,149 @@
+"""`lineage.json`: what a result was made from, with which settings, and how to tell that neither has changed."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.files.atomic import write_text
+from worldsmith.files.errors import UserError
+from worldsmith.files.fingerprint import LINEAGE, fingerprint
+from worldsmith.files.json_file import read_json_object
+from worldsmith.monitor.run_record import package_versions
+
+Role = Literal["model", "adapter", "base", "processor", "dataset", "results"]
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Something that an action has read."""
+
+    role: Role
+    path: str | Path
+    """A file or a folder: of a run, the folder of the checkpoint that was read. A hub name where it is not here."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be known of it, such as how many records a data set has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A record, read from its file."""
+
+    folder: Path
+    """Where it lies now."""
+    data: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.data["id"])
+
+    @property
+    def action(self) -> str:
+        return str(self.data["action"])
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        return list(self.data["inputs"])
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return list(self.data["outputs"])
+
+    def locate(self, entry: Mapping[str, Any]) -> Path:
+        """Where an input is now: where it was, or in the same place beside the record if both were moved together."""
+        path = Path(entry["path"])
+        return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
+
+    def change(self, entry: Mapping[str, Any], place: Path) -> str | None:
+        """What is wrong with an input or output that should lie at `place`, in words; None when it is what it was."""
+        if not place.exists():
+            return "is missing" if entry["fingerprint"] else None
+        try:
+            same = entry["fingerprint"] in (None, fingerprint(place))
+        except (OSError, UserError) as error:
+            return f"cannot be read: {error}"
+        return None if same else "has changed since"
+
+
+def write_lineage(
+    folder: str | Path,
+    *,
+    action: str,
+    settings: Mapping[str, Any],
+    inputs: Iterable[Input],
+    outputs: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Writes the record of a result into its folder, as the last of its files, and returns it.
+
+    `settings` are plain data (`to_dict` of the action's config) without secrets; `outputs` are files by their names in
+    the folder, "." for a folder that is a model itself. An input that is not on this machine has no fingerprint.
+    Raises OSError when something cannot be read or written.
+    """
+    folder = Path(folder)
+    read = [describe_input(entry) for entry in inputs]
+    made = [describe_output(folder, name) for name in outputs]
+    plain = json.loads(json.dumps(dict(settings), default=str))
+    core = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], made]
+    record = {
+        "schema": SCHEMA,
+        "id": hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()[:16],
+        "action": action,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "folder": str(folder.resolve()),
+        "settings": plain,
+        "inputs": read,
+        "outputs": made,
+        "versions": package_versions(),
+    }
+    write_text(folder / LINEAGE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+def describe_input(entry: Input) -> dict[str, Any]:
+    path = Path(entry.path)
+    if not path.exists():
+        return {"role": entry.role, "path": str(entry.path), "fingerprint": None, "record": None, **entry.facts}
+    path = path.resolve()
+    record = record_of(path)
+    return {
+        "role": entry.role,
+        "path": str(path),
+        "fingerprint": fingerprint(path),
+        "record": None if record is None else str(record),
+        **entry.facts,
+    }
+
+
+def describe_output(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and file.name != LINEAGE]
+    return {"path": name, "bytes": sum(file.stat().st_size for file in files), "fingerprint": fingerprint(path)}
+
+
+def record_of(path: Path) -> Path | None:
+    """The record that tells of a file, a folder, or a run's checkpoint; None where there is none."""
+    if path.parent.name == "checkpoints":
+        path = path.parent.parent
+    if path.is_dir():
+        return path / LINEAGE if (path / LINEAGE).is_file() else None
+    file = path.with_name(LINEAGE)
+    told = file.is_file() and any(entry["path"] == path.name for entry in read_lineage(file.parent).outputs)
+    return file if told else None
+
+
+def read_lineage(folder: str | Path) -> Lineage:
+    """The record in a folder. Raises FileNotFoundError where there is none, UserError for one that is not ours."""
+    file = Path(folder) / LINEAGE
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {LINEAGE}: no action of Worldsmith has recorded what it is made from")
+    data = read_json_object(file)
+    if data.get("schema") != SCHEMA or not all(key in data for key in ("id", "action", "folder", "inputs", "outputs")):
+        raise UserError(f"{file} is no record of this version (schema {SCHEMA}); found {data.get('schema')!r}")
+    return Lineage(file.parent, data)

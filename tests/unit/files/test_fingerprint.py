@@ -1,0 +1,113 @@
+"""What a fingerprint notices, and what it leaves out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.manifest import list_files, summarize, write_manifest
+
+
+def make_folder(folder: Path) -> Path:
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "sub" / "model.safetensors").write_bytes(b"weights")
+    (folder / "clip.mp4").write_bytes(b"frames")
+    return folder
+
+
+def make_checkpoint(folder: Path) -> Path:
+    for name in ("model/a.distcp", "optim/b.distcp", "config.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    write_manifest(folder, summarize(folder, list_files(folder)))
+    return folder
+
+
+def test_of_a_file_it_is_the_sha256_of_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "annotations.json"
+    file.write_bytes(b"[1]")
+    assert fingerprint(file) == f"sha256:{hashlib.sha256(b'[1]').hexdigest()}"
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "content": lambda f: (f / "sub" / "model.safetensors").write_bytes(b"Weights"),
+    "another name": lambda f: (f / "config.json").rename(f / "other.json"),
+    "another place": lambda f: (f / "config.json").rename(f / "sub" / "config.json"),
+    "a file more": lambda f: (f / "adapter_config.json").write_text("{}"),
+    "a file less": lambda f: (f / "config.json").unlink(),
+    "the size of a medium": lambda f: (f / "clip.mp4").write_bytes(b"more frames"),
+}
+NO_CHANGES: dict[str, Callable[[Path], object]] = {
+    "times": lambda f: os.utime(f / "config.json", (1, 1)),
+    "the record": lambda f: (f / "lineage.json").write_text("{}"),
+    "the card": lambda f: (f / "README.md").write_text("measured"),
+    "hidden files": lambda f: (f / ".cache").write_text("x"),
+    "the bytes of a medium": lambda f: (f / "clip.mp4").write_bytes(b"FRAMES"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_folder_that_changes(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    folder = make_folder(tmp_path / "model")
+    before = fingerprint(folder)
+    change(folder)
+    assert fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("change", NO_CHANGES.values(), ids=NO_CHANGES)
+def test_what_does_not_count(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    folder = make_folder(tmp_path / "model")
+    before = fingerprint(folder)
+    change(folder)
+    assert fingerprint(folder) == before
+
+
+def test_a_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    assert fingerprint(shutil.copytree(folder, tmp_path / "far" / "copy")) == fingerprint(folder)
+
+
+def test_a_checkpoint_counts_by_its_manifest_and_without_its_training_state(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "iter_000000004")
+    before = fingerprint(checkpoint)
+    shutil.rmtree(checkpoint / "optim")
+    assert fingerprint(checkpoint) == before
+    (checkpoint / "model" / "a.distcp").write_bytes(b"changed!")
+    assert fingerprint(checkpoint) != before, "a file of another size is read"
+    (checkpoint / "model" / "a.distcp").unlink()
+    with pytest.raises(UserError, match=r"model/a\.distcp is missing"):
+        fingerprint(checkpoint)
+
+
+def test_a_run_folder_counts_as_its_latest_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("job: {}", encoding="utf-8")
+    checkpoint = make_checkpoint(tmp_path / "checkpoints" / "iter_000000004")
+    assert fingerprint(tmp_path) == fingerprint(tmp_path / "config.yaml")
+    (tmp_path / "checkpoints" / "latest_checkpoint.txt").write_text(f"{checkpoint.name}\n")
+    assert fingerprint(tmp_path) == fingerprint(checkpoint)
+
+
+def test_a_manifest_of_another_program_is_a_file_like_others(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    before = fingerprint(folder)
+    (folder / "manifest.json").write_text('{"files": ["config.json"]}', encoding="utf-8")
+    assert fingerprint(folder) == before
+
+
+def test_a_file_of_the_hub_cache_is_not_read(tmp_path: Path) -> None:
+    blob = tmp_path / "blobs" / hashlib.sha256(b"weights").hexdigest()
+    blob.parent.mkdir()
+    blob.write_bytes(b"never read")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(blob)
+    plain = tmp_path / "plain.safetensors"
+    plain.write_bytes(b"weights")
+    assert fingerprint(tmp_path / "snapshot" / "model.safetensors") == fingerprint(plain)
