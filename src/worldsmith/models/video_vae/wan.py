@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Range
+from worldsmith.models.video_vae.kept_memory import keep_freed_memory
 from worldsmith.models.video_vae.wan_files import (
     SPATIAL_FACTOR,
     TEMPORAL_FACTOR,
@@ -72,6 +73,8 @@ class WanVAE(Configurable):
 
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.precision)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if config.precision == "float32":  # on CUDA, convolutions would use TF32, and caches would hold other latents
             torch.backends.cudnn.allow_tf32 = False
         self.model = load_model(self.source, self.settings, self.dtype, self.device)
