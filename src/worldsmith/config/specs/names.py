@@ -1,0 +1,62 @@
+"""Keys of specs and fields of their classes: a field has the name of its key, apart from two that a config reserves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.value_types import item_hint, nested_config_classes
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.paths import Path, format_path, parse_path
+
+RESERVED = ("type", "custom")
+"""Keys whose fields are called `type_` and `custom_`."""
+_INNER = re.compile(rf"\b({'|'.join(RESERVED)})_\b")
+
+
+def field_of(key: str) -> str:
+    """The field of a key."""
+    return f"{key}_" if key in RESERVED else key
+
+
+def key_of(field: str) -> str:
+    """The key of a field."""
+    return field[:-1] if field.endswith("_") and field[:-1] in RESERVED else field
+
+
+def fields_of(key: str) -> Path:
+    """The path of fields of a dotted key: ``train.train_policy.type`` is at train, train_policy, type_."""
+    return tuple(field_of(part) if isinstance(part, str) else part for part in parse_path(key))
+
+
+def keys_of(path: Path) -> str:
+    """The dotted key of a path of fields."""
+    return format_path(tuple(key_of(part) if isinstance(part, str) else part for part in path))
+
+
+def leaf_keys(cls: type[Config], path: Path = ()) -> list[str]:
+    """The dotted keys of all values of a spec class, in the order of its fields; a table of values is one."""
+    found: list[str] = []
+    for name, hint in field_hints(cls).items():
+        sections = nested_config_classes(hint)
+        here = (*path, name)
+        found += leaf_keys(sections[0], here) if sections else [keys_of(here)]
+    return found
+
+
+def hint_at(cls: type[Config], path: Path) -> Any:
+    """The type of what stands at a path of fields; Any where the class has nothing."""
+    hint: Any = cls
+    for part in path:
+        sections = nested_config_classes(hint)
+        hint = field_hints(sections[0]).get(str(part), Any) if sections else item_hint(hint, dict)
+    return hint
+
+
+def in_keys(problem: Problem) -> Problem:
+    """The problem as the user of a spec reads it: with keys in place of fields."""
+    path = keys_of(problem.keys) if problem.path else ""
+    hint = _INNER.sub(r"\1", problem.hint) if problem.hint else problem.hint
+    return replace(problem, path=path, message=_INNER.sub(r"\1", problem.message), hint=hint)

@@ -1,0 +1,251 @@
+"""Reads a spec: a nested TOML, YAML or JSON file and dotted words, as typed classes with the place of every value."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.specs.form import SpecForm
+from worldsmith.config.specs.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.check import parse_toml
+from worldsmith.config.toml.positions import Span, find_positions
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.checks import check_sections
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.reader import Reader, require_set, unset_tree
+from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.words.literals import read_text
+from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.yaml.text import Document, read_yaml
+
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+@dataclass(slots=True)
+class Spec:
+    """A spec that was read. Paths are those of fields; what the file leaves out has the default of its class."""
+
+    form: SpecForm
+    source: str
+    root: Any
+    places: dict[Path, Place]
+    """Where each stated value stands, also of keys outside the classes."""
+    outside: dict[str, Any] = field(default_factory=dict)
+    """Stated keys that are no fields, with their values: known ones of the rows, and further ones of free sections."""
+    problems: list[Problem] = field(default_factory=list)
+    broken: list[Path] = field(default_factory=list)
+
+    def get(self, key: str) -> Any:
+        """The value of a dotted key; None below a section that is not there."""
+        return find(self.root, fields_of(key))
+
+    def is_stated(self, key: str) -> bool:
+        """Whether the file or a word gives the key, or one below it."""
+        path = fields_of(key)
+        return any(starts_with(known, path) for known in self.places)
+
+    def place(self, key: str) -> Place:
+        """Where a key stands; one that is left out has its name in place of a line."""
+        path = fields_of(key)
+        found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
+        return found or Place(f"{self.source} (left out: {key})")
+
+
+def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
+    """The spec with its mistakes. Raises ConfigError for a file that cannot be read at all."""
+    problems: list[Problem] = []
+    document = read_document(file)
+    if form.wrapper:
+        document = _unwrap(document, form.wrapper)
+    for override in parse_overrides(words, problems):
+        _apply(document, form, override, problems)
+    for alias, key in form.aliases.items():
+        if alias in document.data:
+            _move(document, (alias,), tuple(parse_path(key)), problems)
+    spec = Spec(form, file, None, {}, problems=problems)
+    _take_outside(spec, document)
+    inner = Document({}, {})
+    _rename(spec, form.spec, document, inner, document.data, inner.data, (), ())
+    default = unset_tree(form.spec)
+    reader = Reader(problems, merge=True, spans=inner.spans, places=spec.places)
+    root = reader.section([form.spec], default, inner.data)
+    spec.root = root if isinstance(root, Config) else default
+    _refuse_references(spec)
+    require_set(spec.root, problems)
+    spec.broken = [problem.keys for problem in problems if problem.path]
+    problems += check_sections(spec.root, spec.broken)
+    spec.problems = [in_keys(problem).at(Place(file)) for problem in locate(problems, spec.places)]
+    return spec
+
+
+def read_document(file: str) -> Document:
+    """Nested plain data with its places. Raises ConfigError."""
+    suffix = next((suffix for suffix in SUFFIXES if file.lower().endswith(suffix)), "")
+    if not suffix:
+        raise ConfigError([Problem("", "a spec is a .toml, .yaml or .json file", place=Place(file))])
+    text = read_config_text(file)
+    if suffix == ".toml":
+        document = Document(parse_toml(text, file), find_positions(text, file))
+    elif suffix == ".json":
+        from worldsmith.config.write.json_text import read_json
+
+        document = read_json(text, file)
+    else:
+        document = read_yaml(text, file)
+    if not isinstance(document.data, dict):
+        raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
+    return Document(copy.deepcopy(document.data), dict(document.spans))
+
+
+def _unwrap(document: Document, wrapper: str) -> Document:
+    inner = document.data.get(wrapper)
+    if not isinstance(inner, dict):
+        return document
+    spans = {path: span for path, span in document.spans.items() if path[:1] != (wrapper,)}
+    spans |= {path[1:]: span for path, span in document.spans.items() if path[:1] == (wrapper,) and path[1:]}
+    return Document({**{key: value for key, value in document.data.items() if key != wrapper}, **inner}, spans)
+
+
+def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
+    """Walks to the leaf and sets it, or takes it away; the dotted word is never a key itself."""
+    path = override.path
+    if len(path) == 1 and path[0] in form.aliases:
+        path = parse_path(form.aliases[str(path[0])])
+    shown = format_path(path)
+    parent: Any = document.data
+    for part in path[:-1]:
+        if override.action != "~" and isinstance(parent, dict) and parent.get(part) is None:
+            parent[part] = {}
+        parent = parent.get(part) if isinstance(parent, dict) else None
+    if not isinstance(parent, dict) or not isinstance(path[-1], str):
+        text = "this is below a value that holds no keys; write the whole value"
+        if override.action == "~":
+            text = "the spec does not have this key"
+        problems.append(Problem(shown, text, place=override.place))
+        return
+    if override.action == "~":
+        if path[-1] not in parent:
+            problems.append(Problem(shown, "the spec does not have this key", place=override.place))
+        parent.pop(path[-1], None)
+        _forget(document, path)
+        return
+    hint = hint_at(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
+    try:
+        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
+    except ValueError as error:
+        problems.append(Problem(shown, f"the value cannot be read: {error}", place=override.place))
+        return
+    parent[path[-1]] = value
+    _forget(document, path)
+    span = Span(override.place, override.place)
+    for below in _paths(value, path):
+        document.spans[below] = span
+    for length in range(1, len(path)):
+        document.spans.setdefault(path[:length], span)
+
+
+def _paths(value: Any, path: Path) -> list[Path]:
+    inner = value.items() if isinstance(value, dict) else ()
+    return [path, *(found for key, item in inner for found in _paths(item, (*path, key)))]
+
+
+def _forget(document: Document, path: Path) -> None:
+    for known in [known for known in document.spans if starts_with(known, path)]:
+        del document.spans[known]
+
+
+def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
+    """Takes a short key to where it belongs."""
+    span = document.spans.get(source)
+    value = document.data.pop(str(source[0]))
+    parent: Any = document.data
+    for part in target[:-1]:
+        parent = parent.setdefault(part, {}) if isinstance(parent, dict) else None
+    if not isinstance(parent, dict) or target[-1] in parent:
+        text = f"this is short for {format_path(target)}, which is given too"
+        problems.append(
+            Problem(format_path(source), text, hint="keep one of the two", place=span.key if span else None)
+        )
+        return
+    parent[target[-1]] = value
+    for path in [path for path in document.spans if starts_with(path, source)]:
+        document.spans[(*target, *path[len(source) :])] = document.spans.pop(path)
+
+
+def _take_outside(spec: Spec, document: Document) -> None:
+    """Takes known keys that are no fields out of the data."""
+    for row in spec.form.rows:
+        for key in row.keys if row.outside else ():
+            path = parse_path(key)
+            parent = find(document.data, path[:-1])
+            if isinstance(parent, dict) and path[-1] in parent:
+                spec.outside[key] = parent.pop(path[-1])
+                if span := document.spans.get(path):
+                    spec.places[fields_of(key)] = span.key
+
+
+def _rename(
+    spec: Spec,
+    cls: type[Config],
+    document: Document,
+    inner: Document,
+    data: dict[str, Any],
+    into: dict[str, Any],
+    path: Path,
+    fields: Path,
+) -> None:
+    """Copies sections key by key, under the names of the fields."""
+    free = keys_of(fields) in spec.form.free
+    siblings = [(*path, key_of(name)) for name in field_hints(cls)]
+    for key, value in data.items():
+        name = field_of(str(key))
+        here, there = (*path, key), (*fields, name)
+        span = document.spans.get(here)
+        known = name in field_hints(cls)
+        if not known and "." in str(key):
+            text = "a key with dots is a path, and this is one key"
+            hint = f"write it nested, {' -> '.join(key.split('.'))}, or as the word {key}=… on the command line"
+            spec.problems.append(Problem(format_path(here), text, hint=hint, place=span.key if span else None))
+            continue
+        if not known and not (free and nearest_path(here, siblings) is None):
+            spec.problems.append(_unknown(spec, here, siblings).at(span.key if span else None))
+            continue
+        if not known:
+            spec.outside[format_path(here)] = value
+            if span:
+                spec.places[there] = span.key
+            continue
+        sections = nested_config_classes(field_hints(cls)[name]) if known else []
+        if sections and isinstance(value, dict):
+            into[name] = {}
+            if span:
+                inner.spans[there] = span
+            _rename(spec, sections[0], document, inner, value, into[name], here, there)
+            continue
+        into[name] = value
+        for known_path, known_span in document.spans.items():
+            if starts_with(known_path, here):
+                inner.spans[(*there, *known_path[len(here) :])] = known_span
+
+
+def _unknown(spec: Spec, path: Path, siblings: list[Path]) -> Problem:
+    near = nearest_path(path, [*siblings, *map(parse_path, leaf_keys(spec.form.spec))])
+    listing = ", ".join(str(sibling[-1]) for sibling in siblings)
+    where = f"[{format_path(path[:-1])}]" if path[:-1] else "the spec"
+    hint = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {listing}"
+    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=hint)
+
+
+def _refuse_references(spec: Spec) -> None:
+    """A spec's numbers are reckoned with before references are resolved; text may hold some."""
+    for path in list(spec.places):
+        value = find(spec.root, path, ABSENT)
+        if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):
+            text = "a reference stands for text only in a spec; write the value"
+            spec.problems.append(Problem(format_path(path), text, place=spec.places[path]))

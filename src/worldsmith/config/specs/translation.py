@@ -1,0 +1,155 @@
+"""A spec on its way to our settings: each row says what becomes of its keys, and the report repeats it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.specs.form import Outcome
+from worldsmith.config.specs.names import fields_of, leaf_keys
+from worldsmith.config.specs.spec_file import Spec
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.tree.reader import Reader
+from worldsmith.config.write.values import SHOWN, write
+
+Tree = TypeVar("Tree", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What became of a key. `stated`: the spec says it, or it is the old system's default."""
+
+    key: str
+    outcome: Outcome
+    text: str
+    stated: bool
+
+
+@dataclass(slots=True)
+class Translation:
+    """Our settings so far, as plain data with the places of the spec's values, and the report. Keys are dotted."""
+
+    spec: Spec
+    count_samples: Callable[[dict[str, Any]], int] | None = None
+    """How many samples a data set has, from its settings as plain data. Raises ValueError."""
+    data: dict[str, Any] = field(default_factory=dict)
+    spans: dict[Path, Span] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, which is the old system's default where the spec leaves it out."""
+        return self.spec.get(key)
+
+    def is_stated(self, key: str) -> bool:
+        return self.spec.is_stated(key)
+
+    def put(self, to: str, value: Any, *, source: str) -> None:
+        """Sets a value of ours; mistakes in it are shown where the key `source` stands."""
+        target = parse_path(to)
+        node = self.data
+        for part in target[:-1]:
+            node = node.setdefault(str(part), {})
+        node[str(target[-1])] = value
+        place = self.spec.place(source)
+        self.spans[target] = Span(place, place)
+
+    def move(
+        self, key: str, to: str, outcome: Outcome, *, convert: Callable[[Any], Any] | None = None, why: str = ""
+    ) -> None:
+        """Takes a value to ours; None is left out."""
+        value = self.get(key)
+        if value is None:
+            return
+        try:
+            value = convert(value) if convert else value
+        except ValueError as error:
+            self.refuse(key, str(error))
+            return
+        self.put(to, value, source=key)
+        self.say(key, outcome, f"{to} = {shown(value)}{f'; {why}' if why else ''}")
+
+    def say(self, key: str, outcome: Outcome, text: str) -> None:
+        """A line of the report."""
+        self.lines.append(Line(key, outcome, text, self.is_stated(key)))
+
+    def refuse(self, key: str, message: str, way_out: str | None = None) -> None:
+        """A mistake, and a line of the report."""
+        self.lines.append(Line(key, "refused", message, self.is_stated(key)))
+        self.problems.append(Problem(key, message, hint=way_out, place=self.spec.place(key)))
+
+    def onto(self, below: Tree, places: dict[Path, Place]) -> Tree:
+        """Our settings on top of a tree, or of an action's settings; `places` receives where each was written.
+
+        What does not fit is added to the problems.
+        """
+        found: list[Problem] = []
+        reader = Reader(found, merge=True, spans=self.spans, places=places)
+        tree = reader.section([type(below)], below, self.data)
+        self.problems += locate(found, places)
+        return tree if isinstance(tree, type(below)) else below
+
+
+def translate(spec: Spec, *, count_samples: Callable[[dict[str, Any]], int] | None = None) -> Translation:
+    """What a spec means here; all its mistakes are in `problems`. Rows about wrong values are left out."""
+    translation = Translation(spec, count_samples, problems=list(spec.problems))
+    for row in spec.form.rows:
+        if not any(_is_broken(spec, key) for key in row.keys):
+            row.act(translation, [key for key in row.keys if not row.outside or key in spec.outside])
+    told = {key for row in spec.form.rows if row.outside for key in row.keys}
+    for key in spec.outside:
+        if key not in told:
+            translation.say(key, "unneeded", "nothing here reads it")
+    order = {key: number for number, key in enumerate(leaf_keys(spec.form.spec))}
+    translation.lines.sort(key=lambda line: order.get(line.key, len(order)))
+    return translation
+
+
+def require_translated(spec: Spec, **hooks: Any) -> Translation:
+    """`translate`, with a ConfigError for mistakes."""
+    translation = translate(spec, **hooks)
+    if translation.problems:
+        raise ConfigError(translation.problems, where="the spec")
+    return translation
+
+
+def report(translation: Translation, *, defaults: bool = True) -> str:
+    """The report as text: what the spec says first, then the defaults of the old system that it leaves out."""
+    stated = [line for line in translation.lines if line.stated]
+    counts = Counter(line.outcome for line in stated)
+    summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
+    texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
+    silent = [line for line in translation.lines if not line.stated and line.outcome != "unneeded"]
+    if defaults and silent:
+        texts += ["left out, with their defaults there:", *_table(silent)]
+    return "\n".join(texts) + "\n"
+
+
+def warnings(translation: Translation) -> list[str]:
+    """What a user of the spec should know who does not read the report: what is not quite as it was said."""
+    told = [line for line in translation.lines if line.stated and line.outcome in ("approximated", "dead")]
+    return [f"{_where(translation.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in told]
+
+
+def shown(value: Any) -> str:
+    """A value in a line of the report."""
+    return write(value, SHOWN)
+
+
+def _where(place: Place) -> str:
+    return f"{place.file}:{place.line}: " if place.line is not None else ""
+
+
+def _table(lines: Sequence[Line]) -> list[str]:
+    width = max((len(line.key) for line in lines), default=0)
+    return [f"  {line.outcome:<12}  {line.key:<{width}}  {line.text}" for line in lines]
+
+
+def _is_broken(spec: Spec, key: str) -> bool:
+    path = fields_of(key)
+    return any(starts_with(bad, path) or starts_with(path, bad) for bad in spec.broken)
