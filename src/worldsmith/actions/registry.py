@@ -53,6 +53,7 @@ ACTIONS = {
         {"videos": "outputs.measure:MeasureVideos", "answers": "outputs.judge:JudgeAnswers"},
         by="model",
     ),
+    "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),
     "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
     "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),
 }

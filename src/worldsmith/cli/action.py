@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
+from worldsmith.cli.parent_words import HELP as PARENT_HELP
+from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
@@ -21,12 +23,13 @@ from worldsmith.data.stream.errors import DataError
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
     f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags, which win over it",
+    f"{PARENT} NAME": PARENT_HELP,
     DRYRUN: "check all that can be checked, and say what would be done",
     SHOW_TREE: "with --dryrun: every setting and who wrote it, in the form of a settings file",
     JSON: "print the outcome as JSON",
     f"{HELP} [WORD]": "this text, or the flags that have the word in their name or description",
 }
-OWN = {option.partition(" ")[0]: option.startswith(SETTINGS) for option in OPTIONS}
+OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, PARENT)) for option in OPTIONS}
 
 
 def run_action(name: str, head: list[str], tail: list[str]) -> int:
@@ -85,6 +88,8 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
         return f"worldsmith {name} {head[0]}", [kind], sort(head[1:], [kind])
     kinds = list(kinds_of(name).values())
     words = sort(head, kinds)
+    if PARENT in words.own:
+        adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
     if ACTIONS[name].by == "model" and (model := named_model(words)):
         kinds = [kind_for_model(name, model)]
     return f"worldsmith {name}", kinds, words
@@ -128,7 +133,12 @@ def help_of(prefix: str, kind: type[Action], words: Words, file: str | None, top
     usage = "\n".join(
         [f"usage: {prefix}{places} [--flag VALUE]… [-- override…]", "", f"{inspect.getdoc(kind)}", *aliases]
     )
-    return action_help(usage, draft, OPTIONS, topic)
+    return action_help(usage, draft, options_of(kind), topic)
+
+
+def options_of(kind: type[Action]) -> dict[str, str]:
+    """The options of the front door that mean something for an action."""
+    return {option: text for option, text in OPTIONS.items() if reads_model(kind) or not option.startswith(PARENT)}
 
 
 def show_plan(action: Action, loaded: Loaded, *, with_tree: bool) -> int:

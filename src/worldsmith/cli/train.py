@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, mistakes_of_the_user, show
+from worldsmith.cli.parent_words import HELP as PARENT_HELP
+from worldsmith.cli.parent_words import adopt_parent_run
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
+    parser.add_argument("--parent", metavar="NAME", help=PARENT_HELP)
     parser.epilog = (
         "Every value of the run is a flag too, such as --optimizer.lr 1e-4; "
         "`worldsmith train FILE_OR_RECIPE --help [SECTION or WORD]` lists them. "
@@ -50,6 +53,7 @@ read_words = run_source.read_words
 
 def check(args: argparse.Namespace) -> None:
     """Reads the config as `run` does. Raises ConfigError or UserError for what the user can mend."""
+    adopt_parent_run(args)
     run_source.load_run(args)
 
 
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
     if args.show_tree and not args.dryrun:
         raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
+    adopt_parent_run(args)
     loaded, words = run_source.load_run(args)
     is_main = is_first()
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)

@@ -1,0 +1,1 @@
+"""Where results come from: parents, and the chain of records."""

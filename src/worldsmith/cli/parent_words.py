@@ -1,0 +1,67 @@
+"""`--parent`: a run or a result in the place of the words that name its model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from worldsmith.actions.action import Action
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.errors import UserError
+from worldsmith.config.words.command_words import Words, read_settings
+from worldsmith.config.words.flag_words import Flag
+
+PARENT = "--parent"
+LOAD_PATH = "checkpoint.load_path"
+HELP = (
+    "the run or result whose model is meant, by its folder, its name or the id of its record; :best, :last or :iter=N "
+    "after it chooses a checkpoint. Fills model, what belongs to it, and how it was shown pictures"
+)
+
+
+def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: str | None) -> None:
+    """Adds the flags that a parent stands for. Those that are given, or are in the settings file, stay as they are.
+
+    Raises UserError for an action that reads no model, for a model beside it, and as `find_parent` does.
+    """
+    from worldsmith.actions.lineage.parents import as_words, find_parent
+
+    kinds = [kind for kind in kinds if reads_model(kind)]
+    if not kinds:
+        raise UserError(f"{PARENT} stands for a model, and this command reads none; leave it out")
+    fields = {field for kind in kinds for field in field_hints(kind.Config)}
+    given = {flag.name.replace("-", "_") for flag in words.flags}
+    settings = set() if file is None else set(read_settings(file).data)
+    if words.loose or "model" in given | settings:
+        raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
+    for field, text in as_words(find_parent(name), fields).items():
+        if field not in given and field.partition(".")[0] not in settings:
+            words.flags.append(Flag(field, (text,)))
+
+
+def adopt_parent_run(args: argparse.Namespace) -> None:
+    """The weights of `args.parent`, if one is given, as the flag of what a run starts from.
+
+    Raises UserError when the words say that too, for adapters alone, and as `find_parent` does.
+    """
+    if args.parent is None:
+        return
+    from worldsmith.actions.lineage.parents import find_parent
+
+    parent = find_parent(args.parent)
+    if parent.is_adapter:
+        raise UserError(
+            f"{PARENT} {args.parent}: {parent.model} holds adapters alone, which no run starts from; give the run that "
+            "trained them, or a folder in which they are merged"
+        )
+    given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
+    if LOAD_PATH in given:
+        raise UserError(
+            f"{LOAD_PATH} and {PARENT} {args.parent} both say what the run starts from; leave one of them out"
+        )
+    args.flags.append(Flag(LOAD_PATH, (str(parent.model),)))
+    args.parent = None
+
+
+def reads_model(kind: type[Action]) -> bool:
+    return "model" in field_hints(kind.Config)

@@ -1,0 +1,79 @@
+"""`--parent` stands for the flags that name a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from worldsmith.actions.datasets.made_clips import MakeMovingShapes
+from worldsmith.actions.registry import kinds_of
+from worldsmith.cli import run_source, train
+from worldsmith.cli.action import load, options_of, sort
+from worldsmith.cli.parent_words import adopt_parent, adopt_parent_run
+from worldsmith.config.errors import UserError
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """Adapters that know their base."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/name"}))
+    return folder
+
+
+def test_it_fills_what_was_not_given(adapter: Path) -> None:
+    (kind,) = kinds_of("export").values()
+    words = sort(["--parent", str(adapter), "--dtype", "float32"], [kind])
+    adopt_parent(words.own["--parent"], words, [kind], None)
+    config = load("worldsmith export", kind, words, []).tree
+    assert (config.model, config.base, config.dtype) == (str(adapter), "org/name", "float32")
+    words = sort(["--parent", str(adapter), "--base", "mine"], [kind])
+    adopt_parent(words.own["--parent"], words, [kind], None)
+    assert load("worldsmith export", kind, words, []).tree.base == "mine"
+
+
+def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
+    (kind,) = kinds_of("export").values()
+    settings = tmp_path / "settings.toml"
+    settings.write_text('model = "other"')
+    for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
+        words = sort(["--parent", str(adapter), *head], [kind])
+        with pytest.raises(UserError, match="a model is named twice"):
+            adopt_parent(words.own["--parent"], words, [kind], file)
+
+
+def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
+    with pytest.raises(UserError, match="this command reads none"):
+        adopt_parent(str(adapter), sort([], [MakeMovingShapes]), [MakeMovingShapes], None)
+    assert not any("--parent" in option for option in options_of(MakeMovingShapes))
+    assert any("--parent" in option for option in options_of(*kinds_of("export").values()))
+
+
+def words_of_train(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    train.add_arguments(parser)
+    return train.read_words(parser, words)
+
+
+def test_a_run_starts_from_the_weights_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_PATH", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    args = words_of_train("moving_shapes", "--parent", str(tmp_path))
+    adopt_parent_run(args)
+    assert run_source.load_run(args)[0].tree.checkpoint.load_path == str(tmp_path)
+    for more in (["--checkpoint.load_path", "other"], ["--checkpoint.load_path=other"]):
+        with pytest.raises(UserError, match="both say what the run starts from"):
+            adopt_parent_run(words_of_train("moving_shapes", "--parent", str(tmp_path), *more))
+    args = words_of_train("moving_shapes", "--parent", str(tmp_path))
+    args.overrides = ["checkpoint.load_path=other"]
+    with pytest.raises(UserError, match="both say what the run starts from"):
+        adopt_parent_run(args)
+
+
+def test_no_run_starts_from_adapters_alone(adapter: Path) -> None:
+    with pytest.raises(UserError, match=r"adapters alone, which no run starts from"):
+        adopt_parent_run(words_of_train("moving_shapes", "--parent", str(adapter)))
