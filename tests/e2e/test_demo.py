@@ -11,19 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from worldsmith.cli.main import main
+
 ROOT = Path(__file__).parents[2]
 TOML = ROOT / "examples/toml/sft_config/moving_shapes.toml"
 LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "DATASET_PATH": str(folder / "data"),
-        "WORLDSMITH_OUTPUT_ROOT": str(folder / "runs"),
-        "WORLDSMITH_LATENT_CACHE": str(folder / "latents"),
-    }
 
 
 def commands(folder: Path) -> list[list[str]]:
@@ -40,29 +32,26 @@ def commands(folder: Path) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def test_the_commands_of_the_demo_lead_to_figures_and_do_nothing_twice(tmp_path: Path) -> None:
+def test_the_commands_of_the_demo_lead_to_figures_and_do_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATASET_PATH", str(tmp_path / "data"))
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("WORLDSMITH_LATENT_CACHE", str(tmp_path / "latents"))
     run = tmp_path / "runs/worldsmith/demo/moving_shapes"
     for again in (False, True):
         for words in commands(tmp_path):
-            done = subprocess.run(
-                [sys.executable, "-m", "worldsmith", *words],
-                env=environment(tmp_path),
-                capture_output=True,
-                text=True,
-                cwd=tmp_path,
-            )
-            assert done.returncode == 0, (words, done.stdout + done.stderr)
+            assert main(words) == 0, words
+            said = capfd.readouterr()
             if words[0] == "dataset":
                 prompts = (tmp_path / "data/prompts.jsonl").read_text().splitlines(keepends=True)
                 assert len(prompts) == 32
                 if not again:
                     (tmp_path / "data/two_prompts.jsonl").write_text("".join(prompts[:2]))
             if again:
-                assert re.search(r"nothing to do|complete|is already there|up to date", done.stdout + done.stderr), (
-                    words
-                )
-        last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
-        assert last, done.stdout
+                assert re.search(r"nothing to do|complete|is already there|up to date", said.out + said.err), words
+        last = LAST_LINE.fullmatch(said.out.splitlines()[-1])
+        assert last, said.out
         assert last[3] == "2"
     figures = json.loads((run / "evaluation/adherence.json").read_text())
     assert {"trained", "untrained"} <= set(figures)
