@@ -1,4 +1,4 @@
-"""`worldsmith config new`: begins a recipe TOML that shows every key."""
+"""`worldsmith config new`: begins a recipe TOML, or an action's spec, that shows every key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from worldsmith.cli.config.convert import write_new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the recipe TOML to write")
-    parser.add_argument("--from", dest="recipe", required=True, metavar="RECIPE", help="the recipe that it changes")
+    from worldsmith.config.specs.forms import MODULES
+
+    parser.add_argument("file", metavar="FILE", help="the file to write; a spec may be .toml, .yaml or .json")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--from", dest="recipe", metavar="RECIPE", help="a recipe TOML, and the recipe that it changes")
+    kind.add_argument("--action", dest="spec_action", choices=(*MODULES, "infer"), help="a spec of this action")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -18,6 +22,13 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.config.errors import UserError
     from worldsmith.config.write.new_file import new_recipe_toml
 
+    if args.spec_action:
+        from worldsmith.config.specs.forms import form_of
+        from worldsmith.config.write.spec_template import spec_template
+
+        write_new(args.file, spec_template(form_of(args.spec_action), args.file), args.force)
+        print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")
+        return 0
     if not args.file.lower().endswith(".toml"):
         raise UserError(f"{args.file}: the name of a recipe TOML ends in .toml")
     write_new(args.file, new_recipe_toml(args.recipe), args.force)

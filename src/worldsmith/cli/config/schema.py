@@ -1,27 +1,44 @@
-"""`worldsmith schema`: what recipe files may say, for editors, for other programs and for readers."""
+"""`worldsmith schema`: what files may say, for editors, for other programs and for readers."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import sys
 from pathlib import Path
 
 from worldsmith.config.errors import UserError
 
-HELP = "Print the JSON Schema of the recipe TOML or of the run tree, or the reference page."
+HELP = "Print the JSON Schema of the recipe TOML, of the run tree or of an action's spec, or the reference page."
+DESCRIBED = ("toml", "tree", "reference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("toml", "tree", "reference"), help="what to describe")
+    from worldsmith.config.specs.forms import MODULES
+
+    parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *MODULES, "infer"), help="what to describe")
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing; with --all a folder")
+    parser.add_argument("--all", action="store_true", help="write schema and template of every action, and a manifest")
+    parser.add_argument(
+        "--style",
+        choices=("json-schema", "tao"),
+        default="json-schema",
+        help="spec of an action: JSON Schema, or the key names of NVIDIA TAO",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError or ConfigError."""
     if args.recipe and args.what != "tree":
-        raise UserError(f"a recipe goes with `worldsmith schema tree`, not with `{args.what}`")
-    text = render(args.what, args.recipe)
+        raise UserError(f"a recipe goes with `worldsmith schema tree`, not with `{args.what or '--all'}`")
+    if args.all != (args.what is None):
+        raise UserError("say what to describe, or give --all and a folder: worldsmith schema --all -o DIR")
+    if args.style != "json-schema" and args.what in DESCRIBED:
+        raise UserError(f"--style goes with the spec of an action, not with `{args.what}`")
+    if args.all:
+        return write_all(args.output, args.style)
+    text = render(args.what, args.recipe, style=args.style)
     if args.output:
         Path(args.output).write_text(text, encoding="utf-8")
     else:
@@ -29,8 +46,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(what: str, recipe: str | None = None) -> str:
+def write_all(folder: str | None, style: str) -> int:
+    """Writes the files of all spec forms; 1 if some could not be made."""
+    from worldsmith.config.specs.forms import MODULES, form_of
+    from worldsmith.config.write.spec_folder import spec_files
+    from worldsmith.files.atomic import write_text
+
+    if folder is None:
+        raise UserError("--all writes several files: name a folder with -o DIR")
+    files = spec_files({action: functools.partial(form_of, action) for action in MODULES}, style)
+    for name, text in files.items():
+        place = Path(folder) / name
+        if text is None:
+            place.unlink(missing_ok=True)
+            print(f"{place} could not be made; the manifest says why", file=sys.stderr)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, text)
+    written = sum(text is not None for text in files.values())
+    print(f"{folder}: {written} files, of the actions {', '.join(MODULES)}")
+    return int(None in files.values())
+
+
+def render(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
     """The text that the command prints."""
+    from worldsmith.config.write.spec_folder import STYLES, as_text
+
+    if what not in DESCRIBED:
+        from worldsmith.config.specs.forms import form_of
+
+        return as_text(STYLES[style](form_of(what)))
     from worldsmith.config.recipes.registry import get_recipe, recipe_names
 
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}
@@ -41,11 +86,7 @@ def render(what: str, recipe: str | None = None) -> str:
     if what == "toml":
         from worldsmith.config.write.json_schema_toml import toml_schema
 
-        return _json(toml_schema(trees))
+        return as_text(toml_schema(trees))
     from worldsmith.config.write.json_schema import tree_schema
 
-    return _json(tree_schema(trees))
-
-
-def _json(schema: object) -> str:
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    return as_text(tree_schema(trees))

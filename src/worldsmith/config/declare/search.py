@@ -1,7 +1,7 @@
-"""Marks on fields for tuning and for short lists: ``Annotated[float, Search(low=1e-6, high=1e-4, log=True)]``.
+"""Marks on fields for tuning, short lists and templates: ``Annotated[float, Search(low=1e-6, high=1e-4, log=True)]``.
 
 A mark limits nothing. `search_space` reads the marks of a tree; the JSON Schema says them as ``x-automl``,
-``x-depends-on`` and ``x-popular``.
+``x-depends-on``, ``x-popular`` and ``examples``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from worldsmith.config.tree.paths import format_path, parse_path
 @dataclass(frozen=True, slots=True)
 class Popular(Mark):
     """A field that most users set; short lists show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example(Mark):
+    """What a value may look like; a template has it where the field has no default."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,7 @@ def marks_schema(hint: Any) -> dict[str, Any]:
     return {
         **({"x-automl": automl} if automl else {}),
         **({"x-depends-on": needed} if needed else {}),
+        **({"examples": examples} if (examples := [mark.value for mark in marks if isinstance(mark, Example)]) else {}),
         **({"x-popular": True} if any(isinstance(mark, Popular) for mark in marks) else {}),
     }
 

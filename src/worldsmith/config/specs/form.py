@@ -39,7 +39,7 @@ class SpecForm:
     """The root's class."""
     rows: tuple[Row, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Short words for dotted keys, at the top of a file and on the command line."""
+    """Other names of keys, in a file and on the command line; both dotted, an own one of at most two parts."""
     wrapper: str = ""
     """A key below which some files have everything."""
     free: tuple[str, ...] = ()

@@ -6,11 +6,18 @@ import importlib
 
 from worldsmith.config.specs.form import SpecForm
 
-MODULES: dict[str, str] = {}
+MODULES = {
+    "evaluate": "worldsmith.config.specs.evaluate_form",
+    "quantize": "worldsmith.config.specs.quantize",
+    "inference": "worldsmith.config.specs.inference",
+    "gaps": "worldsmith.config.specs.gaps",
+}
 """Action -> the module that has its form as `FORM`."""
+COMMANDS = {"infer": "inference"}
+"""Commands that have another name than their specs."""
 
 
 def form_of(action: str) -> SpecForm:
-    """The form of an action's specs. Raises KeyError for an action without one."""
-    form: SpecForm = importlib.import_module(MODULES[action]).FORM
+    """The form of an action's specs, or of a command's. Raises KeyError for an action without one."""
+    form: SpecForm = importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM
     return form

@@ -63,11 +63,10 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     document = read_document(file)
     if form.wrapper:
         document = _unwrap(document, form.wrapper)
+    for alias, key in form.aliases.items():
+        _move(document, parse_path(alias), parse_path(key), problems)
     for override in parse_overrides(words, problems):
         _apply(document, form, override, problems)
-    for alias, key in form.aliases.items():
-        if alias in document.data:
-            _move(document, (alias,), tuple(parse_path(key)), problems)
     spec = Spec(form, file, None, {}, problems=problems)
     _take_outside(spec, document)
     inner = Document({}, {})
@@ -114,10 +113,8 @@ def _unwrap(document: Document, wrapper: str) -> Document:
 
 def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
     """Walks to the leaf and sets it, or takes it away; the dotted word is never a key itself."""
-    path = override.path
-    if len(path) == 1 and path[0] in form.aliases:
-        path = parse_path(form.aliases[str(path[0])])
-    shown = format_path(path)
+    shown = form.aliases.get(format_path(override.path), format_path(override.path))
+    path = parse_path(shown)
     parent: Any = document.data
     for part in path[:-1]:
         if override.action != "~" and isinstance(parent, dict) and parent.get(part) is None:
@@ -161,14 +158,18 @@ def _forget(document: Document, path: Path) -> None:
 
 
 def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
-    """Takes a short key to where it belongs."""
-    span = document.spans.get(source)
-    value = document.data.pop(str(source[0]))
+    """Takes a key with another name to where it belongs, and a section that is empty then away."""
+    above: Any = find(document.data, source[:-1])
+    if not isinstance(above, dict) or source[-1] not in above:
+        return
+    span, value = document.spans.get(source), above.pop(source[-1])
+    if source[:-1] and not above:
+        document.data.pop(str(source[0]))
     parent: Any = document.data
     for part in target[:-1]:
         parent = parent.setdefault(part, {}) if isinstance(parent, dict) else None
     if not isinstance(parent, dict) or target[-1] in parent:
-        text = f"this is short for {format_path(target)}, which is given too"
+        text = f"this is another name of {format_path(target)}, which is given too"
         problems.append(
             Problem(format_path(source), text, hint="keep one of the two", place=span.key if span else None)
         )

@@ -1,0 +1,179 @@
+"""What becomes of the keys of an evaluation's spec: the settings of `worldsmith evaluate`."""
+
+from __future__ import annotations
+
+from worldsmith.config.specs.evaluate import EvaluateSpec
+from worldsmith.config.specs.form import SpecForm, approximated, computed, refused, renamed, unneeded
+from worldsmith.config.specs.rules import LLAVA, number_format, put_frames, put_model
+from worldsmith.config.specs.translation import Translation
+
+TASKS = {
+    "": "auto",
+    "binary": "binary",
+    "bcq": "binary",
+    "mcq": "mcq",
+    "letter": "mcq",
+    "text": "text",
+    "freeform": "text",
+    "its_directionality": "its_directionality",
+    "metropolis_sgd": "metropolis_sgd",
+}
+LETTER_TOKENS = 10
+"""Longest answer that the old evaluator lets a model give where letters are asked for."""
+TOP_P = 0.95
+"""What it draws from, where it draws."""
+
+
+@computed("dataset.annotation_path", "dataset.media_dir", "dataset.system_prompt")
+def questions(t: Translation) -> None:
+    t.put("dataset.type", LLAVA, source="dataset.annotation_path")
+    t.move("dataset.annotation_path", "dataset.path", "renamed")
+    if t.get("dataset.media_dir"):
+        t.move("dataset.media_dir", "dataset.media_root", "renamed")
+    else:
+        t.say("dataset.media_dir", "unneeded", "media lie beside the annotations")
+    t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
+
+
+@computed("model.model_name", "model.enable_lora", "model.base_model_path")
+def model(t: Translation) -> None:
+    put_model(t, "model.model_name", "model.", base_to="model")
+
+
+@computed("results_dir", "model.save_folder")
+def place(t: Translation) -> None:
+    folder, inner = t.get("results_dir"), t.get("model.save_folder")
+    layout = t.is_stated("model.save_folder") and inner
+    t.put("out", f"{folder.rstrip('/')}/{inner}/general" if layout else folder, source="results_dir")
+    t.say("results_dir", "renamed", f"out = {t.data['out']}")
+    t.say("model.save_folder", "renamed" if layout else "unneeded", f"out = {t.data['out']}")
+
+
+@computed("task.type", "evaluation.answer_type", "generation.max_tokens", "generation.temperature")
+def task(t: Translation) -> None:
+    kind, answers, tokens = TASKS[t.get("task.type")], t.get("evaluation.answer_type"), t.get("generation.max_tokens")
+    temperature = t.get("generation.temperature")
+    if answers == "letter":
+        if kind not in ("auto", "mcq"):
+            text = f"letters are compared in multiple choice only, and task.type is {t.get('task.type')}"
+            t.refuse("evaluation.answer_type", text, "write freeform, or set task.type = mcq")
+            return
+        kind, temperature = "mcq", 0.0
+        t.say("evaluation.answer_type", "kept", f"task = mcq, likeliest words, at most {LETTER_TOKENS} tokens")
+    else:
+        t.say("evaluation.answer_type", "unneeded", "<think> and <answer> are read wherever a model writes them")
+    limit = min(tokens, LETTER_TOKENS) if answers == "letter" else tokens
+    for key, to, value in (
+        ("task.type", "task", kind),
+        ("generation.max_tokens", "max_new_tokens", limit),
+        ("generation.temperature", "temperature", temperature),
+    ):
+        t.put(to, value, source=key)
+        t.say(key, "renamed" if value == t.get(key) or key == "task.type" else "approximated", f"{to} = {value}")
+    if temperature > 0:
+        t.put("top_p", TOP_P, source="generation.temperature")
+
+
+@computed("model.tp_size", "num_gpus", "evaluation.shard_id")
+def gpus(t: Translation) -> None:
+    size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
+    if size > 1:
+        text = "a model is not split over GPUs here: each process has all of it"
+        t.refuse("model.tp_size", text, "set model.tp_size = 1; several GPUs share the records")
+        return
+    t.say("model.tp_size", "kept", "as it is here")
+    if shard:
+        t.put("shard", f"{shard}/{number}", source="evaluation.shard_id")
+        t.say("evaluation.shard_id", "renamed", f"shard = {shard}/{number}")
+        t.say("num_gpus", "kept", "the number of shards")
+        return
+    t.say("evaluation.shard_id", "unneeded", "all records")
+    if number == 1:
+        t.say("num_gpus", "kept", "as it is here")
+    else:
+        t.say(
+            "num_gpus", "approximated", f"one process: worldsmith launch --nproc-per-node {number} evaluate … has more"
+        )
+
+
+@computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
+def soft(t: Translation) -> None:
+    t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
+    on = t.get("evaluation.soft_accuracy.enabled")
+    text = "soft matches are counted" if on else "soft matches are counted all the same; leave the figure out"
+    t.say("evaluation.soft_accuracy.enabled", "kept" if on else "approximated", text)
+
+
+@computed("evaluation.limit")
+def limit(t: Translation) -> None:
+    if t.get("evaluation.limit") > 0:
+        t.move("evaluation.limit", "limit", "renamed")
+    else:
+        t.say("evaluation.limit", "unneeded", "all records")
+
+
+@computed("vision.fps", "vision.nframes", "vision.total_pixels")
+def frames(t: Translation) -> None:
+    put_frames(t, "vision.", count="nframes", default=8)
+
+
+@computed("metrics.names")
+def metrics(t: Translation) -> None:
+    names = t.get("metrics.names")
+    if "bertscore" in names:
+        way_out = f"metrics.names = {[name for name in names if name != 'bertscore']}".replace("'", '"')
+        t.refuse("metrics.names", "bertscore asks another model, which is not loaded here", way_out)
+    else:
+        t.move("metrics.names", "metrics", "renamed")
+
+
+NO_SERVER = "answers come from this process; there is no server in between"
+ROWS = (
+    questions,
+    model,
+    place,
+    task,
+    gpus,
+    soft,
+    limit,
+    frames,
+    metrics,
+    unneeded("model.tokenizer_model_name", why="the tokenizer and processor are those of the model's folder"),
+    renamed("model.dtype", "dtype", number_format),
+    unneeded("model.max_length", why="a prompt is never cut; max_new_tokens bounds the answer"),
+    refused(
+        "model.config_file",
+        "model.vit_checkpoint_path",
+        why="a model is read from one folder",
+        way_out="put the parts into one folder, or leave the key out",
+        but=("",),
+    ),
+    renamed("model.export_dir", "merged", lambda folder: folder or None),
+    unneeded("evaluation.num_processes", "generation.max_retries", why=NO_SERVER),
+    unneeded("evaluation.skip_saved", why="answers that are there already are kept; --force asks again"),
+    renamed("evaluation.seed", "seed"),
+    renamed("evaluation.batch_size", "batch_size"),
+    unneeded("evaluation.shard_strategy", "evaluation.barrier_timeout_seconds", why="shards are merged by record"),
+    renamed("vision.min_pixels", "processor.media.min_pixels"),
+    renamed("vision.max_pixels", "processor.media.max_pixels"),
+    renamed("generation.repetition_penalty", "repetition_penalty"),
+    refused(
+        "generation.presence_penalty",
+        "generation.frequency_penalty",
+        why="words are not counted while an answer is drawn",
+        way_out="set it to 0; generation.repetition_penalty is honoured",
+        but=(0.0,),
+    ),
+    unneeded(
+        "metrics.bertscore_model",
+        "metrics.bertscore_lang",
+        "metrics.bertscore_device",
+        "metrics.bertscore_batch_size",
+        why="there is no bertscore here",
+    ),
+    renamed("results.save_individual_results", "item_files"),
+    renamed("results.save_confusion_matrix", "confusion_picture"),
+    approximated("results.save_metrics_summary", "", "metrics.json is always written"),
+)
+
+FORM = SpecForm("evaluate", EvaluateSpec, ROWS, aliases={"vision.num_frames": "vision.nframes"}, wrapper="evaluate")

@@ -1,0 +1,90 @@
+"""The spec of single questions, as TAO has it: flat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.declare.search import Example, Popular, Search
+from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
+from worldsmith.config.specs.rules import number_format, put_frames, put_model
+from worldsmith.config.specs.translation import Translation
+
+
+class InferenceSpec(Config):
+    """The settings of an inference."""
+
+    model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
+    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the weights."""
+    device_map: str = "auto"
+    """Where the model is placed: auto, cpu or cuda."""
+    num_gpus: Count = 1
+    """GPUs that answer."""
+    type_: Annotated[Literal["video", "image"], Popular()] = "video"
+    """Which files of a folder are shown."""
+    media: Annotated[str, Example("data/val/clip.mp4"), Popular()]
+    """A file, or a folder of them, each asked about by itself."""
+    fps: Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="num_frames=null"), Popular()] = 1.0
+    """Frames taken of each second."""
+    num_frames: Count | None = None
+    """Frames taken of every video, in place of fps."""
+    total_pixels: Count = 200_704
+    """Most pixels of a video; two frames count once."""
+    prompt: Annotated[str, Example("Describe the video."), Popular()]
+    """The question."""
+    max_new_tokens: Annotated[Count, Popular()] = 32
+    """Longest answer."""
+    enable_lora: bool = False
+    """model_path is an adapter."""
+    base_model_path: str = ""
+    """The model that the adapter belongs to; "" = the one that its adapter_config.json names."""
+    results_dir: Annotated[str, Example("results/inference"), Popular()]
+    """Where the answers go."""
+
+
+@computed("model_path", "enable_lora", "base_model_path")
+def model(t: Translation) -> None:
+    put_model(t, "model_path", "", base_to="model")
+
+
+@computed("fps", "num_frames", "total_pixels")
+def frames(t: Translation) -> None:
+    put_frames(t, "", count="num_frames")
+
+
+@computed("device_map")
+def device(t: Translation) -> None:
+    placed = t.get("device_map")
+    if placed == "auto":
+        t.say("device_map", "kept", "a GPU if there is one")
+    elif placed == "cpu" or placed.startswith("cuda"):
+        t.move("device_map", "device", "renamed")
+    else:
+        t.refuse("device_map", f"a model is not spread over devices here, found '{placed}'", "write auto, cpu or cuda")
+
+
+@computed("results_dir")
+def place(t: Translation) -> None:
+    t.put("out", f"{t.get('results_dir').rstrip('/')}/results.json", source="results_dir")
+    t.say("results_dir", "renamed", f"out = {t.data['out']}")
+
+
+FORM = SpecForm(
+    "inference",
+    InferenceSpec,
+    (
+        model,
+        frames,
+        device,
+        place,
+        renamed("torch_dtype", "dtype", number_format),
+        refused("num_gpus", why="one GPU answers", way_out="set num_gpus = 1", but=(1,)),
+        renamed("type", "kind"),
+        renamed("media", "media"),
+        renamed("prompt", "prompt"),
+        renamed("max_new_tokens", "max_new_tokens"),
+    ),
+)

@@ -1,0 +1,100 @@
+"""What becomes of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from worldsmith.config.specs.translation import Translation
+
+PREFETCH = "hf_model://"
+ADAPTER = "adapter_config.json"
+LLAVA = "LlavaDataset"
+"""The kind of data set that the annotations are; the front door knows its whole name."""
+
+
+def model_place(text: str) -> str:
+    """A folder, or a hub name without the sign that asks for a download ahead. Raises ValueError for a mere sign."""
+    name = text.removeprefix(PREFETCH)
+    if not name.strip() or (text != name and name.count("/") != 1):
+        raise ValueError(f"expected a folder, ORG/NAME or {PREFETCH}ORG/NAME, found '{text}'")
+    return name
+
+
+def number_format(name: str) -> str:
+    """Raises ValueError for one that nothing here computes in."""
+    if name == "float16":
+        raise ValueError("float16 loses what models of today need; write bfloat16, or float32")
+    return name
+
+
+def is_adapter(place: str) -> bool:
+    return (Path(place) / ADAPTER).is_file()
+
+
+def base_of(adapter: str) -> str:
+    """The base model that an adapter's own file names; "" = it names none."""
+    try:
+        named = json.loads((Path(adapter) / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return named if isinstance(named, str) else ""
+
+
+def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None:
+    """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot.
+
+    `base_to` is our field for an adapter's base: "base" has the adapter in `model`, "model" has it in `adapter`.
+    """
+    lora, base = f"{section}enable_lora", f"{section}base_model_path"
+    name, named = t.get(model), t.get(base)
+    if not t.get(lora):
+        if is_adapter(name):
+            t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
+            return
+        t.move(model, "model", "renamed", convert=model_place)
+        t.say(lora, "kept", "no adapter")
+        t.say(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
+        return
+    found = named or base_of(name)
+    if not found:
+        t.refuse(base, f"no base: {Path(name) / ADAPTER} names none", f"set {base} to the model that was fine-tuned")
+        return
+    t.move(model, "adapter" if base_to == "model" else "model", "renamed", convert=model_place)
+    t.say(lora, "kept", "the adapter is merged with its base")
+    try:
+        t.put(base_to, model_place(found), source=base)
+    except ValueError as error:
+        t.refuse(base, str(error))
+        return
+    t.say(base, "renamed", f"{base_to} = {found}{'' if named else f', as {ADAPTER} says'}")
+
+
+def put_frames(t: Translation, section: str, *, count: str, default: int | None = None) -> None:
+    """Frames and pixels of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
+    fps, frames = f"{section}fps", f"{section}{count}"
+    if t.get(frames) is not None:
+        if t.get(fps) is not None and t.is_stated(fps):
+            t.refuse(
+                fps, f"{fps} and {frames} both say how many frames are taken", f"delete one, or give the word ~{fps}"
+            )
+            return
+        t.move(frames, "processor.media.nframes", "renamed")
+        t.say(fps, "unneeded", f"{frames} says how many")
+    elif t.get(fps) is not None:
+        t.move(fps, "processor.media.fps", "renamed")
+        t.say(frames, "unneeded", f"{fps} says how many")
+    elif default is not None:
+        t.put("processor.media.nframes", default, source=frames)
+        t.say(frames, "renamed", f"processor.media.nframes = {default}, their default")
+        t.say(fps, "unneeded", f"{frames} says how many")
+    pixels = t.get(f"{section}total_pixels")
+    if pixels is not None:
+        t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
+        t.say(
+            f"{section}total_pixels",
+            "renamed",
+            f"processor.media.total_pixels = {2 * pixels}: they count two frames once, and here each counts",
+        )
+    else:
+        t.say(f"{section}total_pixels", "unneeded", "as the model folder says")

@@ -1,0 +1,113 @@
+"""JSON Schema (draft 2020-12) of a spec form: one nested table, without references and without tags.
+
+Beside what a tree's schema says it has ``default`` with all defaults, ``x-parent`` at keys that others depend on, and
+keys that are known but dead as ``deprecated``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.search import Example, marks_of, marks_schema
+from worldsmith.config.declare.value_types import nested_config_classes
+from worldsmith.config.specs.form import SpecForm
+from worldsmith.config.specs.names import key_of, keys_of
+from worldsmith.config.tree.paths import Path, parse_path
+from worldsmith.config.tree.plain import class_defaults, plain, required_fields
+from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
+
+
+def spec_schema(form: SpecForm) -> Schema:
+    """The schema of a form's specs."""
+    root = _SpecTypes(form).section(form.spec, ())
+    for row in form.rows:
+        for key in row.keys if row.outside else ():
+            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": row.note}
+    for path in sorted({path for schema in _leaves(root) for path in schema.get("x-depends-on", [])}):
+        _place(root, path)[path.rpartition(".")[2]]["x-parent"] = True
+    return {"$schema": DRAFT, "title": f"The spec of {form.name}", **root, "default": defaults(form.spec)}
+
+
+def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
+    """The defaults of a spec class as a file would have them, without what is null or has none.
+
+    `examples`: with an example for each value that has no default; then it is a whole spec.
+    """
+    known, found = class_defaults(cls), {}
+    for name, hint in annotated_hints(cls).items():
+        sections, given = nested_config_classes(bare(hint)), known.get(name)
+        if sections and (name not in known or given is not None):
+            found[key_of(name)] = defaults(sections[0], examples=examples)
+        elif given is not None:
+            found[key_of(name)] = copy.deepcopy(plain(given))
+        elif examples and name not in known:
+            shown = [mark.value for mark in marks_of(hint) if isinstance(mark, Example)]
+            if not shown:
+                raise TypeError(f"{cls.__qualname__}.{name} has no default and no Example for the template")
+            found[key_of(name)] = shown[0]
+    return found
+
+
+class _SpecTypes(_Types):
+    """Types as schemas in which sections stand where they are."""
+
+    def __init__(self, form: SpecForm) -> None:
+        self.form = form
+        self.path: Path = ()
+
+    def field(self, hint: Any, instance: Any = None) -> Schema:
+        return self.value(hint, instance)
+
+    def sections(self, hint: Any, instance: Any) -> Schema:
+        return self.section(hint, self.path)
+
+    def section(self, cls: type[Config], path: Path) -> Schema:
+        docs, known, properties = field_docs(cls), class_defaults(cls), {}
+        for name, hint in annotated_hints(cls).items():
+            self.path = (*path, name)
+            described = {"description": " ".join(docs[name].split())} if name in docs else {}
+            leaf = not nested_config_classes(bare(hint))
+            default = {"default": copy.deepcopy(plain(known[name]))} if leaf and known.get(name) is not None else {}
+            marks = marks_schema(hint)
+            if needed := marks.get("x-depends-on"):
+                marks["x-depends-on"] = [keys_of(_from_root(other, path)) for other in needed]
+            properties[key_of(name)] = {**self.value(hint), **described, **default, **marks}
+        required = [key_of(name) for name in required_fields(cls)]
+        return {
+            **{key: text for key, text in about(cls).items() if key == "description"},
+            "type": "object",
+            "properties": properties,
+            **({"required": required} if required else {}),
+            "additionalProperties": keys_of(path) in self.form.free if path else False,
+        }
+
+
+def bare(hint: Any) -> Any:
+    """A type without its marks, as far as sections are concerned."""
+    return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+
+
+def _from_root(path: str, section: Path) -> Path:
+    return parse_path(path) if "." in path else (*section, path)
+
+
+def _place(root: Schema, key: str) -> dict[str, Any]:
+    """The properties that a dotted key is among."""
+    node = root
+    for part in key.split(".")[:-1]:
+        node = node["properties"].setdefault(part, {"type": "object", "properties": {}, "additionalProperties": False})
+        node = next((option for option in node.get("anyOf", []) if "properties" in option), node)
+    properties: dict[str, Any] = node["properties"]
+    return properties
+
+
+def _leaves(schema: Schema) -> Iterator[Schema]:
+    for inner in schema.get("properties", {}).values():
+        yield inner
+        for option in [inner, *inner.get("anyOf", [])]:
+            yield from _leaves(option)

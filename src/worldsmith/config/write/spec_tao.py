@@ -1,0 +1,119 @@
+"""The schema of a spec form with the key names of NVIDIA TAO, for tools that read those; it is no JSON Schema.
+
+`minimum` and `maximum` are those of the search where a field has one, since the readers of these keys draw from them.
+There is no infinity: a side without a limit has no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from worldsmith.config.specs.form import SpecForm
+from worldsmith.config.write.json_schema import Schema
+from worldsmith.config.write.spec_schema import spec_schema
+
+KINDS = {"object": "dict", "array": "list", "integer": "int", "number": "float", "string": "string", "boolean": "bool"}
+CONDITIONS = {"power_of_two": "^ 2"}
+COPIED = ("description", "default", "pattern", "examples")
+ENDS = ("minimum", "maximum")
+
+
+def tao_schema(form: SpecForm) -> Schema:
+    """Title, default, properties, popular and the searched and unsearched parameters, then `x_tao_schema`."""
+    schema = spec_schema(form)
+    searched, others = searched_keys(schema)
+    return {
+        "title": schema["title"],
+        "type": "object",
+        "description": schema.get("description", ""),
+        "default": schema["default"],
+        "properties": {key: _property(key, field) for key, field in _live(schema)},
+        "popular": popular(schema),
+        "required": schema.get("required", []),
+        "automl_default_parameters": searched,
+        "automl_disabled_parameters": others,
+        "x_tao_schema": {
+            "action": form.name,
+            "core_module": form.spec.__module__,
+            "model": "cosmos-rl",
+            "network_arch": "cosmos-rl",
+            "schema_action": form.name,
+            "schema_version": 1,
+            "source": f"{form.spec.__module__}.{form.spec.__qualname__}",
+        },
+    }
+
+
+def popular(schema: Schema) -> dict[str, Any]:
+    """The popular keys with their defaults, nested."""
+    found: dict[str, Any] = {}
+    for key, field in _live(schema):
+        if "properties" in field:
+            if inner := popular(field):
+                found[key] = inner
+        elif field.get("x-popular"):
+            found[key] = field.get("default")
+    return found
+
+
+def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
+    """The dotted keys that are searched by default, and all others; sections are among those."""
+    keys: tuple[list[str], list[str]] = ([], [])
+    for key, field in _fields(schema):
+        keys[not field.get("x-automl", {}).get("enabled")].append(key)
+    return keys
+
+
+def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The keys of a section that mean something, each without the choice of null."""
+    for key, field in schema["properties"].items():
+        if not field.get("deprecated"):
+            options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
+            several = {"anyOf": options} if len(options) > 1 else options[0] if options else {}
+            yield key, {**{name: said for name, said in field.items() if name != "anyOf"}, **several}
+
+
+def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    for key, field in _live(schema):
+        yield f"{path}{key}", field
+        if "properties" in field:
+            yield from _fields(field, f"{path}{key}.")
+
+
+def _property(key: str, field: Schema) -> Schema:
+    automl, told = field.get("x-automl", {}), {ours: field[ours] for ours in COPIED if ours in field}
+    if "properties" in field:
+        inner = {name: _property(name, below) for name, below in _live(field)}
+        return {"title": key, "type": "collection", **told, "properties": inner, "automl_enabled": "FALSE"}
+    choices = automl.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
+    kind = "ordered_int" if automl.get("choices") and field.get("type") == "integer" else _kind(field)
+    limits = {name: automl.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
+    condition = CONDITIONS.get(automl.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
+    said = {
+        **limits,
+        "enum": choices,
+        "option_weights": automl.get("weights"),
+        "math_cond": condition,
+        "parent_param": "TRUE" if field.get("x-parent") else None,
+        "depends_on": ", ".join(field.get("x-depends-on", [])) or None,
+        "automl_enabled": "TRUE" if automl.get("enabled") else "FALSE",
+        "popular": "TRUE" if field.get("x-popular") else None,
+        "anyOf": [{"type": _kind(option)} for option in field.get("anyOf", []) if "type" in option] or None,
+    }
+    return {"title": key, "type": kind, **told, **{name: value for name, value in said.items() if value is not None}}
+
+
+def _is_above(field: Schema) -> bool:
+    return "exclusiveMinimum" in field and "x-automl" not in field
+
+
+def _kind(field: Schema) -> str:
+    if "enum" in field or "const" in field:
+        return "categorical"
+    if field.get("type") == "array" and "enum" in field.get("items", {}):
+        return "subset_list"
+    named = field.get("type") or next(
+        (option["type"] for option in field.get("anyOf", []) if "type" in option), "string"
+    )
+    return KINDS.get(named if isinstance(named, str) else named[0], "string")
