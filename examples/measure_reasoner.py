@@ -3,10 +3,10 @@
     python examples/measure_reasoner.py EXPORT DATASET [--out FOLDER]
 
 EXPORT is a Hugging Face folder, DATASET one that `worldsmith dataset falling-objects` made. Answers are generated
-greedily and compared with the truth as `worldsmith evaluate` does it: trimmed and in lower case, without a full stop; a
-score is the first digit from 1 to 5 that stands alone. Questions are asked once more with the frames of another clip:
-an accuracy near 0.5 then shows that the answers come from looking. FOLDER (default: EXPORT) receives answers.json and
-summary.json.
+greedily and compared with the truth as `worldsmith evaluate` does it: yes or no is the only one of these words that is
+there, or the first word; a score is the first digit from 1 to 5 that stands alone. Questions are asked once more with
+the frames of another clip: an accuracy near 0.5 then shows that the answers come from looking. FOLDER (default: EXPORT)
+receives answers.json and summary.json.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.evaluation.plausibility import measure_scores
-from worldsmith.evaluation.yes_no import measure_yes_no
+from worldsmith.evaluation.answers.classes import measure_classes
+from worldsmith.evaluation.answers.scores import measure_scores
+from worldsmith.evaluation.answers.yes_no import WORDS, parse_yes_no
 
 BATCH = 24
 
@@ -128,8 +129,8 @@ def yes_no(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dic
     pairs = defaultdict(list)
     for (key, turns), answer in zip(asked, answers):
         for name in ("yes_no_accuracy", f"yes_no_accuracy_{key.rpartition('-')[2]}"):
-            pairs[name].append((answer, truth(turns)))
-    return {name: round(measure_yes_no(*zip(*found))["accuracy"], 3) for name, found in pairs.items()}
+            pairs[name].append((parse_yes_no(answer), truth(turns)))
+    return {name: round(measure_classes(*zip(*found), WORDS)["accuracy"], 3) for name, found in pairs.items()}
 
 
 def plausibility(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dict[str, float]:
@@ -139,7 +140,7 @@ def plausibility(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) 
         "accuracy": round(found["accuracy"], 3),
         "within_one": round(found["within_one"], 3),
         "pearson": round(found["pearson_correlation"] or 0.0, 3),
-        "answers_without_a_score": found["num_pred_parse_failures"],
+        "answers_without_a_score": found["unparsed"],
     }
 
 

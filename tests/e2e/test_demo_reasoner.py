@@ -80,11 +80,9 @@ def test_evaluate_and_infer_say_what_plain_transformers_says(folder: Path) -> No
         out = folder / kind
         words = ["evaluate", str(model), "--dataset", dataset, "--dataset.path", val, "--max-new-tokens", "4"]
         done = python(folder, "-m", "worldsmith", *words, "-o", str(out), "--batch-size", "5")
-        answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
-        assert [(a["id"], a["model_response"]) for a in answers] == [
-            (j["id"], j["answer"].strip()) for j in judged[kind]
-        ]
-        figures = json.loads((out / "summary.json").read_text())
+        answers = json.loads((out / "results.json").read_text())
+        assert [(a["id"], a["response"]) for a in answers] == [(j["id"], j["answer"].strip()) for j in judged[kind]]
+        figures = json.loads((out / "metrics.json").read_text())
         last = "yes/no accuracy" if kind == "questions" else "accuracy"
         assert done.stdout.splitlines()[-1].startswith(f"{last} {figures['accuracy']:.2f}"), done.stdout
     first = ManifestDataset.Config(path=val).build().turns(0)

@@ -47,10 +47,10 @@ ACTIONS = {
     ),
     "convert": Command("make a base checkpoint from weights in another format", {"": "weights.convert:Convert"}),
     "export": Command("turn a checkpoint into a folder that other libraries load", {"": "weights.export:Export"}),
-    "infer": Command("ask a reasoner one question", {"answers": "outputs.infer:AskModel"}, by="model"),
+    "infer": Command("ask a reasoner one question", {"answers": "answers.infer:AskModel"}, by="model"),
     "evaluate": Command(
         "measure what a model has learned",
-        {"videos": "outputs.measure:MeasureVideos", "answers": "outputs.judge:JudgeAnswers"},
+        {"videos": "outputs.measure:MeasureVideos", "answers": "answers.judge:JudgeAnswers"},
         by="model",
     ),
     "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),

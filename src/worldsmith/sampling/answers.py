@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.models.decoding import GREEDY, Decoding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,8 @@ class AnsweringModel(Protocol):
         normalize: Callable[[Tensor, str], Tensor],
         pad_token: int,
         max_new_tokens: int,
+        decoding: Decoding,
+        seeds: Sequence[int],
     ) -> list[list[int]]: ...
 
 
@@ -43,7 +46,9 @@ class Answer:
     key: str
     text: str = ""
     error: str = ""
-    """Reason and detail for a conversation that cannot be used; "" = it was asked."""
+    """Reason and detail for a conversation that cannot be used, or that the model fails at; "" = it has answered."""
+    was_asked: bool = True
+    """Whether it was the model that failed."""
 
 
 class Answerer:
@@ -57,30 +62,58 @@ class Answerer:
         self.pad_token: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
     def answers(
-        self, asked: Iterable[tuple[str, Sequence[Turn]]], *, batch_size: int, max_new_tokens: int
+        self,
+        asked: Iterable[tuple[str, Sequence[Turn]]],
+        *,
+        batch_size: int,
+        max_new_tokens: int,
+        decoding: Decoding = GREEDY,
+        forgiving: bool = False,
     ) -> Iterator[Answer]:
-        """An answer to each (key, turns before it), in order, as batches are done."""
+        """An answer to each (key, turns before it), in order, as batches are done.
+
+        With `forgiving`, a batch that the model fails at, as where memory does not suffice, is asked one by one, and
+        what fails then is an answer with that error.
+        """
         waiting = iter(asked)
         while batch := list(islice(waiting, batch_size)):
             read = [self._read(key, turns) for key, turns in batch]
             prompts = [prompt for prompt in read if not isinstance(prompt, Answer)]
-            said = iter(self._generate(prompts, max_new_tokens) if prompts else [])
-            yield from (prompt if isinstance(prompt, Answer) else Answer(prompt.key, next(said)) for prompt in read)
+            told = self._answer(prompts, max_new_tokens, decoding, forgiving) if prompts else []
+            said = iter(told)
+            yield from (prompt if isinstance(prompt, Answer) else next(said) for prompt in read)
 
     def _read(self, key: str, turns: Sequence[Turn]) -> ChatSample | Answer:
         """What the model is asked, or the answer that tells why it is not."""
         try:
             return self.processor.prompt(turns, key=key)
         except SampleError as error:
-            return Answer(key, error=str(error))
+            return Answer(key, error=str(error), was_asked=False)
 
-    def _generate(self, prompts: Sequence[ChatSample], max_new_tokens: int) -> list[str]:
+    def _answer(
+        self, prompts: Sequence[ChatSample], max_new_tokens: int, decoding: Decoding, forgiving: bool
+    ) -> list[Answer]:
+        try:
+            texts = self._generate(prompts, max_new_tokens, decoding)
+        except RuntimeError as error:
+            if not forgiving:
+                raise
+            failure = (str(error).splitlines() or [type(error).__name__])[0]
+        else:
+            return [Answer(prompt.key, text) for prompt, text in zip(prompts, texts)]
+        if len(prompts) == 1:
+            return [Answer(prompts[0].key, error=f"generation: {failure}")]
+        return [answer for prompt in prompts for answer in self._answer([prompt], max_new_tokens, decoding, forgiving)]
+
+    def _generate(self, prompts: Sequence[ChatSample], max_new_tokens: int, decoding: Decoding) -> list[str]:
         media: Any = self.processor.media  # None only where no prompt has patches
         tokens = self.model.generate(
             prompts,
             normalize=lambda patches, kind: media.normalize(patches, kind),
             pad_token=self.pad_token,
             max_new_tokens=max_new_tokens,
+            decoding=decoding,
+            seeds=[decoding.seed_of(prompt.key) for prompt in prompts],
         )
         texts = self.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [text.strip() for text in texts]

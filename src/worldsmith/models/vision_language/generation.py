@@ -1,4 +1,4 @@
-"""Answers of a reasoner: greedy, in a batch, with a cache of keys and values."""
+"""Answers of a reasoner, in a batch, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.vision_language.backbone import visual_of
 from worldsmith.models.vision_language.inputs import Conversation
 
@@ -25,11 +26,15 @@ def generate(
     pad_token: int,
     max_new_tokens: int,
     device: torch.device,
+    decoding: Decoding = GREEDY,
+    seeds: Sequence[int] = (),
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, with the one that ends the answer.
+    """The tokens that follow each prompt, with the one that ends the answer; `seeds`, where they are drawn.
 
     Rows are padded on the left. `normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32.
     """
+    from transformers import LogitsProcessorList
+
     longest = max(len(prompt.input_ids) for prompt in prompts)
 
     def rows(values: Sequence[Tensor], fill: int) -> Tensor:
@@ -42,8 +47,35 @@ def generate(
     if visual_of(network) is not None:
         given["mm_token_type_ids"] = rows([prompt.token_types for prompt in prompts], 0)
         given |= media(prompts, normalize=normalize, dtype=network.dtype, device=device)
-    out = network.generate(**given, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=pad_token)
+    draws = [Drawn(decoding, seeds)] if decoding.temperature else []
+    out = network.generate(
+        **given,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        repetition_penalty=decoding.repetition_penalty,
+        logits_processor=LogitsProcessorList(draws),
+        pad_token_id=pad_token,
+    )
     return [trim(row, pad_token) for row in out[:, longest:].tolist()]
+
+
+class Drawn:
+    """Makes the likeliest token a drawn one: the largest of logits with Gumbel noise is a draw from their softmax
+    (Gumbel 1954). Each row has noise of its own, so that the rest of a batch changes nothing."""
+
+    def __init__(self, decoding: Decoding, seeds: Sequence[int]) -> None:
+        from transformers import TopPLogitsWarper
+
+        self.temperature = decoding.temperature
+        self.most = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
+        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """ids [rows, tokens], scores [rows, vocabulary]."""
+        scores = scores.float() / self.temperature
+        scores = scores if self.most is None else self.most(ids, scores)
+        even = torch.stack([torch.rand(scores.shape[-1], generator=stream) for stream in self.streams])
+        return scores - torch.log(-torch.log(even.clamp(1e-20, 1 - 1e-7))).to(scores.device)
 
 
 def media(

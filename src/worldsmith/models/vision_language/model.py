@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
+from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.vision_language.policy import FILES, PolicyConfig
@@ -124,8 +125,10 @@ class VisionLanguageModel(Model):
         normalize: Callable[[Tensor, str], Tensor],
         pad_token: int,
         max_new_tokens: int,
+        decoding: Decoding = GREEDY,
+        seeds: Sequence[int] = (),
     ) -> list[list[int]]:
-        """The tokens that follow each prompt, greedily; see `generation.generate`."""
+        """The tokens that follow each prompt; see `generation.generate`."""
         from worldsmith.models.vision_language.generation import generate
 
         return generate(
@@ -135,6 +138,8 @@ class VisionLanguageModel(Model):
             pad_token=pad_token,
             max_new_tokens=max_new_tokens,
             device=self.device,
+            decoding=decoding,
+            seeds=seeds,
         )
 
     @property

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,15 @@ class ChatDataset(Configurable, ABC):
 
     @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]: ...
+
+    def fields(self, index: int) -> Mapping[str, Any]:
+        """What the record of a conversation says, as it was read; nothing where that is not kept."""
+        return {}
+
+    def in_order(self) -> Iterator[int | Rejection]:
+        """Every record of the data set: the index of its conversation, or why it has none."""
+        yield from self.rejections
+        yield from range(len(self))
 
     @property
     def num_samples(self) -> int:
@@ -104,6 +113,7 @@ class ChatFile(ChatDataset):
         self.num_records = 0
         self.rejections = []
         self.entries: list[Entry] = []
+        self._order: list[int | Rejection] = []
         seen: dict[str, int] = {}
         for number, line, record in self.read_records():
             self.num_records += 1
@@ -116,7 +126,9 @@ class ChatFile(ChatDataset):
             except SampleError as error:
                 where = "" if line is not None else f"record {number}: "
                 self.rejections.append(Rejection(key, error.reason, f"{where}{error.detail}", self.name, line))
+                self._order.append(self.rejections[-1])
             else:
+                self._order.append(len(self.entries))
                 self.entries.append(Entry(key, record, line, files))
 
     @classmethod
@@ -142,6 +154,13 @@ class ChatFile(ChatDataset):
     def place(self, index: int) -> tuple[str, str, int | None]:
         entry = self.entries[index]
         return entry.key, self.name, entry.line
+
+    def fields(self, index: int) -> Mapping[str, Any]:
+        record = self.entries[index].record
+        return record if isinstance(record, dict) else {}
+
+    def in_order(self) -> Iterator[int | Rejection]:
+        return iter(self._order)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
         """Key, and what a conversation shows and says, whatever it and its files are called."""

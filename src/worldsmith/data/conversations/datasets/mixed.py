@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from itertools import accumulate
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
+from worldsmith.data.stream.quarantine import Rejection
 
 
 class MixedDataset(ChatDataset):
@@ -61,6 +62,18 @@ class MixedDataset(ChatDataset):
     def turns(self, index: int) -> tuple[Turn, ...]:
         _, member, own = self.member(index)
         return tuple(with_system(member.turns(own), self.config.system_prompt))
+
+    def fields(self, index: int) -> Mapping[str, Any]:
+        _, member, own = self.member(index)
+        return member.fields(own)
+
+    def in_order(self) -> Iterator[int | Rejection]:
+        for start, (name, member) in zip(self.starts, self.members.items()):
+            for record in member.in_order():
+                if isinstance(record, int):
+                    yield start + record
+                else:
+                    yield replace(record, key=f"{name}/{record.key}")
 
     def contents(self) -> Iterable[tuple[str, Any]]:
         return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())

@@ -1,4 +1,4 @@
-"""Scores and yes/no out of answers, and the figures that are made of them."""
+"""Scores out of answers, and the figures that are made of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from worldsmith.evaluation.answers.scores import correlation, measure_scores, parse_score, ranks
 from worldsmith.evaluation.intervals import correlation_interval, share_interval
-from worldsmith.evaluation.plausibility import correlation, measure_scores, parse_score, ranks
-from worldsmith.evaluation.yes_no import measure_yes_no, parse_word
 
 
 @pytest.mark.parametrize(
@@ -19,19 +18,12 @@ def test_a_score_is_the_first_digit_that_stands_alone(text: str, score: int | No
     assert parse_score(text) == score
 
 
-@pytest.mark.parametrize(
-    ("text", "word"), [(" Yes", "yes"), ("no.", "no"), ("NO\n", "no"), ("yes, it does", None), ("", None)]
-)
-def test_a_word_is_the_whole_answer(text: str, word: str | None) -> None:
-    assert parse_word(text) == word
-
-
 def test_figures_of_scores_by_hand() -> None:
     """Six samples: two right, two off by one, one off by three, one without a score; and one without a truth."""
     said = ["1", "2", "4", "4", "5", "no idea", "3"]
     true = ["1", "2", "3", "5", "2", "4", "unknown"]
     found = measure_scores(said, true)
-    assert (found["num_samples"], found["num_gt_parse_failures"], found["num_pred_parse_failures"]) == (7, 1, 1)
+    assert (found["total"], found["correct"], found["truths_unread"], found["unparsed"]) == (6, 2, 1, 1)
     assert found["accuracy"] == pytest.approx(2 / 6)
     assert found["within_one"] == pytest.approx(4 / 6)
     assert found["majority_baseline"] == pytest.approx(2 / 6)
@@ -41,9 +33,10 @@ def test_figures_of_scores_by_hand() -> None:
     assert found["spearman_correlation"] == pytest.approx(
         float(torch.corrcoef(torch.tensor([[1.0, 2, 3.5, 3.5, 5], [1.0, 2.5, 4, 5, 2.5]]))[0, 1]), abs=1e-6
     )
-    assert np.sum(found["confusion"]) == 6
-    assert found["confusion"][4] == [0, 0, 0, 1, 0, 0]  # the 5 was called a 4
-    assert found["confusion"][3] == [0, 0, 0, 0, 0, 1]  # the 4 got no score
+    rows = found["confusion"]["rows"]
+    assert np.sum(rows) == 6
+    assert rows[4] == [0, 0, 0, 1, 0, 0]  # the 5 was called a 4
+    assert rows[3] == [0, 0, 0, 0, 0, 1]  # the 4 got no score
 
 
 def test_figures_that_do_not_exist_are_none() -> None:
@@ -51,19 +44,6 @@ def test_figures_that_do_not_exist_are_none() -> None:
     same = measure_scores(["3", "3"], ["1", "5"])
     assert same["pearson_correlation"] is None
     assert same["spearman_correlation"] is None
-    nothing = measure_yes_no(["no"], ["no"])
-    assert (nothing["precision"], nothing["recall"], nothing["f1"]) == (None, None, None)
-
-
-def test_figures_of_yes_and_no_by_hand() -> None:
-    found = measure_yes_no(["yes", "Yes.", "no", "perhaps", "no", "yes"], ["yes", "no", "no", "yes", "yes", "maybe"])
-    assert (found["num_gt_parse_failures"], found["num_pred_parse_failures"]) == (1, 1)
-    assert found["accuracy"] == pytest.approx(2 / 5)
-    assert found["precision"] == pytest.approx(1 / 2)
-    assert found["recall"] == pytest.approx(1 / 3)
-    assert found["f1"] == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
-    assert found["majority_baseline"] == pytest.approx(3 / 5)
-    assert found["confusion"] == [[1, 1, 1], [1, 1, 0]]
 
 
 def test_intervals_have_published_values() -> None:

@@ -28,15 +28,16 @@ def measure_scores(answers: Sequence[str], truths: Sequence[str]) -> dict[str, A
     import numpy as np
 
     known = [(parse_score(answer), true) for answer, truth in zip(answers, truths) if (true := parse_score(truth))]
-    pairs = np.array([pair for pair in known if pair[0] is not None], dtype=float).reshape(-1, 2)
+    pairs = np.array(sorted(pair for pair in known if pair[0] is not None), dtype=float).reshape(-1, 2)
     errors = np.abs(pairs[:, 0] - pairs[:, 1])
     counts = Counter(true for _, true in known)
     exact, near, total = int((errors == 0).sum()), int((errors <= 1).sum()), len(known)
     pearson = correlation(pairs)
     return {
-        "num_samples": len(answers),
-        "num_gt_parse_failures": len(answers) - total,
-        "num_pred_parse_failures": total - len(pairs),
+        "total": total,
+        "correct": exact,
+        "truths_unread": len(answers) - total,
+        "unparsed": total - len(pairs),
         "accuracy": exact / total if total else None,
         "accuracy_interval": share_interval(exact, total),
         "within_one": near / total if total else None,
@@ -46,7 +47,10 @@ def measure_scores(answers: Sequence[str], truths: Sequence[str]) -> dict[str, A
         "pearson_correlation": pearson,
         "pearson_interval": correlation_interval(pearson, len(pairs)),
         "spearman_correlation": correlation(np.stack([ranks(column) for column in pairs.T], axis=1)),
-        "confusion": [[sum(pair == (said, true) for pair in known) for said in (*SCORES, None)] for true in SCORES],
+        "confusion": {
+            "labels": [str(score) for score in SCORES],
+            "rows": [[sum(pair == (said, true) for pair in known) for said in (*SCORES, None)] for true in SCORES],
+        },
     }
 
 

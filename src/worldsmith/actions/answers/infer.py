@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.outputs.answering import AnswerAction
+from worldsmith.actions.answers.answering import AnswerAction
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, Turn, say
 

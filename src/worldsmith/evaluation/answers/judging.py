@@ -1,0 +1,92 @@
+"""Rows of answers to figures: of all, of each kind of record, of parts of the data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.results import Row
+from worldsmith.evaluation.answers.tasks import SPATIAL, Task
+from worldsmith.evaluation.intervals import share_interval
+
+MOST = 30
+"""Parts that the data are divided into; the smallest ones become one."""
+OTHERS = "(others)"
+
+
+def judge(row: Row, task: Task, said: str) -> None:
+    """Fills in what the model said, and whether that is right."""
+    row.full_response = said
+    row.response = split_answer(said)[1]
+    row.task = task.name
+    row.status = "ok"
+    row.reason = ""
+    if task.read(row.response) is None:
+        row.status = "unparsed"
+        row.reason = f"expected {task.expected}" if row.response else "there is no answer"
+    row.correct = task.right(row.response, row.gt)
+
+
+def measure(rows: Sequence[Row], tasks: Mapping[str, Task], name: str) -> dict[str, Any]:
+    """Figures of the rows that have an answer; `tasks` are those of the records, by id."""
+    answered = [row for row in rows if row.answered]
+    kinds = Counter(row.task for row in answered)
+    if name not in ("by_record", "metropolis_sgd"):
+        task = tasks[answered[0].id] if answered else next(iter(tasks.values()))
+        return {"task": task.name, **of_task(answered, task)}
+    per_task, excluded = {}, {}
+    for kind in sorted(kinds):
+        own = [row for row in answered if row.task == kind]
+        task = tasks[own[0].id]
+        per_task[kind] = of_task(own, task)
+        if task.excluded:
+            excluded[kind] = task.excluded
+    counted = [found for kind, found in per_task.items() if kind not in excluded]
+    total, right = sum(found["total"] for found in counted), sum(found["correct"] for found in counted)
+    figures = {
+        "task": name,
+        "total": total,
+        "correct": right,
+        "accuracy": right / total if total else None,
+        "accuracy_interval": share_interval(right, total),
+        "unparsed": sum(row.status == "unparsed" for row in answered),
+        "per_task": per_task,
+        "excluded_tasks": excluded,
+    }
+    if name == "metropolis_sgd":
+        shares = [per_task[kind]["accuracy"] for kind in SPATIAL if kind in per_task]
+        figures["final_weighted_score"] = sum(shares) / len(SPATIAL) if len(shares) == len(SPATIAL) else None
+        figures["error_rates"] = {kind: 1 - found["accuracy"] for kind, found in per_task.items()}
+    return figures
+
+
+def of_task(rows: Sequence[Row], task: Task) -> dict[str, Any]:
+    figures = task.measure([row.response for row in rows], [row.gt for row in rows])
+    if task.excluded:
+        figures |= dict.fromkeys(("accuracy", "accuracy_interval", "correct"))
+    return figures
+
+
+def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """The accuracy in each part of the data; of many parts the smallest ones are one."""
+    judged = [row for row in rows if row.correct is not None]
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for row in judged for name in row.slice):
+        counts = Counter(row.slice.get(name, "") for row in judged)
+        ordered = sorted(counts, key=lambda value: (-counts[value], value))
+        kept = set(ordered if len(ordered) <= MOST else ordered[: MOST - 1])
+        values = [row.slice.get(name, "") for row in judged]
+        parts = [value if value in kept else OTHERS for value in values]
+        found[name] = {}
+        for part in dict.fromkeys([*(value for value in ordered if value in kept), *parts]):
+            own = [row for row, other in zip(judged, parts) if other == part]
+            right = sum(bool(row.correct) for row in own)
+            found[name][part] = {
+                "total": len(own),
+                "correct": right,
+                "accuracy": right / len(own),
+                "accuracy_interval": share_interval(right, len(own)),
+            }
+    return found

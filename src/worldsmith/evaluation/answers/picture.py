@@ -1,0 +1,47 @@
+"""A confusion table as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.files.atomic import replacing
+
+CELL, GAP, LETTER = (96, 56), 12, 15
+"""Pixels: of a cell (width, height), around the table, of a letter's height."""
+FULL, PAPER, INK, LIGHT, RULE = (31, 79, 140), (255, 255, 255), (30, 30, 30), (255, 255, 255), (205, 205, 205)
+UNREAD = "unparsed"
+
+
+def draw_confusion(path: Path, confusion: Mapping[str, Any]) -> None:
+    """Writes a PNG: a row for each true label, a column for what was said, and the share of its row as the shade."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    labels, rows = confusion["labels"], confusion["rows"]
+    font = ImageFont.load_default(size=LETTER)
+    columns = [*labels, UNREAD]
+    width = max([CELL[0], *(int(font.getlength(name)) + 2 * GAP for name in columns)])
+    left = max(int(font.getlength(name)) for name in [*labels, "true \\ said"]) + 3 * GAP
+    top = CELL[1]
+    size = (left + width * len(columns) + GAP, top + CELL[1] * len(labels) + GAP)
+    picture = Image.new("RGB", size, PAPER)
+    draw = ImageDraw.Draw(picture)
+
+    def write(text: str, x: float, y: float, colour: tuple[int, int, int]) -> None:
+        draw.text((x, y), text, fill=colour, font=font, anchor="mm")
+
+    write("true \\ said", left / 2, top / 2, INK)
+    for column, name in enumerate(columns):
+        write(name, left + width * (column + 0.5), top / 2, INK)
+    for line, (name, counts) in enumerate(zip(labels, rows)):
+        middle = top + CELL[1] * (line + 0.5)
+        write(name, left / 2, middle, INK)
+        for column, count in enumerate(counts):
+            share = count / sum(counts) if sum(counts) else 0.0
+            shade = tuple(round(paper + share * (full - paper)) for paper, full in zip(PAPER, FULL))
+            x, y = left + width * column, top + CELL[1] * line
+            draw.rectangle((x, y, x + width, y + CELL[1]), fill=shade, outline=RULE)
+            write(f"{count}", x + width / 2, middle, LIGHT if share > 0.5 else INK)
+    with replacing(path) as aside:
+        picture.save(aside, format="PNG")

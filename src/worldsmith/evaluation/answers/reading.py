@@ -1,0 +1,50 @@
+"""What a model says, apart from how it says it: its reasoning, the answer itself, the words that are compared."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+
+ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
+OPENED = re.compile(r"<think>", re.IGNORECASE)
+CLOSED = re.compile(r"</think>", re.IGNORECASE)
+ARTICLES = ("a", "an", "the")
+NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
+
+
+def split_answer(text: str) -> tuple[str, str]:
+    """(reasoning, answer). The answer is what the last `<answer>` holds, else what follows the reasoning.
+
+    Reasoning ends with `</think>`, whether or not the text opened it: a chat template may have done so. One that never
+    ends, because the tokens did, leaves no answer.
+    """
+    reasoning, rest = "", text
+    if closed := list(CLOSED.finditer(text)):
+        reasoning, rest = text[: closed[-1].start()], text[closed[-1].end() :]
+    elif opened := OPENED.search(text):
+        reasoning, rest = text[opened.end() :], text[: opened.start()]
+    if answers := ANSWER.findall(rest):
+        rest = answers[-1]
+    return OPENED.sub("", reasoning).strip(), rest.strip()
+
+
+def normalize(text: str, *, articles: bool = False) -> str:
+    """In lower case, without punctuation and symbols, without a, an and the (unless `articles`), single blanks."""
+    kept = "".join(sign for sign in text.lower() if unicodedata.category(sign)[0] not in "PS")
+    return " ".join(word for word in kept.split() if articles or word not in ARTICLES)
+
+
+def token_f1(answer: str, truth: str) -> float:
+    """2PR / (P + R) of the words that two normalized texts share (Rajpurkar et al. 2016)."""
+    said, true = Counter(normalize(answer).split()), Counter(normalize(truth).split())
+    if not said or not true:
+        return float(said == true)
+    shared = (said & true).total()
+    return 2 * shared / (said.total() + true.total())
+
+
+def parse_number(text: str) -> float | None:
+    """The first number, such as "1,200.5"."""
+    found = NUMBER.search(text)
+    return float(found[0].replace(",", "")) if found else None

@@ -1,0 +1,76 @@
+"""`results.json`: one row for each record that was to be asked, in the order of the annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.atomic import write_text
+
+RESULTS, METRICS = "results.json", "metrics.json"
+Status = Literal["ok", "unparsed", "prep_error", "gen_error"]
+"""Answered; answered, but not in a way that can be read; not asked because of its record or its media; the model
+failed."""
+REQUIRED = ("id", "question", "response", "gt", "status")
+
+
+@dataclass(slots=True)
+class Row:
+    """A record and what became of it."""
+
+    id: str
+    """Unique."""
+    video_id: str = ""
+    """What the record calls itself, which several may do."""
+    question: str = ""
+    response: str = ""
+    """The answer without its reasoning."""
+    gt: str = ""
+    """The true answer."""
+    full_response: str = ""
+    """All that was said."""
+    task: str = ""
+    status: Status = "prep_error"
+    reason: str = ""
+    """Of a status that is not ok."""
+    correct: bool | None = None
+    """None: there is no answer, or none can be right or wrong."""
+    media: list[str] = field(default_factory=list)
+    """The files that are shown."""
+    slice: dict[str, str] = field(default_factory=dict)
+    """The parts of the data that it belongs to, by what divides them."""
+
+    @property
+    def answered(self) -> bool:
+        return self.status in ("ok", "unparsed")
+
+    def as_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {name: value for name, value in data.items() if value or name not in ("reason", "slice")}
+
+
+def write_results(folder: Path, rows: Sequence[Row]) -> None:
+    lines = [json.dumps(row.as_json(), ensure_ascii=False) for row in rows]
+    write_text(folder / RESULTS, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def read_results(place: str | Path) -> list[Mapping[str, Any]]:
+    """The rows of a results.json, or of the one in a folder, also as the evaluator of TAO writes it, without `id` and
+    `status`. Raises UserError for anything else."""
+    file = Path(place)
+    file = file / RESULTS if file.is_dir() else file
+    try:
+        rows = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as results: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: expected a list of objects, one for each answer")
+    known: list[Mapping[str, Any]] = [{"id": row.get("video_id"), "status": "ok", **row} for row in rows]
+    for number, row in enumerate(known):
+        if missing := [name for name in REQUIRED if not isinstance(row.get(name), str)]:
+            raise UserError(f"{file}: row {number} lacks {', '.join(missing)} as text")
+    return known

@@ -1,0 +1,83 @@
+"""Figures of answers in free words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from worldsmith.config.errors import UserError
+from worldsmith.evaluation.answers.reading import normalize, token_f1
+from worldsmith.evaluation.intervals import mean_interval, share_interval
+
+Metric = Literal["bleu", "rouge"]
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+MISSING = (
+    "{metric} is computed by the library '{library}', which is not installed; install it with "
+    "`pip install 'worldsmith[evaluate]'`, or leave it out of --metrics"
+)
+
+
+def is_exact(answer: str, truth: str) -> bool:
+    return normalize(answer) == normalize(truth)
+
+
+def measure_texts(
+    said: Sequence[str | None], true: Sequence[str], *, metrics: Sequence[Metric], soft_threshold: float
+) -> dict[str, Any]:
+    """Exact matches of normalized texts (`accuracy`), soft ones (token F1 of `soft_threshold` or more), and `metrics`.
+
+    BLEU is sacrebleu's, of the whole set, 0 to 100; ROUGE the mean F-measure of rouge-score, 0 to 1. None is wrong.
+    Raises UserError when a library is missing.
+    """
+    answers, total = [answer or "" for answer in said], len(true)
+    exact = sum(is_exact(answer, truth) for answer, truth in zip(answers, true))
+    overlaps = [token_f1(answer, truth) for answer, truth in zip(answers, true)]
+    soft = sum(overlap >= soft_threshold for overlap in overlaps)
+    figures: dict[str, Any] = {
+        "total": total,
+        "correct": exact,
+        "accuracy": exact / total if total else None,
+        "accuracy_interval": share_interval(exact, total),
+        "unparsed": sum(answer is None for answer in said),
+        "soft_correct": soft,
+        "soft_accuracy": soft / total if total else None,
+        "soft_accuracy_interval": share_interval(soft, total),
+        "soft_threshold": soft_threshold,
+        "token_f1": mean(overlaps),
+        "token_f1_interval": mean_interval(sorted(overlaps)),
+    }
+    if total and "bleu" in metrics:
+        figures |= bleu(answers, true)
+    if total and "rouge" in metrics:
+        figures |= rouge(answers, true)
+    return figures
+
+
+def bleu(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
+    """With the signature that says how it was computed."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise UserError(MISSING.format(metric="BLEU", library="sacrebleu")) from None
+    metric = BLEU()
+    score = metric.corpus_score(list(answers), [list(truths)]).score
+    return {"bleu": score, "bleu_signature": str(metric.get_signature())}
+
+
+def rouge(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise UserError(MISSING.format(metric="ROUGE", library="rouge-score")) from None
+    scorer = RougeScorer(list(ROUGE))
+    scores = [scorer.score(truth, answer) for answer, truth in zip(answers, truths)]
+    figures: dict[str, Any] = {}
+    for name in ROUGE:
+        values = [score[name].fmeasure for score in scores]
+        figures |= {name: mean(values), f"{name}_interval": mean_interval(sorted(values))}
+    return figures
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

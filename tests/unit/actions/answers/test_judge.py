@@ -1,0 +1,180 @@
+"""`worldsmith evaluate` of a reasoner of the smallest size: rows, shards, going on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reasoner_runs import make_world
+
+from worldsmith.cli.main import main
+
+BROKEN = {"id": "chat1", "video": "gone.mp4", "conversations": [
+    {"from": "human", "value": "<video>\nWhere is it?"}, {"from": "gpt", "value": "nowhere"}]}  # fmt: skip
+SILENT = {"id": "mute", "conversations": [{"from": "human", "value": "Is it?"}]}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and eight records: one has no answer, one no video and the id of another one."""
+    torch.manual_seed(0)
+    folder = make_world(tmp_path_factory.mktemp("answers"))
+    file = folder / "data/annotations.json"
+    records = json.loads(file.read_text())
+    file.write_text(json.dumps([*records[:2], SILENT, *records[2:4], BROKEN, *records[4:]]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(world: Path) -> Path:
+    """The results of one command for all."""
+    assert evaluate(world, "alone") == 1  # 2 of 8 failed
+    return world / "alone"
+
+
+def evaluate(world: Path, out: str, *words: str, data: str = "data") -> int:
+    folder = [
+        "--dataset",
+        "LlavaDataset",
+        "--dataset.path",
+        str(world / data),
+        "--dataset.media_root",
+        str(world / "data"),
+    ]
+    settings = ["--max-new-tokens", "3", "--batch-size", "4", "--task", "text", "--metrics", "rouge"]
+    return main(["evaluate", str(world / "model"), *folder, "-o", str(world / out), *settings, *words])
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def figures_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return {name: value for name, value in found.items() if name != "dataset"}
+
+
+def test_every_record_keeps_its_row(world: Path, alone: Path) -> None:
+    rows = rows_in(alone)
+    assert [row["id"] for row in rows] == ["chat0", "chat1", "mute", "chat2", "chat3", "chat1#2", "chat4", "chat5"]
+    assert [row["video_id"] for row in rows if "chat1" in row["id"]] == ["chat1", "chat1"]
+    failed = {row["id"]: row["reason"].partition(":")[0] for row in rows if row["status"] == "prep_error"}
+    assert failed == {"mute": "no_answer", "chat1#2": "missing_file"}
+    assert [row["gt"] for row in rows] == ["yes", "no", "", "yes", "no", "nowhere", "yes", "no"]
+    assert rows[5]["question"] == "Where is it?"
+    assert rows[0]["media"] == [str(world / "data/chat0.mp4")]
+    said = [row["response"] for row in rows if row["status"] == "ok"]
+    assert len(set(said)) > 1  # else a shift would not be seen
+    figures = figures_in(alone)
+    assert (figures["num_records"], figures["total"], figures["coverage"]) == (8, 6, 0.75)
+    assert figures["status"] == {"ok": 6, "prep_error": 2}
+
+
+def test_neither_order_nor_dropped_records_change_an_answer(world: Path, alone: Path) -> None:
+    records = json.loads((world / "data/annotations.json").read_text())
+    (world / "other").mkdir()
+    whole = [record for record in records[::-1] if record not in (BROKEN, SILENT)]
+    (world / "other/annotations.json").write_text(json.dumps(whole))
+    assert evaluate(world, "reversed", "--batch-size", "2", data="other") == 0
+    answered = [row for row in rows_in(alone) if row["status"] == "ok"]
+    assert rows_in(world / "reversed") == answered[::-1]
+    same = figures_in(alone) | {"num_records": 6, "coverage": 1.0, "status": {"ok": 6}, "reasons": {}}
+    assert figures_in(world / "reversed") == same
+
+
+def test_shards_are_put_together(world: Path, alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two in one folder the last one writes the results; answers of another machine are copied to them."""
+    assert evaluate(world, "shards", "--shard", "0/2") == 0
+    assert "of 8 records are done; the last answer brings the results" in capsys.readouterr().out
+    assert not (world / "shards/results.json").exists()
+    evaluate(world, "machine", "--shard", "1/2")
+    shutil.copytree(world / "machine/answers", world / "shards/answers", dirs_exist_ok=True)
+    evaluate(world, "shards")
+    assert (
+        not (world / "shards/answers/0_of_1.jsonl").exists()
+        or "missing_file" in (world / "shards/answers/0_of_1.jsonl").read_text()
+    )
+    for name in ("results.json", "metrics.json"):
+        assert (world / "shards" / name).read_bytes() == (alone / name).read_bytes()
+
+
+def test_the_same_command_goes_on(world: Path, alone: Path) -> None:
+    shutil.copytree(alone, world / "stopped")
+    file = world / "stopped/answers/0_of_1.jsonl"
+    lines = [line for line in file.read_text().splitlines() if "error" not in line]
+    kept = "\n".join([*lines[:3], lines[3][:40]])  # a line was cut off
+    file.write_text(kept)
+    for name in ("results.json", "metrics.json"):
+        (world / "stopped" / name).unlink()
+    evaluate(world, "stopped")
+    added = [json.loads(line)["id"] for line in file.read_text().removeprefix(kept).split("\n") if line]
+    assert added == ["chat3", "chat1#2", "chat4", "chat5"]
+    for name in ("results.json", "metrics.json"):
+        assert (world / "stopped" / name).read_bytes() == (alone / name).read_bytes()
+
+
+def test_other_settings_are_refused(world: Path, alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(alone, world / "changed")
+    assert evaluate(world, "changed", "--repetition-penalty", "1.5") == 2
+    assert "repetition_penalty was 1.0 and is 1.5" in capsys.readouterr().err
+    assert evaluate(world, "changed", "--repetition-penalty", "1.5", "--force", "--limit", "2") == 0
+    assert len(rows_in(world / "changed")) == 2
+    assert evaluate(world, "changed", "--force", "--shard", "0/2") == 2
+    assert evaluate(world, "changed", "--shard", "2/2") == 2
+
+
+def test_a_changed_question_is_asked_again(world: Path, alone: Path) -> None:
+    shutil.copytree(alone, world / "edited")
+    file = world / "data/annotations.json"
+    before = file.read_text()
+    try:
+        file.write_text(before.replace("Is the clip possible?", "Is the clip quite possible?", 1))
+        evaluate(world, "edited", "--max-failed", "1")
+    finally:
+        file.write_text(before)
+    lines = (world / "edited/answers/0_of_1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines[7:]] == ["chat0", "chat1#2"]  # the failed one is tried again
+    assert rows_in(world / "edited")[0]["question"] == "Is the clip quite possible?"
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(world: Path) -> None:
+    drawn = ["--temperature", "1", "--top-p", "0.9", "--max-failed", "1"]
+    evaluate(world, "drawn", *drawn)
+    evaluate(world, "drawn_twice", *drawn, "--batch-size", "3")
+    evaluate(world, "drawn_otherwise", *drawn, "--seed", "1")
+    said = [[row["response"] for row in rows_in(world / name)] for name in ("drawn", "drawn_twice", "drawn_otherwise")]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+
+
+def test_nothing_to_ask_is_an_error(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, records, words in (
+        ("empty", [], "it has no records"),
+        ("silent", [SILENT], "mute: no_answer"),
+    ):
+        (world / name).mkdir()
+        (world / name / "annotations.json").write_text(json.dumps(records))
+        assert evaluate(world, f"out_{name}", data=name) == 2
+        assert words in capsys.readouterr().err
+    (world / "gone").mkdir()
+    (world / "gone/annotations.json").write_text(json.dumps([BROKEN]))
+    assert evaluate(world, "out_gone", data="gone") == 2
+    assert "no record has an answer: {'missing_file': 1}" in capsys.readouterr().err
+    assert rows_in(world / "out_gone")[0]["status"] == "prep_error"
+    assert evaluate(world, "sliced", "--slices", "weather") == 2
+    assert "no record has the field 'weather'; there are: conversations, id, image, video" in capsys.readouterr().err
+
+
+def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(world, "planned", "--dryrun", "--shard", "1/4") == 0
+    said = capsys.readouterr().out
+    assert "asked    7 of 8 records" in said
+    assert "shard    2 of them, number 1 of 4" in said
+    assert "media    6 files are named, 5 are there; no other file is opened" in said
+    assert "left out mute: no_answer" in said
+    assert not (world / "planned").exists()
