@@ -56,6 +56,7 @@ ACTIONS = {
     "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),
     "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
     "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),
+    "explain": Command("say what the errors of a log mean, and what to change", {"": "explain.explain:Explain"}),
 }
 
 

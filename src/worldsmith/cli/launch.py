@@ -309,6 +309,9 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
         return first.exitcode
     if -first.exitcode in asked:  # before it could catch a signal, so that there was nothing to save
         return PREEMPTED
+    from worldsmith.actions.explain.explanation import after_text
+
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-    print(f"worldsmith launch: rank {rank} {how}, the first one to fail", file=sys.stderr)
+    said = f"worldsmith launch: rank {rank} {how}, the first one to fail"
+    print("\n".join([said, *after_text(said, None)]), file=sys.stderr)
     return 1

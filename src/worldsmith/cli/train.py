@@ -10,14 +10,16 @@ import logging
 import os
 import shlex
 import sys
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, mistakes_of_the_user, show
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
-from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.write.origins import describe_origins
 from worldsmith.data.stream.errors import DataError
@@ -25,6 +27,7 @@ from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
+from worldsmith.distributed.world import world_size
 from worldsmith.training.run_folder import Launch, completion, run_path
 
 if TYPE_CHECKING:
@@ -90,6 +93,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.trainer import Outcome
 
+    trainer: Trainer | None = None
     try:
         with mistakes_of_the_user():
             complete = completion(run_path(tree.job), resolve(tree))
@@ -102,19 +106,24 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             outcome = trainer.train()
         except BrokenPipeError:
             raise
-        except OSError:  # before training it is a mistake of the user, as in every command
+        except OSError as error:  # before training it is a mistake of the user, as in every command
             logging.getLogger("worldsmith").exception("error: a file could not be read or written")
+            say_what_it_means(error, tree, trainer)
             return 1
         trainer.world.barrier()  # torchrun ends all ranks when one leaves with another code than 0
     except (DataError, FloatingPointError, SaveError) as error:
         if not is_said(str(error)):
             logging.getLogger("worldsmith").error("error: %s", error)
+        say_what_it_means(error, tree, trainer)
         return 1
-    except RuntimeError as error:
-        lost = lost_partner(error)
+    except (ConfigError, UserError, OSError):
+        raise
+    except Exception as error:
+        lost = lost_partner(error) if isinstance(error, RuntimeError) else None
         if lost is None:
-            raise
-        if not is_said(lost):
+            traceback.print_exc()
+            say_what_it_means(error, tree, trainer)
+        elif not is_said(lost):
             advice = "so this one ends too; the same command goes on from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
         return 1
@@ -129,3 +138,15 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         print(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
         print(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
     return 0
+
+
+def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
+    """A few lines on an error that is known, after it; one process of a machine says them."""
+    with suppress(Exception):  # whatever happens here, it is the error that counts
+        from worldsmith.actions.explain.explanation import after_error
+        from worldsmith.actions.explain.facts import Run
+
+        config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
+        lines = after_error(error, Run(to_dict(config), folder, world_size()))
+        if lines and not is_said("\n".join(lines)):
+            print("\n".join(lines), file=sys.stderr, flush=True)

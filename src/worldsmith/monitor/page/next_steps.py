@@ -55,6 +55,9 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         )
         return
     from_where = f"from {run.checkpoints[-1]}" if run.checkpoints else "from the start: nothing has been saved yet"
+    if status.state in ("failed", "died"):
+        about = "Says what the errors in its logs mean, and what to change."
+        yield Advice("Explain it", about, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
         text = f"When the cause is mended, the run goes on {from_where}."

@@ -243,7 +243,7 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     running = write_run(tmp_path, "second", steps=3, status={"state": "running", "updated": now})
     assert list(commands(running)) == ["Watch it live", "Stop it", "Export it", "Generate"]
     failed = write_run(tmp_path, "third", steps=3, status={"state": "failed", "reason": "no room"})
-    assert list(commands(failed)) == ["Check the start", "Resume it", "Export it", "Generate"]
+    assert list(commands(failed)) == ["Explain it", "Check the start", "Resume it", "Export it", "Generate"]
     assert commands(failed)["Resume it"] == resume.format(failed)
     sections = [section.name for section in page_of(read_run(failed), Place(failed)).sections]
     assert sections[:2] == ["overview", "next"]

@@ -1,0 +1,145 @@
+"""Finds the known errors in streams of lines, each once, the cause before what it has led to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from worldsmith.actions.explain.logs import Line, Stream
+from worldsmith.actions.explain.patterns import Pattern, patterns
+
+TRACEBACK = "Traceback (most recent call last):"
+LINKS = ("The above exception was the direct cause", "During handling of the above exception")
+"""What stands between an exception and the next one that it has led to."""
+FRAME = re.compile(r'^\s+File "[^"]*", line \d+')
+RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
+"""The line with which a traceback ends."""
+TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_")
+"""Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
+DIGITS = re.compile(r"\d+")
+
+
+class Place(NamedTuple):
+    """Where a line stands."""
+
+    source: str
+    line: int
+    rank: int | None
+
+
+@dataclass(slots=True)
+class Cause:
+    """One error of a log, wherever and however often it stands there."""
+
+    pattern: Pattern
+    text: str = ""
+    """The line that shows it best: that of the last traceback, if there is one."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[int, int, int] = (9, 0, 0)
+    """How far from being the cause the line stands (0: in the last chain of exceptions), its stream, its place."""
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def place(self) -> Place:
+        return min(self.places, key=lambda place: (place.line != self.order[2], place.source))
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({place.rank for place in self.places if place.rank is not None})
+
+
+class Hit(NamedTuple):
+    """A line that shows a pattern, in the numbered chain of exceptions that it stands in or after."""
+
+    pattern: int
+    line: Line
+    groups: Mapping[str, str]
+    chain: int
+
+
+def find_causes(streams: Sequence[Stream]) -> list[Cause]:
+    """What the streams show: causes first, each chain of exceptions from its root, then consequences."""
+    found: dict[int, Cause] = {}
+    seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
+    sources = list(dict.fromkeys(stream.source for stream in streams))
+    for stream in streams:
+        hits = list(hits_in(stream, seen))
+        last = max((hit.chain for hit in hits if not patterns()[hit.pattern].consequence), default=0)
+        for hit in hits:
+            cause = found.setdefault(hit.pattern, Cause(patterns()[hit.pattern]))
+            cause.places.append(Place(stream.source, hit.line.number, stream.rank))
+            ends_it = hit.chain == last and (hit.chain > 0 or "rror" in hit.line.text)
+            distance = 2 if cause.pattern.consequence else int(not ends_it)
+            order = distance, sources.index(stream.source), hit.line.number
+            if order < cause.order:
+                cause.order, cause.text, cause.groups = order, hit.line.text.strip(), hit.groups
+    meant = {id: cause for id, cause in found.items() if is_meant(cause, streams)}
+    less = {other for cause in meant.values() for other in cause.pattern.over}
+    return sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
+
+
+def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
+    """`seen` is what lines have shown so far, by `shape`."""
+    chain, linked = 0, False
+    for line in without_code(stream.lines):
+        if line.text.strip() == TRACEBACK:
+            chain, linked = chain + (not linked), False
+        linked = linked or line.text.strip().startswith(LINKS)
+        key = shape(line.text)
+        if key not in seen:
+            seen[key] = list(shown_by(line.text))
+        for pattern, groups in seen[key]:
+            yield Hit(pattern, line, groups, chain)
+
+
+def without_code(lines: Iterable[Line]) -> Iterator[Line]:
+    """The lines but for those of programs that a traceback shows: a message there has not been raised."""
+    in_frame = False
+    for line in lines:
+        if FRAME.match(line.text):
+            in_frame = True
+        elif in_frame and line.text.startswith("    "):
+            continue
+        else:
+            in_frame = False
+            yield line
+
+
+def shape(text: str) -> str:
+    """What is alike in lines that show the same."""
+    return text if TELLING.search(text) else DIGITS.sub("#", text)
+
+
+def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The patterns that a line shows, with what their groups have found."""
+    for id, pattern in patterns().items():
+        match = next(filter(None, (regex.search(text) for regex in pattern.match)), None)
+        if match:
+            yield id, {name: value for name, value in match.groupdict().items() if value is not None}
+
+
+def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
+    """Whether the rest of the log agrees."""
+    pattern = cause.pattern
+    if len(cause.places) < pattern.at_least:
+        return False
+    texts = (line.text for stream in streams for line in stream.lines)
+    return not pattern.needs or any(regex.search(text) for text in texts for regex in pattern.needs)
+
+
+def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
+    """The root of the last chain of exceptions, known or not: what it says and where; None where there is none."""
+    found = None
+    for stream in streams:
+        inside, linked = False, False
+        for line in without_code(stream.lines):
+            if line.text.strip() == TRACEBACK:
+                inside, linked = not linked, False
+            elif line.text.strip().startswith(LINKS):
+                linked = True
+            elif inside and RAISED.match(line.text):
+                found = line.text.strip(), Place(stream.source, line.number, stream.rank)
+                inside = False
+    return found

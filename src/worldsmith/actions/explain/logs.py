@@ -1,0 +1,97 @@
+"""Logs as streams of lines, one for each process that wrote into them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from worldsmith.monitor.page.run_files import RunFiles, read_run
+from worldsmith.monitor.page.status import AT_WORK, MEANING, find_status, when
+from worldsmith.monitor.process_log import FOLDER, TERMINAL_CODES
+
+PREFIX = re.compile(
+    r"^(?:\[(?:rank|default|[\w.-]*[A-Za-z_.-])(?P<torchrun>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:? ?)"
+)
+"""What torch, torchrun and mpirun put before the lines of a rank."""
+LABEL = re.compile(r"^\s{0,4}(\d{1,4}): ")
+"""What `srun --label` puts there."""
+START = re.compile(r"^--- started \S+ on .*, rank (\d+) of \d+")
+"""The line of ours with which a start begins, in a file that all starts are appended to."""
+OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
+
+
+class Line(NamedTuple):
+    """One line of a file, without what stands before it for its rank."""
+
+    number: int
+    text: str
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one process wrote, or what all did where nothing tells them apart (`rank` None)."""
+
+    source: str
+    rank: int | None
+    lines: list[Line] = field(default_factory=list)
+
+
+def read_log(path: Path) -> list[Stream]:
+    """The streams of a log file, of each the last start only. Raises OSError."""
+    found = OF_A_RANK.search(path.as_posix())
+    rank = int(found[1] or found[2]) if found else None
+    return split(path.read_bytes().decode(errors="replace"), str(path), rank)
+
+
+def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
+    """The streams of a text; `rank` is that of lines that do not say it."""
+    lines = [TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
+    labelled = sum(LABEL.match(line) is not None for line in lines) > len(lines) // 2
+    streams: dict[int | None, Stream] = {}
+    for number, line in enumerate(lines, 1):
+        own, label = rank, PREFIX.match(line) or (labelled and LABEL.match(line))
+        if start := START.match(line):
+            own = rank = int(start[1])
+            streams[own] = Stream(source, own)
+        elif label:
+            own, line = int(next(group for group in label.groups() if group is not None)), line[label.end() :]
+        streams.setdefault(own, Stream(source, own)).lines.append(Line(number, line))
+    return [streams[rank] for rank in sorted(streams, key=lambda rank: -1 if rank is None else rank)]
+
+
+def read_logs_of(folder: Path) -> list[Stream]:
+    """What a run folder says of the run's last start: the logs of its ranks, its messages, and how it stands.
+
+    Raises UserError for a folder that is no run's.
+    """
+    run = read_run(folder)
+    logs = [stream for path in sorted((folder / FOLDER).glob("rank_*.log")) for stream in read_log(path)]
+    return [*logs, *messages_of(run), *state_of(run)]
+
+
+def messages_of(run: RunFiles) -> Iterator[Stream]:
+    """The warnings and errors of the last start, where no log has them with more around them."""
+    started, place = when(run.launch.get("started_at")), run.folder / "messages.jsonl"
+    stream = Stream(str(place), 0)
+    for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
+        try:
+            message = json.loads(text)
+            time, level, said = when(message["time"]), message["level"], message["text"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if level != "info" and not (started and time and time < started):
+            word = f"{level}: " if level == "error" else ""
+            stream.lines += [Line(number, f"{word}{line}") for line in str(said).splitlines()]
+    yield stream
+
+
+def state_of(run: RunFiles) -> Iterator[Stream]:
+    """How the run ended, by its status: a reason, or that it is gone without a word."""
+    status = find_status(run)
+    if status.state not in AT_WORK and status.state not in ("finished", "stopped"):
+        said = f"error: {status.reason}" if status.reason else MEANING[status.state]
+        yield Stream(str(run.folder / "status.json"), None, [Line(1, said)])

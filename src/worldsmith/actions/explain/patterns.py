@@ -1,0 +1,64 @@
+"""The known errors, one table in patterns/*.toml: how they look in a log, what they mean, what to do."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One row of the table."""
+
+    id: int
+    name: str
+    match: tuple[re.Pattern[str], ...]
+    """A line that one of them is found in shows the error. Named groups are what `remedies` may reckon with."""
+    means: str
+    remedies: tuple[str, ...]
+    """What to do, the most likely first, in the words of `remedies.render`."""
+    needs: tuple[re.Pattern[str], ...] = ()
+    """One of them must be found somewhere in the log too, if there are any."""
+    over: tuple[int, ...] = ()
+    """Patterns that are not meant where this one is found: it says the same of less."""
+    at_least: int = 1
+    """So many lines must show it."""
+    consequence: bool = False
+    """Whether it is never the cause: something else has gone wrong before, mostly in another process."""
+    facts: tuple[str, ...] = ()
+    """What to tell of the run, by the names of `facts.FACTS`."""
+
+
+@functools.cache
+def patterns() -> Mapping[int, Pattern]:
+    """All rows by number. Numbers up to 58 are errors of Cosmos-RL and TAO, those from 101 all others."""
+    files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
+    rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
+    return {row["id"]: read(**row) for row in rows}
+
+
+def read(
+    *, id: int, name: str, match: list[str], means: str, over: list[int] | None = None, at_least: int = 1,
+    consequence: bool = False, facts: list[str] | None = None, **lists: Any,
+) -> Pattern:  # fmt: skip
+    """A row of a file, whose keys `with` and `try` are no names in Python."""
+    needs, remedies = lists.pop("with", []), lists.pop("try")
+    if lists:
+        raise TypeError(f"pattern {id}: unknown keys {', '.join(lists)}")
+    return Pattern(
+        id,
+        name,
+        tuple(map(re.compile, match)),
+        means,
+        tuple(remedies),
+        tuple(map(re.compile, needs)),
+        tuple(over or ()),
+        at_least,
+        consequence,
+        tuple(facts or ()),
+    )

@@ -1,0 +1,75 @@
+"""Which of the errors of a log is the cause, where it stands, and on which ranks."""
+
+from worldsmith.actions.explain.causes import find_causes, last_error
+from worldsmith.actions.explain.logs import split
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:35021"
+BECAUSE = "The above exception was the direct cause of the following exception:"
+
+
+def traceback(error: str, prefix: str = "") -> str:
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 3, in step', "    loss.backward()", error, ""]
+    return "\n".join(f"{prefix}{line}" for line in lines)
+
+
+def found(*texts: str) -> list[int]:
+    streams = [stream for i, text in enumerate(texts) for stream in split(text, f"log{i}")]
+    return [cause.pattern.id for cause in find_causes(streams)]
+
+
+def test_the_root_of_a_chain_comes_first() -> None:
+    chain = "\n\n".join([traceback("OSError: [Errno 28] No space left on device"), BECAUSE, traceback(OOM)])
+    assert found(chain) == [401, 28]
+    assert (
+        found(chain.replace(BECAUSE, "During handling of the above exception, another exception occurred:"))[0] == 401
+    )
+    assert last_error(split(chain, "log"))[0].startswith("OSError")  # type: ignore[index]
+
+
+def test_what_ended_the_run_comes_before_what_it_survived() -> None:
+    survived = traceback("OSError: [Errno 24] Too many open files: 'a'")
+    assert found("\n".join([survived, "step 12 loss 0.3", traceback(OOM)])) == [28, 403]
+    warned = "WARNING: Asked to sample `fps` frames per second but no video metadata was provided"
+    assert found("\n".join([warned, OOM])) == [28, 23]
+
+
+def test_a_partner_that_only_noticed_comes_last_wherever_it_stands() -> None:
+    assert found(traceback(LOST), traceback(OOM)) == [28, 305]
+    ranks = traceback(LOST, "[rank0]: ") + "\n" + traceback(OOM, "[rank1]: ")
+    assert found(ranks) == [28, 305]
+    assert found(traceback(LOST)) == [305]
+
+
+def test_an_error_of_many_ranks_is_one_with_its_ranks_and_its_first_line() -> None:
+    log = "\n".join(f"[rank{rank}]: {OOM.replace('2.50', f'{rank}.50')}" for rank in (3, 1, 2, 1))
+    (cause,) = find_causes(split(log, "log"))
+    assert (cause.ranks, len(cause.places)) == ([1, 2, 3], 4)
+    assert (cause.place.line, cause.place.rank, cause.groups) == (1, 3, {"asked": "3.50 GiB"})
+    tee = "\n".join(f"[default{rank}]:{OOM}" for rank in (0, 1))
+    assert find_causes(split(tee, "log"))[0].ranks == [0, 1]
+    labelled = "\n".join(f" {rank}: {OOM}" for rank in (0, 12))
+    assert find_causes(split(labelled, "log"))[0].ranks == [0, 12]
+
+
+def test_only_the_last_start_of_an_appended_log_counts() -> None:
+    start = "--- started 2026-03-01T10:00:00+00:00 on host, process 7, rank 0 of 2"
+    first, second = f"{start}\n{OOM}\n", f"{start}\nstep 3 loss 0.2\n"
+    assert found(first) == [28]
+    assert found(first + second) == []
+
+
+def test_programs_in_a_traceback_are_not_read() -> None:
+    shown = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise OSError("[Errno 28]")\nKeyError: 1'
+    )
+    assert found(shown) == []
+    assert last_error(split(shown, "log"))[0] == "KeyError: 1"  # type: ignore[index]
+
+
+def test_colours_and_bars_do_not_hide_an_error() -> None:
+    assert found(f" 3%|=   | 3/100\r\x1b[31m{OOM}\x1b[0m\r\n") == [28]
+
+
+def test_lines_that_differ_in_numbers_are_looked_at_once_but_exit_codes_are_not() -> None:
+    assert found("exitcode  : 1 (pid: 7)\nexitcode  : -9 (pid: 8)") == [202]
