@@ -57,6 +57,12 @@ def test_an_error_that_is_not_known_says_no_more(train: Any) -> None:
     assert said.endswith("RuntimeError: the step failed\n")
 
 
+def test_an_error_of_a_loader_worker_is_explained(train: Any) -> None:
+    error = RuntimeError("in a loader worker")
+    error.add_note('in a loader worker:\nTraceback (most recent call last):\n  File "a.py", line 1\nMemoryError\n')
+    assert "what this means: Main memory is used up" in train(error)
+
+
 def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise FloatingPointError("step 3: the loss is not finite (nan); that is 1 unusable steps in a row")

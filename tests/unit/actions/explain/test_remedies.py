@@ -36,7 +36,7 @@ RUN = Run(CONFIG)
         ("{half data_setting.max_tokens}, {half loader.nothing}", {}, None),
         ("{fit data_setting.max_tokens}", {"need": "51234"}, "data_setting.max_tokens=51264 (now 16000)"),
         ("{fit data_setting.max_tokens}", {"need": "64000"}, "data_setting.max_tokens=64064 (now 16000)"),
-        ("{fit data_setting.max_tokens}", {"tokens": "7", "features": "99"}, "data_setting.max_tokens=16128 (now 16000)"),
+        ("{fit trainer.grad_accum_iter}", {"tokens": "7", "features": "99"}, "trainer.grad_accum_iter=128 (now 1)"),
         ("{fit data_setting.max_tokens}", {"need": "12"}, None),
         ("reasoner: {see lora}", {}, "lora (now false)"),
         ("generator: anything", {}, None),
