@@ -48,6 +48,11 @@ ACTIONS = {
     "convert": Command("make a base checkpoint from weights in another format", {"": "weights.convert:Convert"}),
     "export": Command("turn a checkpoint into a folder that other libraries load", {"": "weights.export:Export"}),
     "infer": Command("ask a reasoner one question", {"answers": "answers.infer:AskModel"}, by="model"),
+    "quantize": Command(
+        "make a reasoner's folder with fewer bits for each weight, and judge it",
+        {"answers": "weights.quantize:Quantize"},
+        by="model",
+    ),
     "evaluate": Command(
         "measure what a model has learned",
         {"videos": "outputs.measure:MeasureVideos", "answers": "answers.judge:JudgeAnswers"},

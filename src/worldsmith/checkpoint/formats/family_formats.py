@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
@@ -200,6 +201,18 @@ class FamilyFormats:
     def native_type(self) -> str:
         """`model_type` in the config.json of a native export."""
         return self.family
+
+    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> Quantizer:
+        """What quantizes the model. Raises UserError when it cannot be."""
+        raise UserError(f"models of the family '{self.family}' are not quantized")
+
+    def is_quantized(self, folder: Path) -> bool:
+        """Whether the weights in an exported folder are quantized: they can be used, and nothing is made of them."""
+        return False
+
+    def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
+        """The model of a folder for which `is_quantized` is true, ready for use."""
+        raise NotImplementedError
 
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         """Copies into a native export what the model needs beside its weights."""

@@ -96,12 +96,21 @@ class StoredModel:
     def _source(self) -> WeightSource:
         """The weights, verified: that is done once, however often they are opened."""
         if self.tree is None:
+            self.require_dense()
             return open_weights(self.folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
             return start_of_run(self.tree, base=self.base)
         checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)
         checkpoint.check_frozen()
         return checkpoint
+
+    def require_dense(self) -> None:
+        """Raises UserError for quantized weights, of which nothing else can be made."""
+        if self.formats.is_quantized(self.folder):
+            raise UserError(
+                f"{self.folder} holds quantized weights: they can be asked (infer, evaluate), and nothing else is made "
+                "of them; give the model that it was made of"
+            )
 
     def require_effect(self) -> None:
         """Raises ValueError when the adapters of a LoRA run would change nothing in what is exported."""
@@ -121,6 +130,8 @@ class StoredModel:
         """
         import torch
 
+        if self.tree is None and self.formats.is_quantized(self.folder):
+            return self.formats.load_quantized(self.folder, device)
         keep = keep_adapters and self.has_adapters
         config: Any = self.config if keep else self.merged_spec.config
         generator = config.build(device="meta", **({} if self.defaults is None else {"defaults": self.defaults}))

@@ -41,6 +41,11 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
     """
     model_type = read_json_object(folder / "config.json").get("model_type")
     config = AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        raise ValueError(
+            f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
+            "they were made of"
+        )
     visual = model_type in VISUAL
     if model_type in REFUSED:
         raise ValueError(

@@ -142,6 +142,14 @@ class VisionLanguageModel(Model):
             seeds=seeds,
         )
 
+    def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
+        """One pass over a conversation, for those who watch the layers."""
+        from worldsmith.models.vision_language.forward import hidden_states
+        from worldsmith.models.vision_language.inputs import make_inputs
+
+        given = make_inputs([sample], self.network, packed=False, normalize=normalize, device=self.device)
+        hidden_states(self.network, given)
+
     @property
     def has_vision(self) -> bool:
         """Whether it takes images and videos."""

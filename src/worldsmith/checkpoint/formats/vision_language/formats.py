@@ -18,6 +18,7 @@ from worldsmith.checkpoint.formats.vision_language.model_folder import (
     copy_companions,
     find_folder,
     folder_settings,
+    is_quantized,
     model_kind,
     settings_of,
     unexpected_patterns,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 FIELD = "model.config.policy.backbone.model_name"
@@ -122,6 +125,19 @@ class VisionLanguageFormats(FamilyFormats):
             "safetensors_path": "",
         }
         return model
+
+    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> Quantizer:
+        from worldsmith.checkpoint.formats.vision_language.quantized_folder import ReasonerQuantizer
+
+        return ReasonerQuantizer(model, scheme, group_size)
+
+    def is_quantized(self, folder: Path) -> bool:
+        return is_quantized(folder)
+
+    def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
+        from worldsmith.checkpoint.formats.vision_language.quantized_folder import load_quantized
+
+        return load_quantized(folder, device)
 
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         copy_companions(model_folder(config), folder)

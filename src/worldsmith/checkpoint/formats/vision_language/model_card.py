@@ -41,6 +41,28 @@ To train from it: `model.config.policy.backbone.model_name` = this folder.
 """
 
 
+def quantized_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the folder is, how its weights are quantized, and how it is loaded."""
+    kind = about["card"]["kind"]
+    return f"""---
+library_name: transformers
+pipeline_tag: {kind}
+---
+
+# {name}
+
+{WHAT[kind]}{parameters(about)}: {origin(about, "weights")}.
+The linear layers of its decoder are quantized ({about["scheme"]}, in the form of compressed-tensors); the rest is in
+{about["dtype"]}. `quantization.json` says how it answers beside the model that it was made of.
+
+```python
+{USE[kind].format(name=name, dtype="auto")}
+```
+
+It needs the package `compressed-tensors`, and cannot be trained.
+"""
+
+
 WHAT = {"image-text-to-text": "A vision-language model", "text-generation": "A language model"}
 
 

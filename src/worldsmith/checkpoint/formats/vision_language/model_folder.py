@@ -120,6 +120,12 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
     return "text-generation" if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
 
 
+def is_quantized(folder: Path) -> bool:
+    """Whether config.json says that the weights beside it are quantized."""
+    file = folder / CONFIG
+    return file.is_file() and "quantization_config" in read_json_object(file)
+
+
 def unexpected_patterns(folder: Path) -> list[str]:
     """Regular expressions for stored weights that the model of a folder does without: its class's, a tied head."""
     from transformers import AutoConfig

@@ -1,0 +1,28 @@
+"""A reasoner with quantized weights, as transformers loads and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from worldsmith.models.vision_language.backbone import VISUAL
+from worldsmith.models.vision_language.generation import generate
+from worldsmith.models.vision_language.inputs import Conversation
+
+
+class QuantizedReasoner:
+    """It can be asked, and not trained. The first question makes weights dense; activations are rounded as stated."""
+
+    def __init__(self, folder: Path, device: str | torch.device) -> None:
+        self.folder, self.device = folder, torch.device(device)
+        visual = AutoConfig.from_pretrained(folder).model_type in VISUAL
+        kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+        self.network: Any = kind.from_pretrained(folder, dtype="auto").to(self.device).eval()
+
+    def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
+        """As `VisionLanguageModel.generate`."""
+        return generate(self.network, prompts, device=self.device, **how)
