@@ -14,7 +14,7 @@ from worldsmith.files.manifest import MANIFEST, THREADS
 
 LINEAGE = "lineage.json"
 """The record of a result, see `worldsmith.monitor.lineage`."""
-ABOUT_ITSELF = (LINEAGE, MANIFEST, "README.md", "worldsmith.json")
+ABOUT_ITSELF = (MANIFEST, "README.md", "worldsmith.json")
 """Files that tell of a folder and may be written later than what it holds."""
 TRAINING_STATE = ("optim/", "scheduler/", "trainer/", "dataloader/")
 """Parts of a checkpoint that make no other model, and may be removed to save space."""
@@ -56,7 +56,12 @@ def names_in(folder: Path) -> list[str]:
     for root, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [os.path.relpath(os.path.join(root, name), folder) for name in files if not name.startswith(".")]
-    return [name for name in names if name not in ABOUT_ITSELF]
+    return [name for name in names if name not in ABOUT_ITSELF and not is_record(name)]
+
+
+def is_record(name: str) -> bool:
+    """Whether a file tells what others were made from: `lineage.json`, or `NAME.lineage.json`."""
+    return name == LINEAGE or name.endswith(f".{LINEAGE}")
 
 
 def fail(error: OSError) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from worldsmith.files.atomic import write_text
 from worldsmith.files.errors import UserError
-from worldsmith.files.fingerprint import LINEAGE, fingerprint
+from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.run_record import package_versions
 
@@ -36,9 +36,13 @@ class Input:
 class Lineage:
     """A record, read from its file."""
 
-    folder: Path
+    file: Path
     """Where it lies now."""
     data: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
 
     @property
     def id(self) -> str:
@@ -73,20 +77,25 @@ class Lineage:
 
 
 def write_lineage(
-    folder: str | Path,
+    place: str | Path,
     *,
     action: str,
     settings: Mapping[str, Any],
     inputs: Iterable[Input],
     outputs: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Writes the record of a result into its folder, as the last of its files, and returns it.
+    """Writes the record of a result, as the last of its files, and returns it.
 
-    `settings` are plain data (`to_dict` of the action's config) without secrets; `outputs` are files by their names in
-    the folder, "." for a folder that is a model itself. An input that is not on this machine has no fingerprint.
+    `place` is the result's folder, which gets `lineage.json`, or `ACTION.lineage.json` where that tells of another
+    action; or the file that the result is, beside which `FILE.lineage.json` is written. `settings` are plain data
+    (`to_dict` of the action's config) without secrets. `outputs` are files by their names in the folder, "." for a
+    folder that is a model itself; a file need not name itself. An input that is not on this machine has no fingerprint.
+
     Raises OSError when something cannot be read or written.
     """
-    folder = Path(folder)
+    file = record_file(Path(place), action)
+    folder = file.parent
+    outputs = [Path(place).name, *outputs] if Path(place).is_file() else outputs
     read = [describe_input(entry) for entry in inputs]
     made = [describe_output(folder, name) for name in outputs]
     plain = json.loads(json.dumps(dict(settings), default=str))
@@ -102,8 +111,16 @@ def write_lineage(
         "outputs": made,
         "versions": package_versions(),
     }
-    write_text(folder / LINEAGE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return record
+
+
+def record_file(place: Path, action: str) -> Path:
+    """The file of a result's record."""
+    if place.is_file():
+        return place.with_name(f"{place.name}.{LINEAGE}")
+    file = place / LINEAGE
+    return file if not file.is_file() or read_lineage(file).action == action else place / f"{action}.{LINEAGE}"
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
@@ -123,7 +140,9 @@ def describe_input(entry: Input) -> dict[str, Any]:
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and file.name != LINEAGE]
+    files = (
+        [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not is_record(file.name)]
+    )
     return {"path": name, "bytes": sum(file.stat().st_size for file in files), "fingerprint": fingerprint(path)}
 
 
@@ -133,17 +152,24 @@ def record_of(path: Path) -> Path | None:
         path = path.parent.parent
     if path.is_dir():
         return path / LINEAGE if (path / LINEAGE).is_file() else None
-    file = path.with_name(LINEAGE)
-    told = file.is_file() and any(entry["path"] == path.name for entry in read_lineage(file.parent).outputs)
-    return file if told else None
+    own = path.with_name(f"{path.name}.{LINEAGE}")
+    others = [path.with_name(LINEAGE), *sorted(path.parent.glob(f"*.{LINEAGE}"))]
+    return next(
+        (file for file in (own, *others) if file.is_file() and (file == own or tells_of(file, path.name))), None
+    )
 
 
-def read_lineage(folder: str | Path) -> Lineage:
-    """The record in a folder. Raises FileNotFoundError where there is none, UserError for one that is not ours."""
-    file = Path(folder) / LINEAGE
+def tells_of(record: Path, name: str) -> bool:
+    return any(entry["path"] == name for entry in read_lineage(record).outputs)
+
+
+def read_lineage(place: str | Path) -> Lineage:
+    """The record in a folder, or in a file. Raises FileNotFoundError for none, UserError for what is no record."""
+    place = Path(place)
+    file = place / LINEAGE if place.is_dir() else place
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no {LINEAGE}: no action of Worldsmith has recorded what it is made from")
+        raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it is made from")
     data = read_json_object(file)
     if data.get("schema") != SCHEMA or not all(key in data for key in ("id", "action", "folder", "inputs", "outputs")):
         raise UserError(f"{file} is no record of this version (schema {SCHEMA}); found {data.get('schema')!r}")
-    return Lineage(file.parent, data)
+    return Lineage(file, data)

@@ -70,6 +70,25 @@ def test_an_input_knows_its_own_record(tmp_path: Path) -> None:
     assert record_of(notes) is None, "a file that the record does not name was not made by that action"
 
 
+def test_two_actions_in_one_folder_and_a_result_that_is_a_file(tmp_path: Path) -> None:
+    for name in ("results.json", "gaps.parquet"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    write_lineage(tmp_path, action="evaluate", settings={}, inputs=[], outputs=["results.json"])
+    write_lineage(tmp_path, action="quantize", settings={}, inputs=[], outputs=["gaps.parquet"])
+    assert [record_of(tmp_path / name) for name in ("results.json", "gaps.parquet")] == [
+        tmp_path / LINEAGE,
+        tmp_path / f"quantize.{LINEAGE}",
+    ]
+    write_lineage(tmp_path / "gaps.parquet", action="gaps", settings={}, inputs=[], outputs=["results.json"])
+    record = record_of(tmp_path / "gaps.parquet")
+    assert record == tmp_path / f"gaps.parquet.{LINEAGE}"
+    assert [entry["path"] for entry in read_lineage(record).outputs] == ["gaps.parquet", "results.json"]
+    assert read_lineage(tmp_path).action == "evaluate"
+    before = fingerprint(tmp_path)
+    (tmp_path / f"more.{LINEAGE}").write_text("{}", encoding="utf-8")
+    assert fingerprint(tmp_path) == before
+
+
 def test_the_same_again_has_the_same_id_and_anything_else_another(tmp_path: Path) -> None:
     def written(limit: int) -> str:
         return str(

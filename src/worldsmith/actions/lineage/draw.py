@@ -41,7 +41,7 @@ class ShowLineage(Action):
         record = record_of(place.resolve())
         if record is None:
             raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it was made from")
-        facts = chain(read_lineage(record.parent))
+        facts = chain(read_lineage(record))
         changes = [*all_changes(facts)]
         last = "nothing is missing or has changed" if not changes else f"missing or changed: {len(changes)}"
         return Result([*draw(facts), last], facts, code=1 if changes else 0)
@@ -76,7 +76,7 @@ def look_at(record: Lineage, entry: Mapping[str, Any], place: Path) -> dict[str,
 def made_by(record: Lineage, entry: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
     """The chain behind an input; None where none is recorded, or its record is gone."""
     found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
-    return None if found is None else chain(read_lineage(found.parent), depth + 1)
+    return None if found is None else chain(read_lineage(found), depth + 1)
 
 
 def all_changes(facts: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
-from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.files.fingerprint import LINEAGE, is_record
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
@@ -76,12 +76,14 @@ def find_place(name: str) -> Path:
     if path.is_dir() or path.name == "best":
         return Path(best_of(str(path)))
     if path.exists():
-        raise UserError(f"--parent {name}: this is a file; give the run's or the result's folder")
+        if record_of(path) is None:
+            raise UserError(f"--parent {name}: this is a file; give the run's or the result's folder")
+        return path
     root = output_root()
     runs = [] if path.is_absolute() else [root / name, *root.glob(f"*/*/{glob.escape(name)}")]
     found = [place for place in sorted(set(runs)) if place.is_dir()]
     if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
-        found = [record.parent for record in records_below(root) if read_lineage(record.parent).id.startswith(name)]
+        found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
     if not found:
         raise UserError(
             f"--parent {name}: there is no such folder, no run of this name below {root}, and no record with this id "
@@ -94,8 +96,12 @@ def records_below(root: Path) -> Iterator[Path]:
     """The records of runs and results below a folder."""
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
-        if LINEAGE in files:
-            yield Path(folder, LINEAGE)
+        yield from (Path(folder, name) for name in sorted(files) if is_record(name))
+
+
+def place_of(record: Lineage) -> Path:
+    """The folder or file that a record tells of."""
+    return record.folder if record.file.name == LINEAGE else record.file
 
 
 def one_of(found: list[Path], name: str, advice: str) -> Path:
@@ -110,6 +116,9 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     if folder.resolve() in seen:
         raise UserError(f"--parent {name}: the records of {folder} lead back to it; give the model's own folder")
     seen = (*seen, folder.resolve())
+    if folder.is_file():
+        record = folder if is_record(folder.name) else record_of(folder)
+        return of_result(read_lineage(record or folder), name, seen)
     if is_run(folder):
         return of_checkpoint(*choose(folder, choice, name))
     if choice:
@@ -118,7 +127,7 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
         return of_checkpoint(folder, "named by its folder")
     if (folder / LINEAGE).is_file():
         return of_result(read_lineage(folder), name, seen)
-    if (folder / ADAPTER_CONFIG).is_file():
+    if is_adapter(folder):
         return of_adapter(folder, None)
     if is_model(folder):
         return Parent(folder, why="named by its folder")
@@ -130,6 +139,10 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
 
 def is_run(folder: Path) -> bool:
     return (folder / RUN_CONFIG).is_file() and (folder / "checkpoints").is_dir()
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_model(folder: Path) -> bool:
@@ -185,7 +198,7 @@ def of_checkpoint(folder: Path, why: str) -> Parent:
     if not is_partial(folder):
         return Parent(folder, why=why)
     record = record_of(folder.resolve())
-    bases = [] if record is None else of_role(read_lineage(record.parent), "base")
+    bases = [] if record is None else of_role(read_lineage(record), "base")
     return Parent(folder, base=str(bases[0]) if bases else None, why=why)
 
 
@@ -201,15 +214,16 @@ def of_result(record: Lineage, name: str, seen: tuple[Path, ...]) -> Parent:
             raise UserError(f"--parent {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
         made.append(place)
     if folder.resolve() in [place.resolve() for place in made]:
-        if (folder / ADAPTER_CONFIG).is_file():
-            return of_adapter(folder, record)
-        return Parent(folder, why=f"the result of {record.action}")
+        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder, why="a result of its own")
     if made:
         return follow(one_of(made, name, "name one"), "", name, seen)
-    models = [place for role in ("adapter", "model") for place in of_role(record, role)]
+    adapters, models = of_role(record, "adapter"), of_role(record, "model")
+    if adapters:
+        base = [*of_role(record, "base"), *models]
+        return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True, why="adapters")
     if not models:
         raise UserError(f"--parent {name}: {folder} was made by {record.action}, which read no model")
-    return follow(models[0] if of_role(record, "adapter") else one_of(models, name, "name one"), "", name, seen)
+    return follow(one_of(models, name, "name one"), "", name, seen)
 
 
 def of_adapter(folder: Path, record: Lineage | None) -> Parent:
@@ -247,7 +261,7 @@ def processor_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
     record = record_of(folder)
     if record is None or depth == 0:
         return None
-    told = read_lineage(record.parent)
+    told = read_lineage(record)
     places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
     return next((found for place in places if (found := processor_of(place, depth - 1)) is not None), None)
 

@@ -203,6 +203,18 @@ def test_a_result_that_made_a_run_stands_for_it(root: Path, tmp_path: Path) -> N
         find_parent(str(tmp_path / "tuned"))
 
 
+def test_a_file_that_was_answered_into_stands_for_its_model(root: Path, tmp_path: Path) -> None:
+    base, lora = make_model(tmp_path / "weights"), make_model(tmp_path / "lora")
+    (root / "out").mkdir(parents=True)
+    file = root / "out" / "answers.json"
+    file.write_text("[]", encoding="utf-8")
+    inputs = [Input("model", base), Input("adapter", lora)]
+    made = write_lineage(file, action="infer", settings={}, inputs=inputs)
+    for name in (str(file), str(made["id"])):
+        parent = find_parent(name)
+        assert (parent.model, parent.base, parent.is_adapter) == (lora, str(base), True)
+
+
 def test_a_folder_of_several_models_is_listed(tmp_path: Path) -> None:
     first = make_model(tmp_path / "exports" / "bf16")
     assert find_parent(str(tmp_path / "exports")).model == first
