@@ -58,6 +58,7 @@ ACTIONS = {
         {"videos": "outputs.measure:MeasureVideos", "answers": "answers.judge:JudgeAnswers"},
         by="model",
     ),
+    "gaps": Command("list what a model answers wrongly, as a table", {"": "gaps.find_gaps:FindGaps"}),
     "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),
     "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
     "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),

@@ -1,0 +1,1 @@
+"""What a model gets wrong, from the results of an evaluation."""

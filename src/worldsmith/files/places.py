@@ -1,0 +1,95 @@
+"""Files on this machine, or behind a URL such as s3://bucket/name, read and written whole."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from worldsmith.files.atomic import replacing
+from worldsmith.files.errors import UserError
+
+SCHEME = "://"
+
+
+def is_remote(place: str) -> bool:
+    return SCHEME in place and not place.startswith("file://")
+
+
+def local(place: str) -> Path:
+    return Path(place.removeprefix("file://")).expanduser()
+
+
+def join(root: str, name: str) -> str:
+    """`name` below `root`; a name that is absolute, or a URL, as it is."""
+    if SCHEME in name or name.startswith("/"):
+        return name
+    return posixpath.join(root, name) if is_remote(root) else str(local(root) / name)
+
+
+def read_bytes(place: str) -> bytes:
+    """Raises UserError for what cannot be read, naming it."""
+    with explained(place):
+        if not is_remote(place):
+            return local(place).read_bytes()
+        files, path = open_system(place)
+        found: bytes = files.cat_file(path)
+        return found
+
+
+def write_bytes(place: str, data: bytes) -> None:
+    """Writes a file and the folders above it: whole or not at all on this machine."""
+    with explained(place):
+        if is_remote(place):
+            files, path = open_system(place)
+            files.makedirs(posixpath.dirname(path), exist_ok=True)
+            files.pipe_file(path, data)
+            return
+        local(place).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(local(place)) as aside:
+            aside.write_bytes(data)
+
+
+def exists(place: str) -> bool:
+    with explained(place):
+        if not is_remote(place):
+            return local(place).exists()
+        files, path = open_system(place)
+        return bool(files.exists(path))
+
+
+def find(root: str, name: str) -> list[str]:
+    """The files called `name` anywhere below a folder, or `root` itself if it is a file; sorted."""
+    with explained(root):
+        if not is_remote(root):
+            place = local(root)
+            return [str(place)] if place.is_file() else sorted(map(str, place.rglob(name)))
+        files, path = open_system(root)
+        if files.isfile(path):
+            return [root]
+        return sorted(files.unstrip_protocol(file) for file in files.find(path) if posixpath.basename(file) == name)
+
+
+def open_system(place: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    return url_to_fs(place)
+
+
+@contextmanager
+def explained(place: str) -> Iterator[None]:
+    """What goes wrong with a place becomes a UserError that names it."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{place}: this kind of place needs another package: {error}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise UserError(f"{place}: there is no such file or folder") from None
+        raise UserError(f"{place}: {error}") from None
+    except Exception as error:  # the errors of a storage service have no common class
+        if not is_remote(place):
+            raise
+        raise UserError(f"{place} cannot be reached: {type(error).__name__}: {error}") from None
