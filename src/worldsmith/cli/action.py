@@ -6,14 +6,19 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
+from worldsmith.cli.spec_words import HELP as SPEC_HELP
+from worldsmith.cli.spec_words import SPEC, name_classes, read_spec_words
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.specs.translation import report
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
@@ -23,13 +28,14 @@ from worldsmith.data.stream.errors import DataError
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
     f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags, which win over it",
+    f"{SPEC} FILE": SPEC_HELP,
     f"{PARENT} NAME": PARENT_HELP,
     DRYRUN: "check all that can be checked, and say what would be done",
     SHOW_TREE: "with --dryrun: every setting and who wrote it, in the form of a settings file",
     JSON: "print the outcome as JSON",
     f"{HELP} [WORD]": "this text, or the flags that have the word in their name or description",
 }
-OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, PARENT)) for option in OPTIONS}
+OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, SPEC, PARENT)) for option in OPTIONS}
 
 
 def run_action(name: str, head: list[str], tail: list[str]) -> int:
@@ -59,7 +65,8 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            return show_plan(action, loaded, with_tree=SHOW_TREE in words.own)
+            told = [report(words.spec)] if words.spec is not None else []
+            return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()
         return show(result, as_json=JSON in words.own) if is_first() else result.code
 
@@ -72,6 +79,8 @@ def check_action(name: str, head: list[str], tail: list[str]) -> None:
 
 
 def load(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
+    if words.spec is not None:
+        name_classes(words.spec, kind)
     with mistakes_in("the command"):
         return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
 
@@ -88,6 +97,8 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
         return f"worldsmith {name} {head[0]}", [kind], sort(head[1:], [kind])
     kinds = list(kinds_of(name).values())
     words = sort(head, kinds)
+    if SPEC in words.own:
+        read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
     if ACTIONS[name].by == "model" and (model := named_model(words)):
@@ -107,7 +118,12 @@ def sort(head: list[str], kinds: list[type[Action]]) -> Words:
 
 def named_model(words: Words) -> str | None:
     """The model that the words, or else the settings file, name."""
-    given = [*words.loose[:1], *(flag.values[0] for flag in words.flags if flag.name == "model" and flag.values)]
+    given: list[Any] = [
+        *words.loose[:1],
+        *(flag.values[0] for flag in words.flags if flag.name == "model" and flag.values),
+    ]
+    if not given and words.spec is not None:
+        given = [words.spec.data.get("model")]
     if not given and SETTINGS in words.own:
         given = [read_settings(words.own[SETTINGS]).data.get("model")]
     return given[0] if given and isinstance(given[0], str) else None
@@ -141,8 +157,8 @@ def options_of(kind: type[Action]) -> dict[str, str]:
     return {option: text for option, text in OPTIONS.items() if reads_model(kind) or not option.startswith(PARENT)}
 
 
-def show_plan(action: Action, loaded: Loaded, *, with_tree: bool) -> int:
-    code = show(Result(action.plan()))
+def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:
+    code = show(Result(chain(told, action.plan())))
     if with_tree:
         from worldsmith.config.write.annotate import show_tree
 

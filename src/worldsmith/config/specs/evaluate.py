@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, NotNegative, Range, Share
 from worldsmith.config.declare.search import Example, Popular, Search
-from worldsmith.config.errors import wrong
 
 Ratio = Annotated[float, Range(ge=-2, le=2)]
 
@@ -112,10 +111,6 @@ class VisionTable(Config):
     max_pixels: Count | None = None
     """Most pixels of a frame."""
 
-    def check(self) -> None:
-        if self.fps is not None and self.nframes is not None:
-            raise wrong(self, "fps", "nframes", why="both say how many frames are taken", remedy="delete one of them")
-
 
 class GenerationTable(Config):
     """How answers are drawn."""
@@ -183,12 +178,3 @@ class EvaluateSpec(Config):
     """GPUs that answer."""
     results_dir: Annotated[str, Example("results/evaluate"), Popular()]
     """Where the results go."""
-
-    def check(self) -> None:
-        shards = self.num_gpus // self.model.tp_size
-        if self.num_gpus % self.model.tp_size:
-            why = "num_gpus is divided by tp_size, and no whole number of copies comes out"
-            raise wrong(self, "model.tp_size", "num_gpus", why=why, remedy="set model.tp_size = 1")
-        if self.evaluation.shard_id >= shards:
-            why = f"num_gpus / tp_size = {shards}, and shards count from 0"
-            raise wrong(self, "evaluation.shard_id", "num_gpus", why=why, remedy="set evaluation.shard_id = 0")

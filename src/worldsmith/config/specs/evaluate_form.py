@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worldsmith.config.specs.evaluate import EvaluateSpec
 from worldsmith.config.specs.form import SpecForm, approximated, computed, refused, renamed, unneeded
-from worldsmith.config.specs.rules import LLAVA, number_format, put_frames, put_model
+from worldsmith.config.specs.rules import LLAVA, PARENT, move_if_any, number_format, put_frames, put_model
 from worldsmith.config.specs.translation import Translation
 
 TASKS = {
@@ -28,10 +28,7 @@ TOP_P = 0.95
 def questions(t: Translation) -> None:
     t.put("dataset.type", LLAVA, source="dataset.annotation_path")
     t.move("dataset.annotation_path", "dataset.path", "renamed")
-    if t.get("dataset.media_dir"):
-        t.move("dataset.media_dir", "dataset.media_root", "renamed")
-    else:
-        t.say("dataset.media_dir", "unneeded", "media lie beside the annotations")
+    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
     t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
 
 
@@ -82,18 +79,16 @@ def gpus(t: Translation) -> None:
         t.refuse("model.tp_size", text, "set model.tp_size = 1; several GPUs share the records")
         return
     t.say("model.tp_size", "kept", "as it is here")
-    if shard:
+    if shard >= number:
+        t.refuse("evaluation.shard_id", f"there are num_gpus = {number} shards, which count from 0, found {shard}")
+    elif shard:
         t.put("shard", f"{shard}/{number}", source="evaluation.shard_id")
         t.say("evaluation.shard_id", "renamed", f"shard = {shard}/{number}")
         t.say("num_gpus", "kept", "the number of shards")
-        return
-    t.say("evaluation.shard_id", "unneeded", "all records")
-    if number == 1:
-        t.say("num_gpus", "kept", "as it is here")
     else:
-        t.say(
-            "num_gpus", "approximated", f"one process: worldsmith launch --nproc-per-node {number} evaluate … has more"
-        )
+        more = f"one process: worldsmith launch --nproc-per-node {number} evaluate … has more"
+        t.say("evaluation.shard_id", "unneeded", "all records")
+        t.say("num_gpus", "kept" if number == 1 else "approximated", "as it is here" if number == 1 else more)
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
@@ -110,6 +105,11 @@ def limit(t: Translation) -> None:
         t.move("evaluation.limit", "limit", "renamed")
     else:
         t.say("evaluation.limit", "unneeded", "all records")
+
+
+@computed("model.export_dir")
+def merged(t: Translation) -> None:
+    move_if_any(t, "model.export_dir", "merged", "merged models lie beside the results")
 
 
 @computed("vision.fps", "vision.nframes", "vision.total_pixels")
@@ -148,7 +148,7 @@ ROWS = (
         way_out="put the parts into one folder, or leave the key out",
         but=("",),
     ),
-    renamed("model.export_dir", "merged", lambda folder: folder or None),
+    merged,
     unneeded("evaluation.num_processes", "generation.max_retries", why=NO_SERVER),
     unneeded("evaluation.skip_saved", why="answers that are there already are kept; --force asks again"),
     renamed("evaluation.seed", "seed"),
@@ -174,6 +174,7 @@ ROWS = (
     renamed("results.save_individual_results", "item_files"),
     renamed("results.save_confusion_matrix", "confusion_picture"),
     approximated("results.save_metrics_summary", "", "metrics.json is always written"),
+    PARENT,
 )
 
 FORM = SpecForm("evaluate", EvaluateSpec, ROWS, aliases={"vision.num_frames": "vision.nframes"}, wrapper="evaluate")

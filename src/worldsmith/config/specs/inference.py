@@ -8,7 +8,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import number_format, put_frames, put_model
+from worldsmith.config.specs.rules import PARENT, number_format, put_frames, put_model
 from worldsmith.config.specs.translation import Translation
 
 
@@ -86,5 +86,6 @@ FORM = SpecForm(
         renamed("media", "media"),
         renamed("prompt", "prompt"),
         renamed("max_new_tokens", "max_new_tokens"),
+        PARENT,
     ),
 )

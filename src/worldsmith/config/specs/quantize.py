@@ -9,7 +9,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
 from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import LLAVA, put_model
+from worldsmith.config.specs.rules import LLAVA, PARENT, move_if_any, put_model
 from worldsmith.config.specs.translation import Translation
 
 VIDEO_TOKENS = 4096
@@ -89,10 +89,7 @@ def questions(t: Translation) -> None:
         return
     t.put("dataset.type", LLAVA, source="calibration_dataset.annotation_path")
     t.move("calibration_dataset.annotation_path", "dataset.path", "renamed")
-    if t.get("calibration_dataset.media_dir"):
-        t.move("calibration_dataset.media_dir", "dataset.media_root", "renamed")
-    else:
-        t.say("calibration_dataset.media_dir", "unneeded", "media lie beside the annotations")
+    move_if_any(t, "calibration_dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
 
 
 @computed("calibration_dataset.num_calibration_samples", "quantization_method.scheme")
@@ -154,6 +151,7 @@ FORM = SpecForm(
             but=("bf16",),
         ),
         renamed("results_dir", "out"),
+        PARENT,
     ),
     aliases={
         "model_path": "model.model_path",

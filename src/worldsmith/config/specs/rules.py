@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from worldsmith.config.specs.form import unneeded
 from worldsmith.config.specs.translation import Translation
 
 PREFETCH = "hf_model://"
 ADAPTER = "adapter_config.json"
+PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
 LLAVA = "LlavaDataset"
 """The kind of data set that the annotations are; the front door knows its whole name."""
 
@@ -39,6 +41,14 @@ def base_of(adapter: str) -> str:
     except (OSError, ValueError, AttributeError):
         return ""
     return named if isinstance(named, str) else ""
+
+
+def move_if_any(t: Translation, key: str, to: str, otherwise: str) -> None:
+    """Takes a text that may be empty to ours; `otherwise` says what an empty one means."""
+    if t.get(key):
+        t.move(key, to, "renamed")
+    else:
+        t.say(key, "unneeded", otherwise)
 
 
 def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config, field_hints
@@ -79,8 +79,19 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     require_set(spec.root, problems)
     spec.broken = [problem.keys for problem in problems if problem.path]
     problems += check_sections(spec.root, spec.broken)
-    spec.problems = [in_keys(problem).at(Place(file)) for problem in locate(problems, spec.places)]
+    spec.problems = [
+        in_keys(_with_keys(problem, form.spec)).at(Place(file)) for problem in locate(problems, spec.places)
+    ]
     return spec
+
+
+def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
+    """A value in the place of a section gets the section's keys as advice."""
+    sections = nested_config_classes(hint_at(cls, problem.keys)) if problem.path and problem.expected else []
+    if not sections or problem.hint:
+        return problem
+    keys = ", ".join(f"{problem.path}.{key_of(name)}" for name in field_hints(sections[0]))
+    return replace(problem, expected="a section (a table of its keys)", hint=f"its keys are {keys}")
 
 
 def read_document(file: str) -> Document:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
+from worldsmith.config.specs.translation import Translation, warnings
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.check import parse_toml
 from worldsmith.config.toml.positions import find_positions
@@ -32,6 +33,8 @@ class Words:
     loose: list[str] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
     """The command's own options that were given, with their values."""
+    spec: Translation | None = None
+    """Another system's spec in place of a file of settings."""
 
 
 def sort_words(
@@ -76,8 +79,10 @@ def draft_settings(
     """
     draft = Draft(source, tree=unset_tree(cls))
     tailed = parse_overrides(tail, draft.problems)
-    if file is not None:
-        document = read_settings(file)
+    if words.spec is not None:
+        draft.warnings += warnings(words.spec)
+    if words.spec is not None or file is not None:
+        document = Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings(str(file))
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree

@@ -1,0 +1,60 @@
+"""`--spec`: another system's spec in the place of a settings file, changed by dotted words."""
+
+from __future__ import annotations
+
+import re
+
+from worldsmith.actions.action import Action
+from worldsmith.cli.parent_words import PARENT
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.errors import UserError
+from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
+from worldsmith.config.specs.spec_file import read_spec
+from worldsmith.config.specs.translation import Translation, require_translated
+from worldsmith.config.words.class_choice import class_choices
+from worldsmith.config.words.command_words import Words
+
+SPEC = "--spec"
+HELP = (
+    "a spec of Cosmos-RL or TAO in place of a settings file; words such as evaluation.limit=10 and ~vision.fps change "
+    "it, flags win over it"
+)
+PARENT_KEY = "parent_job_id"
+MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
+_DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
+
+
+def read_spec_words(name: str, words: Words, *, settings: str) -> None:
+    """Reads the spec that ``--spec`` names and takes the dotted words out of the others.
+
+    A parent, of the spec or of the command line, stands for the model. Raises UserError for a command without specs,
+    and ConfigError for mistakes in the spec.
+    """
+    form_name = COMMANDS.get(name, name)
+    if form_name not in MODULES:
+        known = ", ".join(command for command in (*MODULES, *COMMANDS) if command not in COMMANDS.values())
+        raise UserError(f"worldsmith {name} reads no specs; these do: {known}")
+    if settings in words.own:
+        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+    form, file = form_of(form_name), words.own[SPEC]
+    dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
+    words.loose = [word for word in words.loose if word not in dotted]
+    spec = read_spec(form, file, dotted)
+    key = MODEL_KEYS.get(form_name)
+    parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
+    if parent and key:
+        if spec.is_stated(key):
+            raise UserError(f"{file}: {key} and a parent, {parent}, both name the model; leave one of them out")
+        spec = read_spec(form, file, [*dotted, f"{key}={parent}"])
+        words.own[PARENT] = str(parent)
+    words.spec = require_translated(spec)
+    if parent and key:
+        words.spec.data.pop("model", None)
+
+
+def name_classes(spec: Translation, kind: type[Action]) -> None:
+    """Writes out the short class names of a spec's settings, as the fields of the action know them."""
+    hints = field_hints(kind.Config)
+    for field, section in spec.data.items():
+        if isinstance(section, dict) and field in hints and "." not in section.get("type", "."):
+            section["type"] = class_choices(hints[field])[section["type"]][0]

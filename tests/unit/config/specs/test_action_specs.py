@@ -1,0 +1,284 @@
+"""Specs of evaluations, quantizations, single questions and gap analyses: what becomes of them, and their traps."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from worldsmith.config.specs.forms import form_of
+from worldsmith.config.specs.spec_file import read_spec
+from worldsmith.config.specs.translation import Translation, report, translate, warnings
+from worldsmith.config.write.toml import write_toml
+
+Doc = dict[str, Any]
+
+EVALUATE_70: Doc = {  # as 7.0.0 ships it, but for the model, the paths and what its image cannot do either
+    "task": {"type": "its_directionality"},
+    "dataset": {"annotation_path": "val.json", "media_dir": "clips", "system_prompt": ""},
+    "model": {
+        "model_name": "hf_model://nvidia/Cosmos-Reason2-8B",
+        "save_folder": "cr1_1_zero_shot",
+        "tokenizer_model_name": "qwen2.5-vl-7b",
+        "dtype": "bfloat16",
+        "max_length": 128_000,
+        "tp_size": 1,
+        "enable_lora": False,
+        "base_model_path": "",
+    },
+    "evaluation": {
+        "answer_type": "freeform",
+        "num_processes": 40,
+        "skip_saved": False,
+        "seed": 1,
+        "limit": -1,
+        "shard_id": 0,
+        "batch_size": 50,
+        "soft_accuracy": {"enabled": True, "f1_threshold": 0.8},
+    },
+    "vision": {"nframes": 8},
+    "generation": {"max_retries": 10, "max_tokens": 1024, "temperature": 0, "repetition_penalty": 1},
+    "metrics": {"names": ["bleu", "rouge"]},
+    "results": {"save_individual_results": True, "save_confusion_matrix": True, "save_metrics_summary": True},
+    "num_gpus": 1,
+    "results_dir": "/results",
+}
+QUANTIZE_72: Doc = {  # as 7.2 packages it, but for the paths
+    "model_path": "/models/final",
+    "dataset": {"dataset_id": "", "dataset_split": "", "annotation_path": "train.json", "media_dir": "clips"},
+    "quantize": {
+        "num_calibration_samples": 1,
+        "max_sequence_length": 4096,
+        "quantization_scheme": "W4A16",
+        "kv_precision": "bf16",
+        "smoothing_strength": 0.8,
+        "skip_test_generation": True,
+    },
+    "results_dir": "/results",
+}
+QUANTIZE_70: Doc = {
+    "model": {"model_path": "/models/final", "enable_lora": False, "base_model_path": ""},
+    "calibration_dataset": {"annotation_path": "train.json", "media_dir": "clips", "num_calibration_samples": 512},
+    "quantization_method": {"scheme": "FP8_DYNAMIC", "kv_precision": "bf16", "skip_test_generation": False},
+    "results_dir": "/results",
+}
+INFERENCE: Doc = {
+    "model_path": "nvidia/Cosmos-Reason2-8B",
+    "torch_dtype": "auto",
+    "device_map": "auto",
+    "num_gpus": 1,
+    "type": "video",
+    "media": "clip.mp4",
+    "fps": 4,
+    "num_frames": None,
+    "total_pixels": 200_704,
+    "prompt": "What happens?",
+    "max_new_tokens": 32,
+    "enable_lora": False,
+    "base_model_path": "",
+    "results_dir": "/results",
+}
+SHIPPED = {"evaluate": EVALUATE_70, "quantize": QUANTIZE_72, "inference": INFERENCE}
+
+
+def translated(action: str, document: Doc, folder: Path, *words: str, suffix: str = ".yaml") -> Translation:
+    file = folder / f"spec{suffix}"
+    file.write_text(write_toml(document) if suffix == ".toml" else yaml.safe_dump(document, sort_keys=False))
+    return translate(read_spec(form_of(action), str(file), words))
+
+
+def changed(document: Doc, **changes: Any) -> Doc:
+    """A document with values at dotted keys, written with __."""
+    document = copy.deepcopy(document)
+    for key, value in changes.items():
+        node = document
+        *above, last = key.split("__")
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return document
+
+
+def good(translation: Translation) -> Doc:
+    assert [problem.render() for problem in translation.problems] == []
+    return translation.data
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_evaluation_is_read_flat_and_nested(nested: bool, suffix: str, tmp_path: Path) -> None:
+    document = {"evaluate": EVALUATE_70} if nested else EVALUATE_70
+    assert good(translated("evaluate", document, tmp_path, suffix=suffix)) == {
+        "dataset": {"type": "LlavaDataset", "path": "val.json", "media_root": "clips", "system_prompt": ""},
+        "model": "nvidia/Cosmos-Reason2-8B",
+        "out": "/results/cr1_1_zero_shot/general",
+        "task": "its_directionality",
+        "max_new_tokens": 1024,
+        "temperature": 0.0,
+        "soft_threshold": 0.8,
+        "processor": {"media": {"nframes": 8}},
+        "metrics": ["bleu", "rouge"],
+        "dtype": "bfloat16",
+        "seed": 1,
+        "batch_size": 50,
+        "repetition_penalty": 1.0,
+        "item_files": True,
+        "confusion_picture": True,
+    }
+
+
+def test_both_generations_of_quantize_names_are_read(tmp_path: Path) -> None:
+    dataset = {"type": "LlavaDataset", "path": "train.json", "media_root": "clips"}
+    common = {"model": "/models/final", "dataset": dataset, "out": "/results"}
+    assert good(translated("quantize", QUANTIZE_72, tmp_path)) == {
+        **common,
+        "scheme": "W4A16",
+        "samples": 1,
+        "max_sequence_length": 4096,
+        "judge": False,
+    }
+    assert good(translated("quantize", QUANTIZE_70, tmp_path)) == {
+        **common,
+        "scheme": "FP8_DYNAMIC",
+        "samples": 512,
+        "max_sequence_length": 32_768,
+        "judge": True,
+    }
+
+
+def test_a_question_is_read(tmp_path: Path) -> None:
+    assert good(translated("inference", INFERENCE, tmp_path)) == {
+        "model": "nvidia/Cosmos-Reason2-8B",
+        "processor": {"media": {"fps": 4.0, "total_pixels": 401_408}},
+        "out": "/results/results.json",
+        "dtype": "auto",
+        "kind": "video",
+        "media": "clip.mp4",
+        "prompt": "What happens?",
+        "max_new_tokens": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["task.type="], {"task": "auto"}),
+        (["task.type=binary"], {"task": "binary"}),
+        (["task.type=letter"], {"task": "mcq"}),
+        (["task.type=", "evaluation.answer_type=letter"], {"task": "mcq", "max_new_tokens": 10, "temperature": 0.0}),
+        (["evaluation.limit=112"], {"limit": 112}),
+        (["num_gpus=4", "evaluation.shard_id=3"], {"shard": "3/4"}),
+        (["vision.num_frames=4"], {"processor": {"media": {"nframes": 4}}}),
+        (["~vision"], {"processor": {"media": {"nframes": 8}}}),
+        (["~vision.nframes", "vision.fps=2"], {"processor": {"media": {"fps": 2.0}}}),
+        (["vision.total_pixels=100352"], {"processor": {"media": {"nframes": 8, "total_pixels": 200_704}}}),
+        (["generation.temperature=0.6"], {"temperature": 0.6, "top_p": 0.95}),
+        (["model.export_dir=/merged"], {"merged": "/merged"}),
+        (["~model.save_folder"], {"out": "/results"}),
+        (["results.save_confusion_matrix=false"], {"confusion_picture": False}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path: Path) -> None:
+    data = good(translated("evaluate", EVALUATE_70, tmp_path, *words))
+    assert {key: data[key] for key in ours} == ours
+
+
+@pytest.mark.parametrize(
+    ("action", "words", "told", "way_out"),
+    [
+        ("evaluate", ["vision.fps=2"], "both say how many frames", "~vision.fps"),
+        ("evaluate", ["model.tp_size=8"], "not split over GPUs", "set model.tp_size = 1"),
+        ("evaluate", ["model.tp_size=2", "num_gpus=2"], "not split over GPUs", "set model.tp_size = 1"),
+        ("evaluate", ["evaluation.shard_id=1"], "which count from 0, found 1", ""),
+        ("evaluate", ["metrics.names=[bleu,bertscore]"], "bertscore asks another model", 'metrics.names = ["bleu"]'),
+        ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
+        ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
+        ("evaluate", ["evaluation.answer_type=letter"], "letters are compared in multiple choice", "write freeform"),
+        ("evaluate", ["model.dtype=float16"], "float16 loses", "write bfloat16"),
+        ("evaluate", ["model.model_name=hf_model://nvidia"], "hf_model://ORG/NAME", ""),
+        ("evaluate", ["model.enable_lora=true"], "adapter_config.json names none", "set model.base_model_path"),
+        ("evaluate", ["task.type=its_directionalty"], "one of ''", "did you mean"),
+        ("evaluate", ["evaluation.limits=3"], "limits", "did you mean"),
+        ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference stands for text only", ""),
+        ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
+        ("quantize", ["dataset.dataset_id=lmms-lab/flickr30k"], "the hub are not read", "annotation_path"),
+        ("quantize", ["dataset.dataset_split=test[:1]"], "the hub are not read", "annotation_path"),
+        ("quantize", ["enable_lora=true"], "adapter_config.json names none", "set model.base_model_path"),
+        ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
+        ("inference", ["num_frames=8"], "both say how many frames", "~fps"),
+        ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
+        ("inference", ["device_map=balanced"], "not spread over devices", "write auto, cpu or cuda"),
+        ("inference", ["type=audio"], "audio", "video"),
+        ("inference", ["~prompt"], "prompt", ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_trap_is_an_error_with_the_way_out(
+    action: str, words: list[str], told: str, way_out: str, tmp_path: Path
+) -> None:
+    translation = translated(action, SHIPPED[action], tmp_path, *words)
+    text = "\n".join(problem.render() for problem in translation.problems)
+    assert told in text
+    assert way_out in text
+    assert len(translation.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (changed(EVALUATE_70, task="its_directionality"), "its keys are task.type"),
+        (changed(EVALUATE_70, metrics=["bleu"]), "its keys are metrics.names, "),
+        ({"model.model_name": "x", **EVALUATE_70}, "a key with dots is a path"),
+        (changed(QUANTIZE_72, calibration_dataset={"annotation_path": "x"}), "which is given too"),
+    ],
+)
+def test_a_file_in_the_wrong_shape_is_said(document: Doc, told: str, tmp_path: Path) -> None:
+    action = "evaluate" if "task" in document else "quantize"
+    assert told in "\n".join(problem.render() for problem in translated(action, document, tmp_path).problems)
+
+
+def adapter(folder: Path, **facts: str) -> str:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(facts), encoding="utf-8")
+    return str(folder)
+
+
+def test_an_adapter_is_asked_with_its_base(tmp_path: Path) -> None:
+    named = adapter(tmp_path / "adapter", base_model_name_or_path="/models/base")
+    document = changed(EVALUATE_70, model__model_name=named)
+    (refused,) = translated("evaluate", document, tmp_path).problems
+    assert "is an adapter, and model.enable_lora is false" in refused.render()
+    data = good(translated("evaluate", document, tmp_path, "model.enable_lora=true"))
+    assert (data["model"], data["adapter"]) == ("/models/base", named)
+    words = ["model.enable_lora=true", "model.base_model_path=hf_model://org/other"]
+    assert good(translated("evaluate", document, tmp_path, *words))["model"] == "org/other"
+    data = good(translated("quantize", changed(QUANTIZE_72, model_path=named, enable_lora=True), tmp_path))
+    assert (data["model"], data["base"]) == (named, "/models/base")
+
+
+def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
+    static = translated("quantize", QUANTIZE_72, tmp_path, "quantize.quantization_scheme=NVFP4")
+    told = "\n".join(warnings(static))
+    assert "for NVFP4 take 16 or more" in told
+    assert "smoothing_strength is approximated" in told
+    short = translated("quantize", QUANTIZE_72, tmp_path, "quantize.max_sequence_length=2048")
+    assert "videos want 4096 or more" in "\n".join(warnings(short))
+    assert "videos want" not in "\n".join(warnings(static))
+
+
+def test_the_report_has_a_line_for_every_key_of_the_file(tmp_path: Path) -> None:
+    told = report(translated("evaluate", EVALUATE_70, tmp_path))
+    assert "the tokenizer and processor are those of the model's folder" in told
+    stated = [line for line in told.splitlines() if line.startswith("  ")]
+    for key in ("model.max_length", "evaluation.num_processes", "generation.max_tokens", "num_gpus", "results_dir"):
+        assert sum(f" {key} " in line for line in stated) == 1
+
+
+def test_the_words_of_the_gap_tool_are_keys(tmp_path: Path) -> None:
+    document = {"results_dir": "/r", "gaps_parquet": "/g.parquet", "kpi_ann_path": "a.json", "kpi_media_path": "m"}
+    assert good(translated("gaps", document, tmp_path)) == document
