@@ -1,0 +1,114 @@
+"""`--spec`: a spec in place of a settings file, dotted words, flags above it, and a parent in place of its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith.actions.registry import kinds_of
+from worldsmith.cli.action import SETTINGS, load, sort
+from worldsmith.cli.main import main
+from worldsmith.cli.spec_words import SPEC, read_spec_words
+from worldsmith.config import UserError
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.specs.forms import MODULES, form_of
+from worldsmith.config.write.spec_template import spec_template
+
+COMMANDS = ["evaluate", "quantize"]
+
+
+def read(command: str, *words: str, tail: tuple[str, ...] = ()) -> Any:
+    """The settings that a command line with a template, and words for it, leads to."""
+    (kind,) = [cls for name, cls in kinds_of(command).items() if name in ("answers", "")]
+    sorted_words = sort(list(words), [kind])
+    read_spec_words(command, sorted_words, settings=SETTINGS)
+    return load(f"worldsmith {command}", kind, sorted_words, list(tail))
+
+
+@pytest.fixture
+def template(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    file = tmp_path / "spec.toml"
+    file.write_text(spec_template(form_of(request.param), str(file)), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(("command", "template"), [(name, name) for name in COMMANDS], indirect=["template"])
+def test_a_template_becomes_settings_of_the_action(command: str, template: str) -> None:
+    settings = read(command, SPEC, template).tree
+    assert settings.model == "results/train/safetensors/final"
+    assert settings.out.startswith(f"results/{command}")
+
+
+@pytest.mark.parametrize("template", ["evaluate"], indirect=True)
+def test_words_change_the_spec_flags_win_over_it_and_overrides_over_both(template: str) -> None:
+    words = [SPEC, template, "evaluation.limit=10", "+vision.fps=2", "generation.max_tokens=64", "--batch-size", "4"]
+    loaded = read("evaluate", *words, tail=("max_new_tokens=16",))
+    settings = loaded.tree
+    assert (settings.limit, settings.batch_size, settings.max_new_tokens) == (10, 4, 16)
+    assert (settings.processor.media.fps, settings.processor.media.nframes) == (2.0, None)
+    assert type(settings.dataset).__module__.endswith("datasets.llava")
+    assert settings.dataset.path == "data/val/annotations.json"
+    assert loaded.places["seed",].file == template
+
+
+@pytest.mark.parametrize("template", ["evaluate"], indirect=True)
+def test_what_is_approximated_is_a_warning(template: str) -> None:
+    told = "\n".join(read("evaluate", SPEC, template, "num_gpus=4").warnings)
+    assert "num_gpus is approximated" in told
+    assert "worldsmith launch --nproc-per-node 4 evaluate" in told
+
+
+@pytest.mark.parametrize("template", ["evaluate"], indirect=True)
+def test_a_mistake_is_shown_where_it_stands(template: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("evaluate", SPEC, template, "evaluation.shard_id=7")
+    assert "the spec" in str(caught.value)
+    assert "evaluation.shard_id" in str(caught.value)
+    text = Path(template).read_text(encoding="utf-8")
+    Path(template).write_text(text.replace("batch_size = 50", 'batch_size = "50"', 1), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"spec\.toml:\d+:\d+: evaluation\.batch_size"):
+        read("evaluate", SPEC, template)
+
+
+@pytest.mark.parametrize("template", ["quantize"], indirect=True)
+def test_a_parent_stands_for_the_model(template: str) -> None:
+    text = Path(template).read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="both name the model"):
+        read("quantize", SPEC, template, "--parent", "runs/a")
+    Path(template).write_text(text.replace("\nmodel_path =", "\n#model_path ="), encoding="utf-8")
+    for words in (["--parent", "runs/a"], ["parent_job_id=runs/a"]):
+        sorted_words = sort([SPEC, template, *words], list(kinds_of("quantize").values()))
+        read_spec_words("quantize", sorted_words, settings=SETTINGS)
+        assert sorted_words.own["--parent"] == "runs/a"
+        assert sorted_words.spec is not None
+        assert "model" not in sorted_words.spec.data
+    with pytest.raises(ConfigError, match=r"model\.model_path"):
+        read("quantize", SPEC, template)
+
+
+@pytest.mark.parametrize("template", ["evaluate"], indirect=True)
+def test_a_model_with_an_equals_sign_in_its_path_is_no_dotted_word(template: str) -> None:
+    words = sort([SPEC, template, "runs/lr=1e-5", "~vision"], list(kinds_of("evaluate").values()))
+    read_spec_words("evaluate", words, settings=SETTINGS)
+    assert words.loose == ["runs/lr=1e-5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["export", SPEC, "x.toml"], "worldsmith export reads no specs; these do: "),
+        (["evaluate", SPEC, "x.toml", SETTINGS, "y.toml"], "are both files of settings"),
+        (["evaluate", SPEC, "missing.toml"], "missing.toml"),
+        (["evaluate", SPEC, "spec.txt"], "a spec is a .toml, .yaml or .json file"),
+        (["evaluate", SPEC], "--spec needs a value"),
+    ],
+)
+def test_a_wrong_command_line_is_said(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_every_command_with_specs_is_known() -> None:
+    assert set(COMMANDS) <= set(MODULES)
