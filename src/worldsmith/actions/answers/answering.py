@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.actions.model_action import ModelAction, find_device
 from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range, Seed
@@ -15,6 +17,7 @@ from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.models.decoding import Decoding
 from worldsmith.models.spec import ModelSpec
+from worldsmith.monitor.lineage import Input
 
 if TYPE_CHECKING:
     from worldsmith.sampling.answers import Answerer
@@ -26,6 +29,8 @@ class AnswerAction(ModelAction):
     class Config(ModelAction.Config):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
         """auto: averaged (ema) if there are any."""
+        adapter: str | None = None
+        """An adapter folder in PEFT's format, merged into the model, which is its base."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
         """How pictures are read; unchanged, a run is asked as it was trained, another folder as its files say."""
         dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -40,6 +45,8 @@ class AnswerAction(ModelAction):
         """Above 1: tokens that are in the question or in the answer already become less likely."""
         seed: Seed = 0
         """Of what is drawn; each question has a stream of its own, whatever else is asked with it."""
+        batch_size: Count = 8
+        """Conversations that are asked at once."""
         device: str | None = None
         """cpu or cuda; null: cuda if there is one."""
 
@@ -53,10 +60,17 @@ class AnswerAction(ModelAction):
     def find(self) -> StoredModel:
         config = self.config
         model = find_model(config.model, weights=config.weights, base=config.base)
-        if config.dtype != "auto":
-            spec = ModelSpec(name=model.spec.name, config=replace(model.config, precision=config.dtype))
-            model = replace(model, spec=spec)
-        return model
+        if config.adapter is not None:
+            require_no_adapters(model, Path(config.adapter))
+            model = replace(model, adapter=Path(config.adapter))
+        return self.with_dtype(model)
+
+    def with_dtype(self, model: StoredModel) -> StoredModel:
+        """The model, computing in the number format that is asked for."""
+        if self.config.dtype == "auto":
+            return model
+        config = replace(model.config, precision=self.config.dtype)
+        return replace(model, spec=ModelSpec(name=model.spec.name, config=config))
 
     @property
     def decoding(self) -> Decoding:
@@ -80,9 +94,16 @@ class AnswerAction(ModelAction):
             **asdict(self.decoding),
         }
 
-    def answerer(self, model: StoredModel, device: str | None = None) -> Answerer:
-        """The model with its weights, ready to be asked."""
+    def answerer(self, model: StoredModel, *, device: str | None = None, merged: str | None = None) -> Answerer:
+        """The model with its weights, those of the folder `merged` if there is one, ready to be asked."""
         from worldsmith.sampling.answers import Answerer
 
-        loaded: Any = model.load(device or find_device(self.config.device))
+        stored = model if merged is None else self.with_dtype(find_model(merged))
+        loaded: Any = stored.load(device or find_device(self.config.device))
         return Answerer(loaded, self.settings(model))
+
+    def inputs(self, model: StoredModel) -> list[Input]:
+        """What is recorded of the model in the record of a result."""
+        adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
+        base = [] if model.base is None else [Input("base", model.base)]
+        return [Input("base" if adapter else "model", model.folder), *base, *adapter]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,11 @@ from worldsmith.actions.answers.asked import Asked, mark_of, read_records
 from worldsmith.actions.answers.outcome import describe, write_outcome
 from worldsmith.actions.answers.saved_answers import SavedAnswers
 from worldsmith.actions.model_action import WritingAction
+from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.datasets import llava, llava_onevision, messages  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
@@ -24,11 +26,14 @@ from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.compare import compare
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.reading import split_answer
-from worldsmith.evaluation.answers.results import RESULTS, Row, read_results
+from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
 from worldsmith.evaluation.answers.tasks import Task, Tasks
 from worldsmith.evaluation.answers.texts import Metric
+from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, write_lineage
 
+MERGED = "merged"
 FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
 """Where records of such tasks name their kind, when nothing else is said."""
 
@@ -63,10 +68,11 @@ class JudgeAnswers(AnswerAction, WritingAction):
         of the records."""
         against: str | None = None
         """Results of another model on the same questions, results.json or its folder: what was gained and lost."""
+        merged: str | None = None
+        """Folder of the model with --adapter merged in, which is named by what it is made of and used again; null:
+        merged/ in --out."""
         limit: Count | None = None
         """Only the first so many records are asked."""
-        batch_size: Count = 8
-        """Conversations that are asked at once."""
         shard: str | None = None
         """i/N: only every N-th record from number i (0 to N-1) on, for machines that share the work; the answers/
         folders of all, put together, are completed by the same command without it."""
@@ -99,6 +105,9 @@ class JudgeAnswers(AnswerAction, WritingAction):
         media = exam.asked.media()
         there = sum(Path(name).is_file() for name in media)
         yield f"model    {model.folder} ({model.weights_in_words})"
+        if model.adapter is not None:
+            place = self.config.merged or Path(self.config.out) / MERGED
+            yield f"adapter  {model.adapter}, merged into a folder of {place}"
         yield f"asked    {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
@@ -112,15 +121,17 @@ class JudgeAnswers(AnswerAction, WritingAction):
         out = Path(self.config.out)
         require_writable(out)
         exam, model = self.prepare(), self.find()
-        saved = SavedAnswers(out)
+        saved, merged = SavedAnswers(out), None
         try:
             world = start_world()
             if world.is_main:
                 self.begin(out, saved, model)
+                if model.adapter is not None:
+                    merged = merge_adapter(model, Path(self.config.merged or out / MERGED))
+            merged = world.broadcast(merged)
+            self.ask(exam, model, saved, world, None if merged is None else merged.folder)
             world.barrier()
-            self.ask(exam, model, saved, world)
-            world.barrier()
-            return self.finish(exam, model, saved) if world.is_main else Result()
+            return self.finish(exam, model, saved, merged) if world.is_main else Result()
         finally:
             stop_world()
 
@@ -143,9 +154,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
 
     def asked_with(self, model: StoredModel) -> dict[str, Any]:
         """What all answers in a folder have in common."""
-        return {"model": {"weights": model.weights, "iteration": model.iteration}, **self.how(model)}
+        adapter = None if model.adapter is None else fingerprint(model.adapter)
+        return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 
-    def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World) -> None:
+    def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None) -> None:
         """Asks what this process has to and what has no answer yet."""
         config = self.config
         first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
@@ -156,7 +168,8 @@ class JudgeAnswers(AnswerAction, WritingAction):
         waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
         if not waiting:
             return
-        answerer = self.answerer(model, world.device if world.size > 1 and config.device is None else None)
+        device = world.device if world.size > 1 and config.device is None else None
+        answerer = self.answerer(model, device=device, merged=merged)
         show = share_done("answering") if world.is_main else None
         answers = answerer.answers(
             waiting,
@@ -170,7 +183,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
             if show is not None:
                 show(answered, len(waiting))
 
-    def finish(self, exam: Exam, model: StoredModel, saved: SavedAnswers) -> Result:
+    def finish(self, exam: Exam, model: StoredModel, saved: SavedAnswers, merged: Merged | None) -> Result:
         """Judges the answers when all are there, and writes what came out."""
         config, out, known = self.config, Path(self.config.out), saved.read()
         rows, lacking = exam.asked.rows, 0
@@ -198,12 +211,18 @@ class JudgeAnswers(AnswerAction, WritingAction):
             "iteration": model.iteration,
             "generation": self.how(model),
         }
+        if merged is not None:
+            facts |= {"adapter": config.adapter, "merged": asdict(merged)}
         if config.against is not None:
             facts["against"] = {
                 "results": config.against,
                 **compare(rows, read_results(config.against), exam.right),
             }
-        return write_outcome(out, rows, facts, config)
+        result = write_outcome(out, rows, facts, config)
+        inputs = [*self.inputs(model), Input("dataset", exam.dataset.name, {"records": len(rows)})]
+        inputs += [] if config.against is None else [Input("results", config.against)]
+        write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULTS, METRICS])
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.outputs.sample_order import Order
-from worldsmith.checkpoint.formats.export_folder import read_source
 from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
@@ -138,17 +138,6 @@ def leaves_size_open(layers: Sequence[Layer]) -> bool:
     """Whether size, length or rate are left to the model."""
     said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
     return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
-
-
-def require_no_adapters(model: StoredModel, adapter: Path) -> None:
-    """Raises UserError when `adapter` would be added to weights that hold it, or their run's own adapters, already."""
-    source = read_source(model.folder)
-    trained = model.has_adapters and model.weights != "untrained"
-    if trained or (source.merged and source.run == read_source(adapter).run):
-        raise UserError(
-            f"--adapter {adapter}: {model.folder} has its run's adapters in its weights already; leave --adapter out, "
-            "or give the base that the run started from"
-        )
 
 
 def load(model: StoredModel, adapter: str | None, device: str) -> VideoModel:

@@ -102,7 +102,7 @@ def read_source(folder: Path) -> ExportSource:
 
 def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
     """Where the weights of an export come from; with `merge` its adapters, if any, are merged into them."""
-    merged = (model.has_adapters and merge) or read_source(model.folder).merged
+    merged = (model.has_adapters and merge) or model.adapter is not None or read_source(model.folder).merged
     return ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
@@ -268,6 +269,10 @@ class FamilyFormats:
         return UserError(
             f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
         )
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        """The adapters of a folder in PEFT's format, by native name."""
+        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         """Gives a network the adapters of a folder in PEFT's format; returns the adapted layers' paths."""

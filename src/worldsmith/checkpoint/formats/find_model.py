@@ -86,6 +86,11 @@ def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
         spec = formats.read_pipeline(path)
         if spec is not None:
             return of_export(path, spec, {}), None
+    if (path / "adapter_config.json").is_file():
+        raise FileNotFoundError(
+            f"{path} holds adapters alone; give the model that they belong to, and this folder with --adapter (or name "
+            "it with --parent, where its record says what it belongs to)"
+        )
     raise FileNotFoundError(
         f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
         "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json), a folder for transformers, "

@@ -20,6 +20,7 @@ from worldsmith.checkpoint.formats.export_folder import (
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
 from worldsmith.checkpoint.formats.registry import formats_of, full_name
+from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
@@ -189,17 +190,6 @@ def base_on_the_hub(base_model: str) -> dict[str, Any]:
     if hub is None:
         return {"base_model_name_or_path": None}
     return {"base_model_name_or_path": hub.repo, **({"revision": hub.revision} if hub.revision else {})}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAdapter:
-    """An adapter folder that was read and checked."""
-
-    folder: Path
-    rank: int
-    alpha: int
-    weights: Mapping[str, Tensor]
-    """Matrices by native name."""
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats
 from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.stored_adapter import require_fit
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights, open_checkpoint
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, start_in
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
@@ -43,6 +44,8 @@ class StoredModel:
     """The run's whole config as plain data; None for an exported folder."""
     base: str | None = None
     """Where the weights that the run started from are now; None: where its config says."""
+    adapter: Path | None = None
+    """A folder of adapters in PEFT's format, which are merged into the weights wherever these are read."""
 
     @property
     def config(self) -> Any:
@@ -84,6 +87,10 @@ class StoredModel:
         Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
         """
         source = self._source
+        if self.adapter is not None:
+            stored = self.formats.read_adapter(self.adapter)
+            require_fit(stored, source)
+            return MergedWeights(source, stored.alpha / stored.rank, stored.weights)
         if not merge or not any(is_adapter(name) for name in source.shapes):
             return source
         return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)

@@ -1,4 +1,4 @@
-"""A LoRA run's weights with the adapters merged in, one tensor at a time."""
+"""Weights with adapters merged in, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class MergedWeights(WeightSource):
-    """`merged_weight` for every weight of `source` that has an adapter; the others as they are."""
+    """`merged_weight` for every weight of `source` that has an adapter; the others as they are.
 
-    def __init__(self, source: WeightSource, scale: float) -> None:
-        self.source, self.scale = source, scale
+    The adapters are those that the source holds, or `adapters`, by native name.
+    """
+
+    def __init__(self, source: WeightSource, scale: float, adapters: Mapping[str, Tensor] | None = None) -> None:
+        self.source, self.scale, self.adapters = source, scale, adapters
         self.path, self.family = source.path, source.family
         self.settings, self.unknown = source.settings, source.unknown
         self.copies = source.copies
@@ -26,7 +29,9 @@ class MergedWeights(WeightSource):
         self.shapes = {name: shape for name, shape in source.shapes.items() if not is_adapter(name)}
         self.average_shapes = {name: shape for name, shape in source.average_shapes.items() if not is_adapter(name)}
         self.adapted = {
-            f"{name.removesuffix(MATRICES[0])}.weight" for name in source.shapes if name.endswith(MATRICES[0])
+            f"{name.removesuffix(MATRICES[0])}.weight"
+            for name in (source.shapes if adapters is None else adapters)
+            if name.endswith(MATRICES[0])
         }
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
@@ -34,8 +39,8 @@ class MergedWeights(WeightSource):
         self.source.read_into(plain, average=average, no_dist=no_dist)
         for name in tensors.keys() & self.adapted:
             base = name.removesuffix(".weight")
-            weight, low, high = (self.source.read(base + part, average=average) for part in (".weight", *MATRICES))
-            fill(tensors[name], merged_weight(weight, low, high, self.scale))
+            low, high = (self._matrix(base + part, average) for part in MATRICES)
+            fill(tensors[name], merged_weight(self.source.read(name, average=average), low, high, self.scale))
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         return self.source.dtype(name, average=average)
@@ -43,4 +48,7 @@ class MergedWeights(WeightSource):
     def changes_something(self, *, average: bool = False) -> bool:
         """Whether any B is not zero."""
         bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
-        return any(bool(self.source.read(base + MATRICES[1], average=average).any()) for base in bases)
+        return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
+
+    def _matrix(self, name: str, average: bool) -> Tensor:
+        return self.source.read(name, average=average) if self.adapters is None else self.adapters[name]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 PIPELINE_INDEX = "model_index.json"
@@ -175,6 +176,11 @@ class Cosmos3Formats(FamilyFormats):
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
         return {"_class_name": TRANSFORMER_CLASS, **transformer_config(generator(spec.config).network)}
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        from worldsmith.checkpoint.formats.cosmos3.peft_adapter import read_adapter
+
+        return read_adapter(folder)
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         from worldsmith.checkpoint.formats.cosmos3.peft_adapter import load_adapter

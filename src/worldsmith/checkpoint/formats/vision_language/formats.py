@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
@@ -148,6 +149,11 @@ class VisionLanguageFormats(FamilyFormats):
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        from worldsmith.checkpoint.formats.vision_language.peft_adapter import read_adapter
+
+        return read_adapter(folder)
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         from worldsmith.checkpoint.formats.vision_language.peft_adapter import load_adapter

@@ -9,4 +9,5 @@ from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
 
 LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
 ADAPTER = peft_adapter.export_of(LAYOUT)
+read_adapter = partial(peft_adapter.read_adapter, LAYOUT)
 load_adapter = partial(peft_adapter.load_adapter, LAYOUT)

@@ -1,0 +1,180 @@
+"""A reasoner of the smallest size with adapters: PEFT, the merged folder and the adapter say the same; and `infer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from reasoner_runs import make_world
+from reasoners import from_pretrained
+from safetensors.torch import load_file, save_file
+
+from worldsmith.cli.main import main
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.conversation import question
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
+
+TARGETS = ["q_proj", "down_proj", "qkv"]
+TOKENS = "5"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, questions, and an adapter that plain PEFT has written, in a folder that cannot be written."""
+    torch.manual_seed(0)
+    folder = make_world(tmp_path_factory.mktemp("adapters"))
+    model = get_peft_model(from_pretrained(folder / "model"), LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.3)
+    model.save_pretrained(folder / "adapter")
+    return folder
+
+
+def evaluate(world: Path, model: str, out: str, *words: str) -> int:
+    data = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
+    how = ["--task", "text", "--metrics", "rouge", "--max-new-tokens", TOKENS, "--dtype", "float32"]
+    return main(["evaluate", str(world / model), *data, *how, "-o", str(world / out), *words])
+
+
+def said(folder: Path) -> dict[str, str]:
+    return {row["id"]: row["full_response"] for row in json.loads((folder / "results.json").read_text())}
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+@torch.no_grad()
+def peft_says(world: Path) -> dict[str, str]:
+    """By PEFT beside the weights, one question after the other, without anything of ours but the inputs."""
+    model: Any = PeftModel.from_pretrained(from_pretrained(world / "model"), world / "adapter").eval()
+    processor = ChatProcessor.Config().build(folder=world / "model")
+    dataset = LlavaDataset.Config(path=str(world / "data")).build()
+    found = {}
+    for index in range(len(dataset)):
+        prompt = processor.prompt(question(dataset.turns(index)))
+        given = {"input_ids": prompt.input_ids[None], "mm_token_type_ids": prompt.token_types[None]}
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        if prompt.video_patches is not None:
+            given["pixel_values_videos"] = processor.media.normalize(prompt.video_patches, "video")
+            given["video_grid_thw"] = prompt.video_grids
+        if prompt.image_patches is not None:
+            given["pixel_values"] = processor.media.normalize(prompt.image_patches, "image")
+            given["image_grid_thw"] = prompt.image_grids
+        out = model.generate(**given, max_new_tokens=int(TOKENS), do_sample=False)
+        text = processor.tokenizer.decode(out[0, prompt.num_tokens :], skip_special_tokens=True)
+        found[dataset.place(index)[0]] = text.strip()
+    return found
+
+
+def test_adapter_merged_folder_and_peft_agree(world: Path) -> None:
+    (world / "adapter").chmod(0o555)
+    assert evaluate(world, "model", "plain") == 0
+    assert evaluate(world, "model", "adapted", "--adapter", str(world / "adapter")) == 0
+    merged = figures(world / "adapted")["merged"]
+    assert evaluate(world, os.path.relpath(merged["folder"], world), "merged_alone") == 0
+    assert said(world / "adapted") == said(world / "merged_alone") == peft_says(world)
+    assert said(world / "adapted") != said(world / "plain")
+    assert merged["layers"] == merged["changed"] == 3
+    base, whole = (load_file(folder / "model.safetensors") for folder in (world / "model", Path(merged["folder"])))
+    assert merged["max_change"] == max(float((whole[name] - base[name]).abs().max()) for name in whole)
+    record = json.loads((world / "adapted/lineage.json").read_text())
+    assert [entry["role"] for entry in record["inputs"]] == ["base", "adapter", "dataset"]
+
+
+def test_a_merged_folder_is_used_for_what_it_was_made_of(world: Path) -> None:
+    """Not for another adapter, nor when a file of it has lost bytes."""
+    place, copy = world / "kept", world / "copy"
+    shutil.copytree(world / "adapter", copy)
+    words = ("--merged", str(place), "--force", "--limit", "1")
+    evaluate(world, "model", "once", "--adapter", str(copy), *words)
+    (folder,) = (path for path in place.iterdir() if path.is_dir())
+    weights = folder / "model.safetensors"
+    first = weights.stat().st_mtime_ns
+    evaluate(world, "model", "once", "--adapter", str(copy), *words)
+    assert weights.stat().st_mtime_ns == first
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    evaluate(world, "model", "once", "--adapter", str(copy), *words)
+    assert weights.read_bytes() == whole
+    matrices = load_file(copy / "adapter_model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in matrices.items()}, copy / "adapter_model.safetensors")
+    evaluate(world, "model", "once", "--adapter", str(copy), *words)
+    assert len([path for path in place.iterdir() if path.is_dir()]) == 2
+
+
+def test_answers_of_another_adapter_are_not_taken_over(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--merged", str(world / "kept"), "--limit", "1")
+    evaluate(world, "model", "mine", "--adapter", str(world / "adapter"), *words)
+    assert evaluate(world, "model", "mine", *words) == 2
+    assert "adapter was 'sha256:" in capsys.readouterr().err
+
+
+def test_an_adapter_that_does_not_fit_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrices = load_file(world / "adapter/adapter_model.safetensors")
+    zero = {name: tensor * ("lora_A" in name) for name, tensor in matrices.items()}
+    some = dict(list(matrices.items())[1:])
+    wide = {name: tensor[:, :-1].contiguous() if "lora_A" in name else tensor for name, tensor in matrices.items()}
+    other = {name.replace("layers.0", "layers.7"): tensor for name, tensor in matrices.items()}
+    for name, tensors, words in (
+        ("zero", zero, "changes no weight of"),
+        ("some", some, "lacks a matrix of the layer"),
+        ("wide", wide, "with rank 4 needs"),
+        ("other", other, "belongs to another model"),
+    ):
+        shutil.copytree(world / "adapter", world / name)
+        (world / name).chmod(0o755)
+        save_file(tensors, world / name / "adapter_model.safetensors")
+        assert evaluate(world, "model", f"out_{name}", "--adapter", str(world / name)) == 2, name
+        assert words in capsys.readouterr().err, name
+    assert evaluate(world, "adapter", "out_alone") == 2
+    assert "holds adapters alone; give the model that they belong to" in capsys.readouterr().err
+
+
+def ask(world: Path, *words: str) -> int:
+    how = ["--max-new-tokens", TOKENS, "--dtype", "float32"]
+    return main(["infer", str(world / "model"), "--prompt", "Is the clip possible?", *how, *words])
+
+
+def test_a_folder_is_asked_file_by_file(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `evaluate` asks the same questions; the answers say what was shown."""
+    shutil.copytree(world / "data", world / "shown")
+    (world / "shown/chat9.mp4").write_bytes(b"nothing")
+    adapter = ["--adapter", str(world / "adapter")]
+    assert ask(world, "--media", str(world / "shown"), "-o", str(world / "said.json"), *adapter) == 0
+    told = json.loads((world / "said.json").read_text())
+    answers = {Path(answer["media"][0]).stem: answer for answer in told["answers"]}
+    lines = capsys.readouterr().out.splitlines()
+    assert [Path(line.partition(":")[0]).name for line in lines][-1] == "chat9.mp4"
+    assert answers.pop("chat9")["status"] == "prep_error"
+    evaluate(world, "model", "for_infer", *adapter, "--merged", str(world / "kept"))
+    expected = said(world / "for_infer")
+    assert {name: answer["full_response"] for name, answer in answers.items()} == {
+        name: expected[name] for name in answers
+    }
+    clip = answers["chat0"]
+    assert "Is the clip possible?" in clip["prompt_text"]
+    assert clip["shown"][0]["frames"][0] == 0
+    assert told["generation"]["max_new_tokens"] == int(TOKENS)
+    assert ask(world, "--media", str(world / "shown"), "-o", str(world / "said.json")) == 2  # it is there
+    capsys.readouterr()
+    assert ask(world, "--media", str(world / "shown"), "--kind", "image") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(world, "--video", str(world / "data/chat0.mp4"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (answer,) = found["answers"]
+    assert answer["status"] == "ok"
+    assert ask(world, "--video", str(world / "gone.mp4")) == 2
+    assert ask(world, "--media", str(world / "model")) == 2
+    assert "holds no images or videos" in capsys.readouterr().err
