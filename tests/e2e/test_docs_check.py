@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from damaged_data import damaged_chats
 
 from worldsmith.cli.main import main
 
@@ -18,6 +19,7 @@ def test_the_commands_of_the_page(
 ) -> None:
     """`launch` is held against its processes elsewhere; here its command alone does all of the work."""
     monkeypatch.chdir(tmp_path)
+    damaged_chats(tmp_path / "my_chats", good=2)
     said = []
     for line in "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)).splitlines():
         program, *words = shlex.split(line)
@@ -28,6 +30,8 @@ def test_the_commands_of_the_page(
     assert "kept         12" in said[1]
     assert "on each of 2 processes" in said[2]
     assert '"looked_at": 4,' in said[3]
-    assert said[4].startswith("12 samples encoded, 0 were there, 0 left out")
-    assert said[5].startswith("0 samples encoded, 12 were there, 0 left out")
+    assert "were opened for their headers alone" in " ".join(said[4].split())
+    assert "video_fps added to" in said[5]
+    assert said[6].startswith("12 samples encoded, 0 were there, 0 left out")
+    assert said[7].startswith("0 samples encoded, 12 were there, 0 left out")
     assert len(list(Path("my_latents").rglob("*.safetensors"))) == 12

@@ -37,6 +37,7 @@ ACTIONS = {
             "import": "datasets.import_clips:ImportClips",
             "videophy2": "datasets.videophy2:PrepareVideoPhy2",
             "preview": "datasets.preview_chats:PreviewChats",
+            "annotate-fps": "datasets.annotate_fps:AnnotateFps",
         },
         by="word",
     ),

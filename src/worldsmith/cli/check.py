@@ -16,7 +16,9 @@ from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.paths import format_path
 
+SPLITS = ("train", "val")
 HELP = (
     "Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of "
     "training; tokens, packs, sizes, duplicates, steps of a pass, free disk. Nothing is written."
@@ -33,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=count_from(0), metavar="N", help="processes that read (default: one for each CPU)"
     )
     parser.add_argument("--sample", type=count_from(1), metavar="N", help="look at N samples only, evenly chosen")
+    parser.add_argument(
+        "--headers", action="store_true", help="read headers only and decode nothing: fast, tells tokens and sizes"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.epilog = (
         "In place of FILE_OR_RECIPE, a data set will do: a folder or a file of one of our layouts. Every value of the "
@@ -62,10 +67,19 @@ def run(args: argparse.Namespace) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         from worldsmith.actions.datasets.check import CheckData
 
-        config = CheckData.Config(run=loaded.tree, limits_of=recipe)
+        config = CheckData.Config(
+            run=loaded.tree, limits_of=recipe, decode=not args.headers, cap_fields=cap_fields(loaded)
+        )
         for name in ("processes", "workers", "sample"):
             setattr(config, name, getattr(args, name))
         return show(config.build().run(), as_json=args.json)
+
+
+def cap_fields(loaded: Loaded) -> dict[str, str]:
+    """By split the value that the cap of its packs refers to, where it is a reference."""
+    steps = {split: loaded.sources.get((f"dataloader_{split}", "max_sequence_length"), []) for split in SPLITS}
+    found = {split: [step for step in taken if isinstance(step, tuple)] for split, taken in steps.items()}
+    return {split: format_path(paths[0]) for split, paths in found.items() if paths}
 
 
 def load(args: argparse.Namespace) -> tuple[Loaded, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,35 @@ def no_unicode(value: Any) -> SampleError | None:
     return None
 
 
-def read_list(file: Path) -> list[Any]:
+def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
     """The records of a file that is one JSON list; in place of one that is no Unicode, what is wrong with it.
 
-    Raises DataError when it is no list.
+    An object will do that has the list under one of `wrappers`, or one that has the key `single` and so is a record.
+    Raises DataError for anything else.
     """
     try:
         text = file.read_bytes()
-        records = json.loads(text)
+        records = records_in(json.loads(text), wrappers, single)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(records, list):
-        raise DataError(f"{file}: expected a list of records, found {type(records).__name__}")
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
     return [no_unicode(record) or record for record in records] if MAYBE_SURROGATE.search(text) else records
+
+
+def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
+    """The list of records that a JSON value is or holds, itself; see `read_list`. Raises DataError."""
+    if isinstance(value, list):
+        return value
+    expected = "a list of records"
+    if wrappers:
+        expected += f", or an object that has one as {' or '.join(map(repr, wrappers))} or is a record with '{single}'"
+    if not isinstance(value, dict) or not wrappers:
+        raise DataError(f"expected {expected}, found {type(value).__name__}")
+    if single in value:
+        return [value]
+    lists = [name for name in wrappers if isinstance(value.get(name), list)]
+    if len(lists) == 1:
+        return value[lists[0]]  # type: ignore[no-any-return]
+    found = f"the lists {', '.join(lists)}" if lists else f"the keys {', '.join(list(value)[:8]) or '(none)'}"
+    raise DataError(f"expected {expected}, found an object with {found}")

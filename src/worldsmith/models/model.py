@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -138,6 +138,10 @@ class Model(Configurable, ABC):
         def own_weights(self) -> tuple[str, str] | None:
             """The field that names a run's first weights where load_path does not, and the place; None: none does."""
             return None
+
+        def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
+            """Field, name and files of other parts of the model that may be repositories of the hub."""
+            return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
             """The layers that each target names; None: not known yet. Raises ValueError for one that names none."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from worldsmith.files.json_file import read_json_object
+from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +21,6 @@ _HUB_NAME = re.compile(
 )
 SHORT_NAMES: dict[str, str] = {}
 """What a released model is called -> its repository on the hub. A family adds its own."""
-SECONDS = 5.0
-"""How long the hub may take for each answer about a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """A repository of the hub, a revision of it (None: the default branch), and a folder or file in it ("": all)."""
-
-    repo: str
-    revision: str | None = None
-    inner: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.repo}{f'@{self.revision}' if self.revision else ''}{f'/{self.inner}' if self.inner else ''}"
 
 
 def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path:
@@ -60,7 +45,7 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
     if isinstance(found, Path):
         return found
     with explained(found, field):
-        ask_hub(found)
+        ask_hub(found, file_patterns)
     return None
 
 
@@ -154,7 +139,7 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
         shards = set(read_json_object(folder / index).get("weight_map", {}).values())
         home = Path(index).parent
         needed = {str(home / shard) for shard in shards}
-        if any(_matches(shard, file_patterns) for shard in needed - set(files)):
+        if any(matches(shard, file_patterns) for shard in needed - set(files)):
             return False
     return True
 
@@ -165,7 +150,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 
     patterns = wanted(hub, file_patterns)
     with explained(hub, field):
-        ask_hub(hub)
+        ask_hub(hub, file_patterns)
         snapshot = snapshot_download(
             hub.repo, revision=hub.revision, allow_patterns=[*patterns, hub.inner], etag_timeout=SECONDS
         )
@@ -173,68 +158,6 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
         if not path.is_file() and not is_complete(path, file_patterns):
             raise MissingPartError(f"the repository lacks '{patterns[0]}', or a file that its index lists")
     return path
-
-
-def ask_hub(hub: HubName) -> None:
-    """Raises what the client library raises when the hub does not have the repository, or cannot be asked."""
-    from huggingface_hub import HfApi
-
-    HfApi().repo_info(hub.repo, revision=hub.revision, timeout=SECONDS)
-
-
-class MissingPartError(Exception):
-    """A repository is there, and something in it is not."""
-
-
-@contextmanager
-def explained(hub: HubName, field: str) -> Iterator[None]:
-    """Turns whatever the client library raises into FileNotFoundError, which names the places that were looked at."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HTTPError,  # of the client library that the hub's own library uses in this version
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    cause: Exception | None
-    try:
-        yield
-        return
-    except MissingPartError as error:
-        reason, cause = str(error), None  # no cause: the repository was reached
-    except GatedRepoError as error:
-        reason, cause = "the repository is gated: accept its terms on its page and set HF_TOKEN", error
-    except RevisionNotFoundError as error:
-        reason, cause = f"the repository has no revision '{hub.revision}'", error
-    except RepositoryNotFoundError as error:
-        reason, cause = "no such repository, or a private one; check the name, or set HF_TOKEN", error
-    except (HTTPError, OSError) as error:
-        reason, cause = _why_unreachable(error), error
-    raise FileNotFoundError(
-        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
-        f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
-    ) from cause
-
-
-def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
-    """The patterns from the repository's root; the inner name may be that of a file."""
-    return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
-
-
-def _matches(file: str, file_patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(file, pattern) for pattern in file_patterns)
-
-
-def _why_unreachable(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, so it was not asked; unset it, or give a local folder"
-    return (
-        f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository where there is a "
-        "network (hf download) and give its folder, or set HF_ENDPOINT to a mirror"
-    )
 
 
 def _why_not_on_the_hub(name: str) -> str:

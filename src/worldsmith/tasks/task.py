@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
+from worldsmith.data.report.flag import Flag
 from worldsmith.data.report.report import DataReport, start_report
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
@@ -134,7 +135,9 @@ class Task(ABC):
 
     def data_report(self, loader: Any) -> DataReport:
         """What is known of the data at the start, at little cost."""
-        return start_report(loader)
+        report = start_report(loader)
+        report.flags = list(self.flags(loader.dataset))
+        return report
 
     def size(self, batch: Any) -> tuple[int, int]:
         """Samples and tokens of a batch."""
@@ -171,6 +174,15 @@ class Task(ABC):
         """How many samples of `dataset` are also in the other one."""
         seen = set(self.traces(other))
         return sum(trace in seen for trace in self.traces(dataset))
+
+    @classmethod
+    def records(cls, data: Any) -> Any:
+        """The data set of a loader's settings, where it can be made without a model; else None."""
+        return None
+
+    def flags(self, dataset: Any) -> Iterable[Flag]:
+        """What is to be said of the records before a sample is read."""
+        return ()
 
     @property
     def cell_bytes(self) -> int:

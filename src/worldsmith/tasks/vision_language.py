@@ -13,6 +13,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
+from worldsmith.data.report.flag import Flag
 from worldsmith.models.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.objectives.next_token import NextToken
@@ -102,6 +103,14 @@ class VisionLanguageTask(Task):
 
     def contents(self, dataset: ChatDataset) -> Iterable[tuple[str, Any]]:
         return dataset.contents()
+
+    @classmethod
+    def records(cls, data: ChatLoader.Config) -> ChatDataset:
+        dataset: ChatDataset = data.dataset.build()
+        return dataset
+
+    def flags(self, dataset: ChatDataset) -> Iterable[Flag]:
+        return dataset.flags()
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()

@@ -56,7 +56,10 @@ def test_validation_data_that_are_trained_on_are_told(run_file: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--dataloader_train.max_sequence_length", "9"], "none fits into a pack: raise dataloader_train.max_sequence"),
+        (
+            ["--dataloader_train.max_sequence_length", "9"],
+            "none fits into a pack: set dataloader_train.max_sequence_length to at least 130",
+        ),
         (["--dataloader_train.dataset.min_frames", "99"], "no sample of"),
     ],
 )
@@ -72,9 +75,16 @@ def test_a_run_that_could_not_start_ends_with_2(
 
 def test_more_processes_than_samples_is_said(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts, code = facts_of(capsys, str(run_file), "--processes", "8")
-    assert code == 0
+    assert code == 2
     assert facts["data"]["train"]["packs"] == [1] * 6 + [0] * 2
-    assert any("2 of 8 processes get nothing of a pass" in remark for remark in facts["remarks"])
+    (problem,) = facts["problems"]
+    assert "a step takes 2 packs on each process, and a pass over 6 samples gives 0 to some of 8" in problem
+    assert "What works: at most 1 process, smaller packs" in problem
+    one_pack = "--", "trainer.grad_accum_iter=1"
+    assert facts_of(capsys, str(run_file), "--processes", "2", *one_pack)[1] == 0
+    facts, code = facts_of(capsys, str(run_file), "--processes", "2")
+    assert (code, facts["data"]["train"]["packs"]) == (2, [1, 1])
+    assert "at most 1 process, trainer.grad_accum_iter = 1 or less" in facts["problems"][0]
 
 
 def test_a_data_set_is_held_against_the_limits_of_a_recipe(

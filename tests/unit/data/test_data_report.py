@@ -41,7 +41,7 @@ def test_lines_fit_the_terminal(width: int) -> None:
     long = "a very long reason why this clip cannot be used, with\nline breaks " * 9
     report.leave_out([Rejection(f"clip{n}", "truncated", long, "clip.mp4", n) for n in range(20)])
     report.tokens, report.seconds = spread(range(300)), spread([0.01] * 300)
-    report.notes, report.said = {"captions_truncated": 3}, {"captions_truncated": long}
+    report.notes, report.said = {"captions_truncated": 3}, {"captions_truncated": [long, "short"]}
     report.count_features([{"size": [f"{n % 11}x{n}"], "seconds": [n / 7]} for n in range(300)])
     report.duplicates = [[f"clip{n}" for n in range(100)]]
     report.packer, report.fill = "pool", {"pool": 0.987, "sequential": 0.9}

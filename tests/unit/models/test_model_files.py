@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub_server import COMMIT, serving_hub
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from worldsmith.models.model_files import SCHEME, HubName, hub_name, local_folde
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.models.video_vae.wan_files import find_vae
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = ("*.safetensors", "*.json")
 
 
@@ -122,56 +120,13 @@ def test_what_is_nowhere_says_the_three_places_within_seconds(cache: Path, monke
 def test_files_come_from_the_hub_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a server that speaks the hub's protocol: only the patterns are fetched, and then the cache serves."""
     content = {"config.json": b"{}", "model.safetensors": b"weights", "extra.bin": b"no"}
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            name = self.path.rpartition("/")[2]
-            if self.path.startswith("/api/models/org/name"):
-                siblings = [{"rfilename": file} for file in content]
-                body = json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode()
-                if "/tree/" in self.path:
-                    body = json.dumps(
-                        [{"type": "file", "path": f, "size": len(b), "oid": f} for f, b in content.items()]
-                    )
-                    body = body.encode()
-            elif name in content and "/resolve/" in self.path:
-                body = content[name]
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{name}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}"
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template[template.index("/{repo_id}") :]
-        )
-        monkeypatch.setattr(constants, "ENDPOINT", address)
+    with serving_hub({"org/name": content}, monkeypatch, cache) as hub:
         folder = local_folder("org/name", file_patterns=FILES)
-    finally:
-        server.shutdown()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == b"weights"
-    count = len(asked)
+    count = len(hub.asked)
     assert local_folder("org/name", file_patterns=FILES) == folder
-    assert len(asked) == count
+    assert len(hub.asked) == count
 
 
 parts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_]{0,6}", fullmatch=True)

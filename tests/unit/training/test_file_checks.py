@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hub_server import serving_hub
 from tiny_runs import make_world, tiny_config
 
 from worldsmith.distributed.memory import free_in_group, free_memory
@@ -69,18 +70,21 @@ def test_a_base_that_is_no_base_is_found(world: Path, tmp_path: Path, base: str)
 def test_the_hub_is_asked_and_nothing_is_downloaded(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    asked = []
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda self, repo, **rest: asked.append(repo))
+    """Also of a gated repository, the list of whose files is open to all: the head of a file is what tells."""
+    names = ["Wan-AI/Wan2.2-TI2V-5B", "Qwen/Qwen3-VL-8B-Instruct", "nvidia/Cosmos3-Nano"]
+    repos = {name: {"model.safetensors": b"", "tokenizer_config.json": b""} for name in names}
     config = tiny_config(world)
     config.checkpoint.init, config.checkpoint.load_path = "pretrained", "Cosmos3-Nano"
     config.model.config.tokenizer.vae_path = "Wan-AI/Wan2.2-TI2V-5B"
     config.model.config.text_tokenizer.path = "Qwen/Qwen3-VL-8B-Instruct"
-    assert check_files(config, tmp_path / "run") == []
-    assert asked == ["Wan-AI/Wan2.2-TI2V-5B", "Qwen/Qwen3-VL-8B-Instruct", "nvidia/Cosmos3-Nano"]
+    with serving_hub(repos, monkeypatch, tmp_path / "cache") as hub:
+        assert check_files(config, tmp_path / "run") == []
+        asked = [line for line in hub.asked if line.startswith("HEAD")]
+        assert [name for line in asked for name in names if name in line] == names
+        assert len(hub.asked) == 6
+        hub.gated = {names[2]}
+        (problem,) = check_files(config, tmp_path / "run")
+        assert "the repository is gated, and there is no token" in problem.message
     assert not (tmp_path / "cache").exists()
 
 

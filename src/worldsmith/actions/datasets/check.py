@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.datasets.readiness import Needs, look_at_files, look_at_latents, look_at_machine
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import UserError
 from worldsmith.data.report.inspector import Tally
-from worldsmith.data.report.report import DataReport, read_data
-from worldsmith.data.report.text import lines_of, titled, wrapped
+from worldsmith.data.report.report import DataReport, larger_cap, read_data, report_of
+from worldsmith.data.report.text import counted, lines_of, titled, wrapped
+from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
-from worldsmith.files.writable import nearest_folder
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import build_optimizer, check_space, checkpoint_bytes, kept_checkpoints, size
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
 
@@ -37,13 +38,18 @@ class Finding:
 
     reports: dict[str, DataReport] = field(default_factory=dict)
     """Of the training data and, if the run validates, of the validation data."""
-    disk: dict[str, int] = field(default_factory=dict)
-    """Bytes: what checkpoints and cached latents take, and what is free."""
+    needs: Needs = field(default_factory=Needs)
+    """What the run needs beside its data."""
     overlap: int | None = None
     """Samples that are validated and trained on; None where nothing is validated."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Why the run could not start, or would stop in its first pass."""
+
+    def refuse(self, problem: str) -> None:
+        """Notes a problem, unless it is a part of one that is known."""
+        if not any(problem in known for known in self.problems):
+            self.problems.append(problem)
 
 
 class CheckData(Action):
@@ -60,16 +66,22 @@ class CheckData(Action):
         """Processes that read; 0: this one alone, null: one for each CPU."""
         sample: Count | None = None
         """Look at so many samples only, evenly chosen; null: at all."""
+        decode: bool = True
+        """False: of images and videos headers alone are read, which is fast and tells tokens, sizes and rates."""
+        cap_fields: dict[str, str] = field(default_factory=dict)
+        """By split the field that its max_sequence_length refers to, where it is written elsewhere."""
 
     config: Config
 
     def run(self) -> Result:
         found = self.look()
+        needs = found.needs
         facts = {
             "run": None if self.config.limits_of else str(run_path(self.tree.job)),
             "limits_of": self.config.limits_of,
             "data": {name: report.facts() for name, report in found.reports.items()},
-            **{name: getattr(found, name) for name in ("overlap", "disk", "remarks", "problems")},
+            **{name: getattr(found, name) for name in ("overlap", "remarks", "problems")},
+            **{name: getattr(needs, name) for name in ("disk", "machine", "hub", "credentials")},
             "can_start": not found.problems,
         }
         return Result(list(self.lines(found)), facts, code=2 if found.problems else 0)
@@ -84,16 +96,42 @@ class CheckData(Action):
         return len(os.sched_getaffinity(0)) if chosen is None else chosen
 
     def look(self) -> Finding:
-        """Raises DataError when there is no data set, ValueError for processes that do not fit the run's degrees."""
+        """Raises ValueError for processes that do not fit the run's degrees; what else is wrong is a problem."""
         tree, found = self.tree, Finding()
-        ranks = plan_degrees(tree.model.config, self.config.processes or world_size()).data
-        model: Model = tree.model.config.build(device="meta")
+        degrees = plan_degrees(tree.model.config, self.config.processes or world_size())
+        if self.config.limits_of is None:
+            found.needs = look_at_files(tree)
+            found.problems += found.needs.problems
+        elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
+            try:
+                look()
+            except DataError as error:
+                found.refuse(str(error))
+        try:
+            model: Model = tree.model.config.build(device="meta")
+            tasks = self.read(found, model, degrees.data)
+        except (DataError, UserError, OSError, ValueError) as error:
+            if self.config.limits_of is not None:
+                raise
+            found.refuse(str(error))
+            with suppress(DataError):
+                found.reports = {} if (known := self.records()) is None else {"train": known}
+            return found
+        if self.config.limits_of is None:
+            self.look_at_run(found, model, degrees, tasks["train"])
+        return found
+
+    def read(self, found: Finding, model: Model, ranks: int) -> dict[str, Task]:
+        """The data of both splits. Raises DataError when there is no data set."""
+        tree = self.tree
         tasks: dict[str, Task] = {}
         datasets: dict[str, Any] = {}
         for split in ("train", "val"):
             data = getattr(tree, f"dataloader_{split}")
             if split == "val" and (data is None or not tree.trainer.run_validation):
                 continue
+            ends = getattr(data, "on_overlong", "drop") == "error"  # all are counted, not the first one alone
+            data = replace(data, on_overlong="drop") if ends else data
             task = task_of(tree.model.name)(model=model, objective=tree.objective, data=data, split=split)
             tally = task.quarantine = Tally(split)
             loader = task.loader(dry=True)
@@ -101,47 +139,57 @@ class CheckData(Action):
             packs_a_step = tree.trainer.grad_accum_iter if split == "train" else 1
             found.reports[split] = report = read_data(
                 loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
-                packs_a_step=packs_a_step, sample=self.config.sample, shown=share_done(f"reading {split} data"),
+                packs_a_step=packs_a_step, sample=self.config.sample, decode=self.config.decode,
+                cap_field=self.config.cap_fields.get(split, ""), shown=share_done(f"reading {split} data"),
             )  # fmt: skip
-            found.problems += report.problems
-            if report.kept and 0 in report.packs and report.looked_at == report.positions:
-                idle = [rank for rank, packs in enumerate(report.packs) if not packs]
-                found.remarks.append(
-                    f"{split}: {len(idle)} of {ranks} processes get nothing of a pass over {report.kept} samples and "
-                    "read those of later passes: use fewer processes, or more data"
-                )
+            report.flags = list(task.flags(loader.dataset))
+            for problem in report.problems:
+                found.refuse(problem)
+            self.judge(found, report, split, ends_at_long_ones=ends)
         if "val" in tasks:
             found.overlap = tasks["val"].overlap(datasets["val"], datasets["train"])
             if found.overlap:
                 found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
-        if self.config.limits_of is None:
-            self.look_at_disk(found, model, tasks["train"])
-        return found
+        return tasks
 
-    def look_at_disk(self, found: Finding, model: Model, task: Task) -> None:
-        """What the run writes, against what is free."""
-        tree, folder = self.tree, nearest_folder(run_path(self.tree.job))
-        build_optimizer(tree, model.network)  # which chooses what is trained
-        found.disk = {
-            "checkpoint": checkpoint_bytes(tree, model.network),
-            "checkpoints_kept": kept_checkpoints(tree),
-            "free": shutil.disk_usage(folder).free,
-        }
-        try:
-            found.remarks += check_space(tree, model.network, folder)
-        except UserError as error:
-            found.problems.append(str(error))
-        cache = getattr(tree.dataloader_train, "latent_cache", "")
-        if not cache or not task.cell_bytes:
+    def records(self) -> DataReport | None:
+        """What the records alone tell, where the data cannot be read for want of the model."""
+        dataset = task_of(self.tree.model.name).records(self.tree.dataloader_train)
+        if dataset is None:
+            return None
+        report = report_of(dataset, self.tree.dataloader_train.max_sequence_length)
+        report.flags = list(dataset.flags())
+        return report
+
+    def judge(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
+        """What the counts of a split mean for the run."""
+        ranks = len(report.packs)
+        if report.over_cap and (report.kept or ends_at_long_ones):
+            long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) are longer than the cap"
+            if ends_at_long_ones:
+                found.refuse(f"dataloader_{split}.on_overlong is 'error', and {long}: {larger_cap(report)}")
+            else:
+                found.remarks.append(f"{split}: {long} and are left out: {larger_cap(report)}")
+        if not report.kept or self.config.limits_of is not None:
             return
-        needed = task.cell_bytes * sum(report.cells for report in found.reports.values())
-        free = shutil.disk_usage(nearest_folder(Path(cache))).free
-        found.disk |= {"latent_cache": needed, "latent_cache_free": free}
-        if needed > free:
+        if split == "train" and report.ranks_that_work is not None:
+            found.refuse(too_few_steps(report, self.tree.trainer.grad_accum_iter))
+        elif 0 in report.packs and report.looked_at == report.positions:
             found.remarks.append(
-                f"the latents of a pass take {size(needed)}, and the disk of {cache} has {size(free)} free: clips "
-                "whose latents do not fit are encoded each time"
+                f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of a pass over {report.kept} "
+                "samples and read those of later passes: use fewer processes, or more data"
             )
+
+    def look_at_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
+        """What the machine has for the run."""
+        tree, needs = self.tree, found.needs
+        known = len(needs.problems)
+        look_at_machine(needs, tree, model, degrees, self.config.processes or world_size())
+        cache = getattr(tree.dataloader_train, "latent_cache", "")
+        if cache and task.cell_bytes:
+            look_at_latents(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
+        found.remarks += needs.remarks
+        found.problems += needs.problems[known:]
 
     def lines(self, found: Finding) -> Iterator[str]:
         width = min(WIDEST, shutil.get_terminal_size().columns)
@@ -151,17 +199,23 @@ class CheckData(Action):
             if len(found.reports) > 1:
                 yield titled(split, "-" * (width - 13))
             yield from lines_of(report, width=width, workers=self.workers)
-        disk = found.disk
-        if disk:
-            kept = disk["checkpoints_kept"] * disk["checkpoint"]
-            yield titled("disk", f"checkpoints {size(disk['checkpoint'])} each, at most {size(kept)} at once; "
-                                 f"free: {size(disk['free'])}")  # fmt: skip
-        if "latent_cache" in disk:
-            free = size(disk["latent_cache_free"])
-            yield titled("", f"latents of a pass {size(disk['latent_cache'])}; free: {free}")
+        yield from found.needs.lines()
         for remark in found.remarks:
             yield from wrapped("note", remark, width)
         for problem in found.problems:
             yield from wrapped("PROBLEM", problem, width)
         if found.problems:
-            yield titled("verdict", "this run could not start, or would stop in its first pass")
+            yield titled("verdict", "this run could not start, or would stop in its first pass, or do no step in it")
+
+
+def too_few_steps(report: DataReport, packs_a_step: int) -> str:
+    """Why a pass is less than a step for some process, and what would work."""
+    ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
+    ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
+    ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
+    step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
+    return (
+        f"a step takes {step} on each process, and a pass over {data} gives {packs} to some of {ranks}: they would do "
+        "no step in it, and see samples twice in one. What works: "
+        f"{', '.join([*ways, 'smaller packs, or more data'])}"
+    )

@@ -87,7 +87,7 @@ class ClipMaker(SampleMaker[VideoSample]):
             latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
             notes[f"cache_{outcome}"] = ""
         video = None
-        if latents is None:
+        if latents is None and self.decodes:
             framing = Framing((width, height), "training")
             video = torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing))
         sample = VideoSample(

@@ -16,6 +16,9 @@ from worldsmith.data.video_file import examine
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_loader import ChatLoader
 
+FPS_TOLERANCE = 0.01
+"""By so much a rate that a record states may differ from its video's before that is said."""
+
 
 class ChatMaker(SampleMaker[ChatSample]):
     """Maps a stream position to a conversation. Its tokens are counted before a picture is decoded."""
@@ -40,13 +43,18 @@ class ChatMaker(SampleMaker[ChatSample]):
                 f"{key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or max_frames, or "
                 "set on_overlong = 'drop' to leave such samples out"
             ) from None
-        sample = self.processor.finish(plan, key=key, position=position)
+        sample = self.processor.finish(plan, key=key, position=position, read=self.decodes)
         if not sample.num_supervised:
             raise SampleError("no_answer", "no token is supervised")
         notes = {}
         for video in (medium for medium in plan.media if isinstance(medium, VideoPlan)):
             if len(video.indices) == 1:
                 notes["single_frame_videos"] = f"{key}: {video.source} has a single frame, which is shown twice"
+            if video.fps is not None and abs(video.fps / video.info.fps - 1) > FPS_TOLERANCE:
+                notes["video_fps_disagrees"] = (
+                    f"{key} (record {self.dataset.number(index)}) states {video.fps:g} frames a second, {video.source} "
+                    f"has {video.info.fps:g}; video_fps = 'probe' takes the file's"
+                )
             if video.info.variable_rate:
                 notes["variable_rate"] = f"{key}: {video.source} has unevenly spaced frames, whose own times are told"
         return Made(sample, notes)
@@ -72,5 +80,6 @@ class ChatMaker(SampleMaker[ChatSample]):
         }
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
-        key, path, line = self.dataset.place(self.index(position))
-        return Rejection(key, reason, detail, path, line)
+        index = self.index(position)
+        key, path, line = self.dataset.place(index)
+        return Rejection(key, reason, detail, path, line, self.dataset.number(index))

@@ -127,17 +127,18 @@ class ChatProcessor(Configurable):
         ids, labels, types = (np.repeat(values, repeats) for values in (ids, labels, types))
         return ChatPlan(ids, labels, types, media)
 
-    def finish(self, plan: ChatPlan, *, key: str, position: int) -> ChatSample:
-        """Decodes the pictures. Raises SampleError."""
+    def finish(self, plan: ChatPlan, *, key: str, position: int, read: bool = True) -> ChatSample:
+        """Decodes the pictures, unless they are not to be `read`. Raises SampleError."""
         import torch
 
-        read: dict[str, Tensor | None] = {}
+        shown: dict[str, Tensor | None] = {}
         for kind in KINDS:
             plans = [medium for medium in plan.media if kind_of(medium) == kind]
-            read[f"{kind}_patches"] = torch.cat([self._read(medium) for medium in plans]) if plans else None
-            read[f"{kind}_grids"] = torch.tensor([medium.grid for medium in plans]) if plans else None
+            patches = [self._read(medium) for medium in plans] if read else []
+            shown[f"{kind}_patches"] = torch.cat(patches) if patches else None
+            shown[f"{kind}_grids"] = torch.tensor([medium.grid for medium in plans]) if plans else None
         ids, labels, types = (torch.from_numpy(v) for v in (plan.input_ids, plan.labels, plan.token_types))
-        return ChatSample(key, position, len(plan), ids, labels, types, **read)
+        return ChatSample(key, position, len(plan), ids, labels, types, **shown)
 
     def _read(self, medium: ImagePlan | VideoPlan) -> Tensor:
         import torch

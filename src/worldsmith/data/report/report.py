@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from worldsmith.data.report.flag import EXAMPLES, Flag
 from worldsmith.data.report.inspector import Seen, Tally, inspect
 from worldsmith.data.report.numbers import Histogram, Spread, histogram, spread
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
+from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
-
-EXAMPLES = 3
-"""Samples that are named of each kind."""
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class LeftOut:
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """Key, path, line and detail of the first ones."""
+    """Key, path, line or index in the file, and detail of the first ones."""
 
 
 @dataclass(slots=True)
@@ -50,10 +49,18 @@ class DataReport:
     """Of what is left out, broken samples, which count against the limit of the run."""
     notes: dict[str, int] = field(default_factory=dict)
     """What a run counts of the samples that it loads."""
-    said: dict[str, str] = field(default_factory=dict)
-    """What it says of them, by the same names."""
+    said: dict[str, list[str]] = field(default_factory=dict)
+    """What it says of the first ones, by the same names."""
+    flags: list[Flag] = field(default_factory=list)
+    """What the records tell before a sample is read."""
     cap: int | None = None
     """Tokens that a pack, and so a sample, stays below."""
+    cap_field: str = ""
+    """The field that says so."""
+    over_cap: int = 0
+    """Samples that were looked at and do not."""
+    needed_cap: int | None = None
+    """The least cap that all samples that were looked at stay below, where this one is too small."""
     tokens: Spread | None = None
     """Of samples, those above the cap included."""
     features: dict[str, Histogram] = field(default_factory=dict)
@@ -66,6 +73,8 @@ class DataReport:
     """Of the first pass, by process; for a part of the data an estimate."""
     steps: list[float] = field(default_factory=list)
     """The same in optimizer steps."""
+    ranks_that_work: int | None = None
+    """The most processes of which each does a step in a pass, where not all do; 0 = not even one alone."""
     cells: int = 0
     """Of latents, of all samples of the first pass that are trained on; for a part of the data an estimate."""
     duplicates: list[list[str]] = field(default_factory=list)
@@ -83,7 +92,7 @@ class DataReport:
             group.count += 1
             self.bad += not rejection.is_filter
             if len(group.examples) < EXAMPLES:
-                names = ("key", "path", "line", "detail")
+                names = ("key", "path", "line", "index", "detail")
                 group.examples.append({name: getattr(rejection, name) for name in names})
         self.left_out = dict(sorted(self.left_out.items()))
 
@@ -105,15 +114,21 @@ def read_data(
     ranks: int,
     packs_a_step: int,
     sample: int | None = None,
+    decode: bool = True,
+    cap_field: str = "",
     shown: Callable[[int, int], None] | None = None,
 ) -> DataReport:
     """Reads the first pass of a loader whose quarantine is `tally`, or `sample` of it, evenly chosen.
 
     `contents`: see `Task.contents`. The pass is shared by `ranks`, each of which does `packs_a_step` packs in a step.
+    Without `decode` headers alone are read, which tell tokens and sizes. `cap_field`: what sets the cap, if another
+    field than the loader's does.
     """
     dataset, config = loader.dataset, loader.config
+    loader.maker.decodes = decode
     report = start_report(loader)
-    report.decoded, report.packer = True, config.packer
+    report.decoded, report.packer = decode, config.packer
+    report.cap_field = cap_field or f"{tally.section}.max_sequence_length"
     total = len(dataset)
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[Seen] = []
@@ -128,8 +143,12 @@ def read_data(
     report.kept = len(kept)
     notes = [(name, words) for item in seen for name, words in item.notes.items()]
     report.notes = dict(sorted((Counter(name for name, _ in notes) + loader.counts).items()))
-    report.said = {name: words for name, words in reversed(notes) if words}
-    report.tokens = spread([item.num_tokens for item in seen if item.num_tokens >= 0])
+    told = {name: [words for other, words in notes if other == name and words] for name in report.notes}
+    report.said = {name: words[:EXAMPLES] for name, words in told.items() if words}
+    tokens = [item.num_tokens for item in seen if item.num_tokens >= 0]
+    report.tokens = spread(tokens)
+    if report.cap is not None and tokens and max(tokens) >= report.cap:
+        report.over_cap, report.needed_cap = sum(count >= report.cap for count in tokens), max(tokens) + 1
     report.seconds = spread([item.seconds for item in seen])
     report.count_features(item.features for item in kept)
     report.duplicates = repeated(contents)
@@ -143,7 +162,11 @@ def read_data(
 
 def start_report(loader: PackingDataLoader) -> DataReport:
     """What is known before a sample is opened."""
-    dataset, cap = loader.dataset, loader.config.max_sequence_length
+    return report_of(loader.dataset, loader.config.max_sequence_length)
+
+
+def report_of(dataset: StreamDataset, cap: int | None) -> DataReport:
+    """The same of a data set without a loader."""
     report = DataReport(dataset.name, dataset.num_records, dataset.num_samples, len(dataset), cap=cap)
     report.leave_out(dataset.rejections)
     return report
@@ -156,10 +179,8 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
         return found
     over = [item.num_tokens for item in seen if item.rejection and item.rejection.reason == "over_token_cap"]
     if over and len(over) == len(seen):
-        found.append(
-            f"the smallest of {len(over)} samples has {min(over)} tokens, and none fits into a pack: raise "
-            f"{tally.section}.max_sequence_length (now {report.cap}), or use smaller or shorter ones"
-        )
+        least = f"the smallest of {len(over)} samples has {min(over)} tokens, and none fits into a pack"
+        found.append(f"{least}: {larger_cap(report)}")
     else:
         part = report.looked_at < report.positions
         which = f"none of the {report.looked_at} samples that were looked at" if part else "no sample"
@@ -168,12 +189,20 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
     return found
 
 
+def larger_cap(report: DataReport) -> str:
+    """What to do where samples are too long."""
+    return (
+        f"set {report.cap_field} to at least {report.needed_cap} (now {report.cap}) for all of them, or use smaller or "
+        "shorter ones"
+    )
+
+
 def count_packs(
     report: DataReport, loader: PackingDataLoader, kept: Sequence[Seen], ranks: int, packs_a_step: int, share: float
 ) -> None:
     """Packs the samples of each rank, by the packer of the run and, for their fill, by the others."""
     config = loader.config
-    shares = [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
+    shares = dealt(kept, ranks)
     for name in dict.fromkeys([config.packer, "sequential", "pool"]):
         if config.max_sequence_length is None and name != config.packer:
             continue
@@ -181,9 +210,24 @@ def count_packs(
         if name == config.packer:
             report.packs = [round(len(own) / share) if share else 0 for own in packs]
             report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
+            if min(report.steps) < 1:
+                report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
         full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
         if full and config.max_sequence_length is not None:
             report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
+
+
+def dealt(kept: Sequence[Seen], ranks: int) -> list[list[int]]:
+    """The tokens of the samples that each rank gets."""
+    return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
+
+
+def most_ranks(config: PackingDataLoader.Config, kept: Sequence[Seen], below: int, packs: float) -> int:
+    """The most processes, fewer than `below`, of which a pass gives so many packs to each; 0 = not even to one."""
+    for ranks in range(below - 1, 0, -1):
+        if all(len(pack_all(config.packer, config, own)) >= packs for own in dealt(kept, ranks)):
+            return ranks
+    return 0
 
 
 def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int]) -> list[list[int]]:

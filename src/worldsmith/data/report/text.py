@@ -19,7 +19,7 @@ def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
     """The report in lines of at most `width` columns, file names apart. `workers`: processes that a run reads with."""
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly chosen,"
-    how = "were read as for training" if report.decoded else "were opened"
+    how = "were read as for training" if report.decoded else "were opened for their headers alone"
     held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in a pass; {looked} {how}"
     yield from wrapped("", held, width)
     if report.kept is not None:
@@ -28,18 +28,24 @@ def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
         first = group.examples[0]
-        said = f"{first['key']}: {first['detail']}"
+        why = f"{first['key']}: {first['detail']}"
         start = f"  {name:<{names}} {group.count:>7}  "
-        yield start + clip(said, width - len(start))
+        yield start + clip(why, width - len(start))
+    for flag in report.flags:
+        yield from wrapped("noted", f"{flag}", width)
+        yield titled("", clip(flag.named, width - len(INDENT)))
     for name, count in report.notes.items():
-        said = f": {report.said[name]}" if name in report.said else ""
-        yield titled("noted", clip(f"{name} {count}{said}", width - len(INDENT)))
+        said, *further = report.said.get(name, [""])
+        yield titled("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
+        yield from (titled("", clip(more, width - len(INDENT))) for more in further)
     if report.duplicates:
-        more = sum(len(keys) - 1 for keys in report.duplicates)
-        said = f"{counted(more, 'sample')} the same as another one, such as {' = '.join(report.duplicates[0])}"
+        again = sum(len(keys) - 1 for keys in report.duplicates)
+        said = f"{counted(again, 'sample')} the same as another one, such as {' = '.join(report.duplicates[0])}"
         yield titled("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
         cap = f"; the cap of a pack is {report.cap}" if report.cap else ""
+        if report.over_cap:
+            cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) do not stay below"
         yield from wrapped("tokens", f"{percentiles(report.tokens)}{cap}", width)
     alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
     if alike:

@@ -82,6 +82,8 @@ class SampleMaker(ABC, Generic[S]):
     def __init__(self, dataset: StreamDataset, config: PackingDataLoader.Config) -> None:
         self.dataset: Any = dataset
         self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.max_sequence_length
+        self.decodes = True
+        """Whether pictures are decoded; without, a sample has its tokens and sizes alone."""
         self.measured: int | None = None
         """Tokens of what was held against the cap last."""
 

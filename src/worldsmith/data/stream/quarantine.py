@@ -31,6 +31,8 @@ class Rejection:
     path: str
     line: int | None = None
     """Line number in the data set file, if it has lines."""
+    index: int | None = None
+    """Number of the record in a file that has no lines, from 0."""
 
     @property
     def is_filter(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,9 @@ class VisionLanguageModel(Model):
             if backbone.safetensors_path:
                 return f"{field}.safetensors_path", backbone.safetensors_path
             return (f"{field}.model_name", backbone.model_name) if backbone.model_name else None
+
+        def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
+            yield "model.config.policy.backbone.model_name", self.policy.backbone.model_name, FILES
 
         def check_device(self, device: str) -> None:
             from worldsmith.models.vision_language.attention import check_device

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from worldsmith.config import Configurable
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
+from worldsmith.data.conversations.datasets.record_flags import NO_FPS, flags_of
+from worldsmith.data.report.flag import Flag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -69,6 +71,14 @@ class ChatDataset(Configurable, ABC):
         """Key, and what makes two conversations the same to learn from."""
         return self.listing()
 
+    def number(self, index: int) -> int:
+        """Which record of its file a conversation is, from 0."""
+        return index
+
+    def flags(self) -> Iterable[Flag]:
+        """What is to be said of the records before any medium is opened."""
+        return ()
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over all that `listing` gives."""
@@ -85,8 +95,16 @@ class Entry:
     key: str
     record: Any
     line: int | None
+    number: int
+    """Which record of the file it is, from 0."""
     files: tuple[str, ...]
     """Its images and videos, as far as they are files."""
+    shows_video: bool
+
+    @property
+    def name(self) -> str:
+        """What the record calls itself; "" = nothing."""
+        return name_of(self.record)
 
 
 class ChatFile(ChatDataset):
@@ -98,7 +116,17 @@ class ChatFile(ChatDataset):
         media_root: str = ""
         """Folder to which media paths are relative; "" = that of the file."""
         video_fps: Literal["optional", "require", "probe"] = "optional"
-        """A record's own `video_fps`: used where there is one, required, or not used (the video's rate is)."""
+        """A record's own `video_fps`: used where there is one, required of all, or not used (the video's rate is)."""
+
+        def check_files(self) -> None:
+            """Raises DataError also when a record lacks the `video_fps` that is required."""
+            dataset: ChatFile = self.build()
+            lacks = next((f for f in dataset.flags() if f.name == NO_FPS), None)
+            if self.video_fps == "require" and lacks is not None:
+                raise DataError(
+                    f"{dataset.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {dataset.file} --out "
+                    "NEW` writes a file that has it; video_fps = 'optional' or 'probe' reads each video's own rate"
+                )
 
     config: Config
     file_name: str
@@ -122,14 +150,15 @@ class ChatFile(ChatDataset):
             try:
                 if isinstance(record, SampleError):
                     raise record
-                files = files_of(check_turns(self.parse(record)))
+                turns = check_turns(self.parse(record))
             except SampleError as error:
                 where = "" if line is not None else f"record {number}: "
-                self.rejections.append(Rejection(key, error.reason, f"{where}{error.detail}", self.name, line))
+                self.rejections.append(Rejection(key, error.reason, f"{where}{error.detail}", self.name, line, number))
                 self._order.append(self.rejections[-1])
             else:
                 self._order.append(len(self.entries))
-                self.entries.append(Entry(key, record, line, files))
+                shows = any(part.kind == "video" for turn in turns for part in turn.parts)
+                self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
@@ -161,6 +190,12 @@ class ChatFile(ChatDataset):
 
     def in_order(self) -> Iterator[int | Rejection]:
         return iter(self._order)
+
+    def number(self, index: int) -> int:
+        return self.entries[index].number
+
+    def flags(self) -> Iterable[Flag]:
+        return flags_of(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
         """Key, and what a conversation shows and says, whatever it and its files are called."""
@@ -197,9 +232,7 @@ class ChatFile(ChatDataset):
             return None
         if stated is None:
             if self.config.video_fps == "require":
-                raise SampleError(
-                    "no_video_fps", "the record has no 'video_fps'; video_fps = 'optional' reads the video's"
-                )
+                raise SampleError(NO_FPS, "the record has no 'video_fps'; video_fps = 'optional' reads the video's")
             return None
         if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
             raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")

@@ -17,9 +17,16 @@ TAG = re.compile(r"\n?<(image|video)>\n?")
 """A place of an image or a video, with the line breaks that set it apart."""
 
 
+WRAPPERS = ("annotations", "data", "samples", "items")
+"""What the list of records is called where the file is an object."""
+TURNS = "conversations"
+"""The key by which a record is known."""
+
+
 class LlavaDataset(ChatFile):
     """`annotations.json`: a list of `{"id", "image" | "images", "video" | "videos", "video_fps", "conversations"}`.
 
+    An object that has this list as "annotations", "data", "samples" or "items" will do, and a single record.
     All turns are used. Each `<image>` and `<video>` in a user's text is the place of the next image or video; media
     without any tag come before the first user's text. Other numbers of tags than of media are refused.
     """
@@ -31,10 +38,10 @@ class LlavaDataset(ChatFile):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        return super().is_at(path) or (path.is_file() and path.suffix == ".json" and has(path, "conversations"))
+        return super().is_at(path) or (path.is_file() and path.suffix == ".json" and has(path, TURNS))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        for number, record in enumerate(read_list(self.file)):
+        for number, record in enumerate(read_list(self.file, wrappers=WRAPPERS, single=TURNS)):
             yield number, None, record
 
     def parse(self, record: Any) -> list[Turn]:
@@ -42,13 +49,13 @@ class LlavaDataset(ChatFile):
             raise SampleError("bad_record", f"expected an object, found {record!r:.80}")
         images = [self.medium("image", path) for path in named(record, "image")]
         videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
-        return tagged_turns(record.get("conversations"), images, videos)
+        return tagged_turns(record.get(TURNS), images, videos)
 
 
 def has(file: Path, name: str) -> bool:
-    """Whether the first record of a list has such a key."""
+    """Whether the first record of a file has such a key."""
     try:
-        records = read_list(file)
+        records = read_list(file, wrappers=WRAPPERS, single=TURNS)
     except DataError:
         return False
     return bool(records) and isinstance(records[0], dict) and name in records[0]

@@ -11,6 +11,7 @@ from typing import Any
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
+from worldsmith.data.report.flag import Flag
 from worldsmith.data.stream.quarantine import Rejection
 
 
@@ -74,6 +75,15 @@ class MixedDataset(ChatDataset):
                     yield start + record
                 else:
                     yield replace(record, key=f"{name}/{record.key}")
+
+    def number(self, index: int) -> int:
+        _, member, own = self.member(index)
+        return member.number(own)
+
+    def flags(self) -> Iterable[Flag]:
+        for name, member in self.members.items():
+            for found in member.flags():
+                yield replace(found, said=f"{found.said} ({name})")
 
     def contents(self) -> Iterable[tuple[str, Any]]:
         return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())

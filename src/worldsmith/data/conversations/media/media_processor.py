@@ -44,6 +44,8 @@ class VideoPlan:
     grid: tuple[int, int, int]
     frame_tokens: int
     """Tokens of one time."""
+    fps: float | None = None
+    """The rate that took the place of the container's."""
 
     @property
     def tokens(self) -> int:
@@ -136,7 +138,7 @@ class MediaProcessor(Configurable):
         )
         times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
         grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
-        return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2)
+        return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, fps)
 
     def video_pixels(self, frames: int) -> tuple[int, int]:
         """(least, most) pixels of a video of so many frames, over all of them."""

@@ -13,6 +13,8 @@ from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.dataset_record import changed_samples, record_text
 from worldsmith.data.stream.errors import DataError
 
+POLICIES = ("optional", "require", "probe")
+
 
 def chat(*texts: str, **record: Any) -> dict[str, Any]:
     turns = [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(texts)]
@@ -132,6 +134,57 @@ def test_bad_records_are_left_out_with_their_place(tmp_path: Path, record: Any, 
     assert (len(dataset), dataset.num_records) == (1, 2)
 
 
+@pytest.mark.parametrize("name", [None, "annotations", "data", "samples", "items"])
+def test_the_list_may_be_in_an_object_and_a_record_may_be_alone(tmp_path: Path, name: str | None) -> None:
+    """§4.4: a list, an object with it under one of four names, or one record."""
+    records = [chat("Hi", "Hello", id="a"), chat("?", "no", id="b", video="v.mp4")]
+    plain = build(tmp_path, *records)
+    value: Any = records[0] if name is None else {"info": "x", "videos": [], name: records}
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(value))
+    assert LlavaDataset.is_at(file)
+    dataset = LlavaDataset.Config(path=str(file)).build()
+    count = 1 if name is None else 2
+    assert [dataset.turns(index) for index in range(len(dataset))] == [plain.turns(index) for index in range(count)]
+    assert [entry.number for entry in dataset.entries] == list(range(count))
+
+
+def test_records_are_flagged_with_their_number_and_id(tmp_path: Path) -> None:
+    """§4.4, §4.11, §7.2-15: rates by policy, with counts and five examples; ids that repeat or are missing."""
+    records = [chat("?", "a", video="v.mp4", id=f"r{n // 2}") for n in range(14)]
+    records[3]["video_fps"] = 8
+    records += [chat("?", "a"), chat("only", id="bad")]
+    flags = {policy: {f.name: f for f in build(tmp_path, *records, video_fps=policy).flags()} for policy in POLICIES}
+    for policy in ("optional", "require"):
+        lacks = flags[policy]["no_video_fps"]
+        assert (lacks.count, lacks.of) == (13, 14)
+        assert [one["index"] for one in lacks.examples] == [0, 1, 2, 4, 5]
+        assert lacks.named.startswith("record 0 (r0), record 1 (r0#2), record 2 (r1), record 4 (r2)")
+    assert "no_video_fps" not in flags["probe"]
+    assert (flags["probe"]["ids_repeated"].count, flags["probe"]["ids_missing"].count) == (14, 1)
+    with pytest.raises(DataError, match=r"13 of 14 records .* asks for: record 0 \(r0\).*annotate-fps .*probe"):
+        LlavaDataset.Config(path=str(tmp_path), video_fps="require").check_files()
+    LlavaDataset.Config(path=str(tmp_path)).check_files()
+    build(tmp_path, records[3], chat("?", "a"), video_fps="require").config.check_files()
+
+
+def test_media_one_level_off_are_found(tmp_path: Path) -> None:
+    """§7.2-24: below a folder beside the annotations, or above them."""
+    (tmp_path / "a" / "videos").mkdir(parents=True)
+    (tmp_path / "a" / "videos" / "v.mp4").touch()
+    folder = tmp_path / "a"
+    for given, root in (
+        ("v.mp4", folder / "videos"),
+        ("a/videos/v.mp4", tmp_path),
+        ("w.mp4", None),
+        ("videos/v.mp4", None),
+    ):
+        flags = {flag.name: flag for flag in build(folder, chat("?", "x", id=1, video=given)).flags()}
+        assert ("media_elsewhere" in flags) == (root is not None)
+        if root is not None:
+            assert f"set media_root = '{root}'" in flags["media_elsewhere"].said
+
+
 def test_ids_may_repeat(tmp_path: Path) -> None:
     dataset = build(tmp_path, *(chat("Hi", "Hello", id=name) for name in ("a", "a", 7, "a", None)))
     assert [dataset.place(index)[0] for index in range(5)] == ["a", "a#2", "7", "a#3", "annotations.json[4]"]
@@ -164,8 +217,15 @@ def test_files_that_are_no_list_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="path is empty"):
         LlavaDataset.Config().build()
     (tmp_path / "annotations.json").write_text("{}")
-    with pytest.raises(DataError, match="expected a list of records, found dict"):
-        config.build()
+    for text, found in (
+        ('"text"', "found str"),
+        ('{"id": 1, "videos": []}', "found an object with the keys id, videos"),
+        ('{"data": [], "items": []}', "found an object with the lists data, items"),
+        ('{"data": {}}', "found an object with the keys data"),
+    ):
+        (tmp_path / "annotations.json").write_text(text)
+        with pytest.raises(DataError, match=f"expected a list of records, or an object that has one as .* {found}"):
+            config.build()
     (tmp_path / "annotations.json").write_text("[{]")
     with pytest.raises(DataError, match=r"cannot be read as JSON: .*line 1 column 3"):
         config.build()

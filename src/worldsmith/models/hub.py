@@ -1,0 +1,123 @@
+"""Asking the Hugging Face hub: whether a file of a repository would really be given, and in clear words why not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+SECONDS = 5.0
+"""How long the hub may take for each answer."""
+TOKEN = "HF_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository of the hub, a revision of it (None: the default branch), and a folder or file in it ("": all)."""
+
+    repo: str
+    revision: str | None = None
+    inner: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo}{f'@{self.revision}' if self.revision else ''}{f'/{self.inner}' if self.inner else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the hub would give."""
+
+    files: int
+    bytes: int
+    """As far as the hub says it."""
+
+
+class MissingPartError(Exception):
+    """A repository is there, and something in it is not."""
+
+
+def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
+    """Asks for the list of files, and for the head of the largest of those that are wanted, as a download begins.
+
+    The list of a gated repository is open to all, its files are not. Raises what the client library raises, and
+    MissingPartError where no file has the first pattern.
+    """
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+
+    info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=SECONDS, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    first, *_ = patterns = wanted(hub, file_patterns)
+    found = [file for file in sizes if matches(file, patterns)]
+    if not any(matches(file, (first, hub.inner)) for file in found):
+        raise MissingPartError(f"the repository lacks '{first}'")
+    largest = max(found, key=lambda file: (sizes[file], matches(file, (first,))))
+    get_hf_file_metadata(hf_hub_url(hub.repo, largest, revision=hub.revision), timeout=SECONDS)
+    return Offer(len(found), sum(sizes[file] for file in found))
+
+
+def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
+    """The patterns from the repository's root; the inner name may be that of a file."""
+    return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
+
+
+def matches(file: str, file_patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(file, pattern) for pattern in file_patterns)
+
+
+def has_token() -> bool:
+    """Whether a token would be sent: from the environment, or stored by `hf auth login`."""
+    from huggingface_hub import constants, get_token
+
+    return not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token() is not None
+
+
+@contextmanager
+def explained(hub: HubName, field: str) -> Iterator[None]:
+    """Turns whatever the client library raises into FileNotFoundError, which names the places that were looked at."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError  # of the client library that the hub's own library uses
+
+    try:
+        yield
+        return
+    except MissingPartError as error:
+        reason, cause = str(error), None  # no cause: the repository was reached
+    except (HTTPError, OSError) as error:
+        reason, cause = why_refused(hub, error), error
+    raise FileNotFoundError(
+        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
+        f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
+    ) from cause
+
+
+def why_refused(hub: HubName, error: Exception) -> str:
+    """What the hub's answer means, or that there was none; a token is never shown."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    page, given = f"{constants.ENDPOINT}/{hub.repo}", has_token()
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so it was not asked; unset it, or give a local folder"
+    if isinstance(error, GatedRepoError):
+        if given:
+            return f"the repository is gated, and the token has no access to it: accept its terms on {page}"
+        return f"the repository is gated, and there is no token: accept its terms on {page} and set {TOKEN}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"the repository has no revision '{hub.revision}'"
+    if isinstance(error, RepositoryNotFoundError):
+        hidden = "the token has no access to" if given else f"needs a token ({TOKEN}), and there is none"
+        return f"no such repository, or a private one that {hidden}; check the name"
+    if status == 401:
+        what = "does not accept the token: it is wrong or has expired" if given else "wants a token, and there is none"
+        return f"{constants.ENDPOINT} {what}; set {TOKEN}"
+    if status == 403:
+        return f"{constants.ENDPOINT} refuses it (403): the token's rights do not reach; use one that may read {page}"
+    if status is not None:
+        return f"{constants.ENDPOINT} answers with status {status}; try it again later, or give a local folder"
+    return (
+        f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository where there is a "
+        "network (hf download) and give its folder, or set HF_ENDPOINT to a mirror"
+    )
