@@ -81,7 +81,7 @@ def write_lineage(
     *,
     action: str,
     settings: Mapping[str, Any],
-    inputs: Iterable[Input],
+    inputs: Iterable[Input | Mapping[str, Any]],
     outputs: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Writes the record of a result, as the last of its files, and returns it.
@@ -89,15 +89,16 @@ def write_lineage(
     `place` is the result's folder, which gets `lineage.json`, or `ACTION.lineage.json` where that tells of another
     action; or the file that the result is, beside which `FILE.lineage.json` is written. `settings` are plain data
     (`to_dict` of the action's config) without secrets. `outputs` are files by their names in the folder, "." for a
-    folder that is a model itself; a file need not name itself. An input that is not on this machine has no fingerprint.
+    folder that is a model itself; a file need not name itself. An input that is not on this machine has no fingerprint;
+    it may also be an entry of another record, which is repeated.
 
     Raises OSError when something cannot be read or written.
     """
     file = record_file(Path(place), action)
     folder = file.parent
-    outputs = [Path(place).name, *outputs] if Path(place).is_file() else outputs
-    read = [describe_input(entry) for entry in inputs]
-    made = [describe_output(folder, name) for name in outputs]
+    names = [Path(place).name, *outputs] if Path(place).is_file() else outputs
+    read = [describe_input(entry) if isinstance(entry, Input) else dict(entry) for entry in inputs]
+    made = [describe_output(folder, name) for name in dict.fromkeys(names)]
     plain = json.loads(json.dumps(dict(settings), default=str))
     core = [action, plain, [[i["role"], i["path"], i["fingerprint"]] for i in read], made]
     record = {

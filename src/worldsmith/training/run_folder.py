@@ -108,9 +108,12 @@ def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world
     )
 
 
-def write_data_records(folder: Path, data: Mapping[str, tuple[Task, PackingDataLoader]]) -> None:
-    """Writes what the data are: their samples, and data_report.json. `data`: by "train" and "val"."""
+def write_data_records(
+    folder: Path, config: Trainer.Config, data: Mapping[str, tuple[Task, PackingDataLoader]]
+) -> None:
+    """Writes what the data are: their samples, data_report.json, and lineage.json. `data`: by "train" and "val"."""
     from worldsmith.data.stream import dataset_record
+    from worldsmith.training.run_lineage import write_run_lineage
 
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
     for split, (_, loader) in data.items():
@@ -118,6 +121,7 @@ def write_data_records(folder: Path, data: Mapping[str, tuple[Task, PackingDataL
     reports = {split: task.data_report(loader).facts() for split, (task, loader) in data.items()}
     known = {split: {k: v for k, v in facts.items() if v not in (None, "", [], {})} for split, facts in reports.items()}
     write_text(folder / "data_report.json", json.dumps(known, indent=2, ensure_ascii=False) + "\n")
+    write_run_lineage(folder, config, {split: loader for split, (_, loader) in data.items()})
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:

@@ -354,7 +354,7 @@ class Trainer(Configurable):
         data = {"train": (self.task, self.state.loader)}
         if self.validator is not None:
             data["val"] = self.validator.task, self.validator.loader
-        write_data_records(self.run_folder, data)
+        write_data_records(self.run_folder, self.config, data)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
         self.messages.begin()

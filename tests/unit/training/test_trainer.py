@@ -44,7 +44,7 @@ def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_folder_holds_all_records(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
     records = {"config.yaml", "launch_info.yaml", "job_env.yaml", "dataset_windows.txt", "data_report.json"}
-    records |= {"metrics.jsonl", ".lock"}
+    records |= {"metrics.jsonl", "lineage.json", ".lock"}
     assert names == records | {"checkpoints", "grad_clip", "metrics"}
     assert (whole / "checkpoints" / "latest_checkpoint.txt").read_text() == "iter_000000008\n"
     steps = [line[0] for line in read_losses(whole)]
