@@ -68,12 +68,19 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
             if sum(line["run"] == index for line in chart["lines"]) >= MOST_LINES:
                 chart["more"] += 1
                 continue
-            label = (about.labels or {}).get(figure, in_words(figure.rpartition("/")[2]))
+            label = (about.labels or {}).get(figure, label_of(figure))
             chart["lines"].append({**line(values, about), "run": index, "name": run, "label": label})
     for chart in found.values():
         chart["lines"] = by_number(chart["lines"])
     order = [*CHARTS, *sorted(found.keys() - CHARTS.keys())]
     return [found[name] for name in order if name in found]
+
+
+def label_of(figure: str) -> str:
+    """What a line is called. A group of learning rates that is named by its factor has a times sign."""
+    name = figure.rpartition("/")[2]
+    factor = re.fullmatch(r"x([\d.e+-]+)", name) if figure.startswith("lr_groups/") else None
+    return f"rate × {factor[1]}" if factor else in_words(name)
 
 
 def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from worldsmith.monitor.page.formats import count, figure
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run
 from worldsmith.monitor.page.run_page import BEST
-from worldsmith.monitor.page.samples import Place, Row, rows
+from worldsmith.monitor.page.samples import Place, Row, rows, scores
 from worldsmith.monitor.page.settings import differences
 from worldsmith.monitor.page.status import find_status
 
@@ -33,10 +33,11 @@ def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
     curves = charts([(name, run.metrics.series) for run, name in zip(runs, names, strict=True)])
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
     note = "Long curves are drawn with fewer points; all values are in metrics.jsonl." if thinned else ""
+    shown = side_by_side(runs, names, place)
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
         section("curves", "Curves", empty=not curves, thinned=note, missing=""),
-        section("samples", "Samples", rows=side_by_side(runs, names, place), more=0),
+        section("samples", "Samples", rows=shown, scores=scores(shown), more=0),
         section("differences", "Config", names=names, differences=differences(runs)),
     ]
     at_work = any(status.at_work for status in states)

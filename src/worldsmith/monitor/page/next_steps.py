@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,7 +90,12 @@ def using_it(run: RunFiles) -> Iterator[Advice]:
             yield Advice("Evaluate", text, command("evaluate", folder, *judged, of=run))
     elif task == "vlm":
         video = run.samples[0].get("media") if run.samples else None
-        asked = ("--prompt", prompt or "What happens?", "--video", folder / str(video) if video else "VIDEO.mp4")
+        asked = (
+            "--prompt",
+            prompt or "What happens?",
+            "--video",
+            os.path.normpath(folder / str(video)) if video else "VIDEO.mp4",
+        )
         yield Advice("Ask it", "Answers one question.", command("infer", folder, *asked, of=run))
         kind, path = judged_data(run)
         if kind and path:

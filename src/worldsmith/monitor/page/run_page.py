@@ -13,7 +13,7 @@ from worldsmith.monitor.page.formats import count, duration, figure
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
-from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows
+from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows, scores
 from worldsmith.monitor.page.series import MetricsReader
 from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import MEANING, Status, find_status
@@ -59,7 +59,7 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     yield section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
     found = rows(run, place)
     prompts = len({sample.get("prompt") for sample in run.samples})
-    yield section("samples", "Samples", rows=found, more=max(0, prompts - MOST_PROMPTS))
+    yield section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))
     if not is_urgent:
         yield advice
     messages = [{"step": "–", "level": "info", "text": "", **message} for message in run.messages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,11 @@ class Row:
     """Samples that are left out of the page."""
 
     @property
+    def answers(self) -> bool:
+        """Whether words were drawn here, which are read rather than looked at."""
+        return any(shown.answer is not None for shown in self.shown)
+
+    @property
     def key(self) -> tuple[str, str]:
         return self.prompt, self.about
 
@@ -112,6 +118,14 @@ def row(run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Pl
         else:
             found.more += 1
     return found
+
+
+def scores(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
+    """(caption, answers as expected, answers) of what the rows show, oldest first."""
+    judged = [shown for row in rows for shown in row.shown if shown.right is not None]
+    right = Counter(shown.caption for shown in judged if shown.right)
+    asked = Counter(shown.caption for shown in judged)
+    return [(caption, right[caption], count) for caption, count in asked.items()]
 
 
 def about(sample: dict[str, Any]) -> str:

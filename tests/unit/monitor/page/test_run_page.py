@@ -177,7 +177,7 @@ def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
     }
     (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
     shown = text_of(folder, "data")
-    assert "in its training data dataset my_shapes records 12 345 decoded False" in shown
+    assert "in its training data dataset my_shapes records 12 345" in shown
     assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
     assert "in its validation data records 2" in shown
     (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')
@@ -201,6 +201,7 @@ def test_answers_stand_beside_what_was_expected(tmp_path: Path) -> None:
     )
     shown = text_of(folder, "samples")
     assert re.search(r"Does it fall\? expected: yes no ✗ step 20 Yes ✓ step 40", shown), shown
+    assert "Answers as expected: 0 of 1 at step 20, 1 of 1 at step 40." in shown
 
 
 def test_one_question_about_several_files_is_several_questions(tmp_path: Path) -> None:
