@@ -61,7 +61,12 @@ def test_what_is_added_to_the_file_is_read_once(tmp_path: Path) -> None:
 
 def test_figures_that_nobody_knows_get_a_chart_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    figures = {"loss": 1.0, "lr": 1e-3, "lr_groups": {"tower": 1e-4, "x0.1": 1e-5}, "loss_by_noise": {"0.4": 1.0, "0.1": 2.0}}
+    figures = {
+        "loss": 1.0,
+        "lr": 1e-3,
+        "lr_groups": {"tower": 1e-4, "x0.1": 1e-5},
+        "loss_by_noise": {"0.4": 1.0, "0.1": 2.0},
+    }
     path.write_text(
         json.dumps({"step": 1, **figures, "padding_share": 0.4, "odd": 3, "samples": 4, "loaded": {"samples": 4}})
         + "\n"
