@@ -16,7 +16,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.specs.forms import MODULES, form_of
 from worldsmith.config.write.spec_template import spec_template
 
-COMMANDS = ["evaluate", "quantize"]
+COMMANDS = ["evaluate", "quantize", "gaps"]
 
 
 def read(command: str, *words: str, tail: tuple[str, ...] = ()) -> Any:
@@ -37,8 +37,11 @@ def template(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize(("command", "template"), [(name, name) for name in COMMANDS], indirect=["template"])
 def test_a_template_becomes_settings_of_the_action(command: str, template: str) -> None:
     settings = read(command, SPEC, template).tree
-    assert settings.model == "results/train/safetensors/final"
-    assert settings.out.startswith(f"results/{command}")
+    if command == "gaps":
+        assert (settings.results_dir, settings.gaps_parquet) == ("results/evaluate", "results/gaps.parquet")
+    else:
+        assert settings.model == "results/train/safetensors/final"
+        assert settings.out.startswith(f"results/{command}")
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
