@@ -34,4 +34,5 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     results = json.loads(Path("results/cr1_1_zero_shot/general/results.json").read_text())
     assert len(results) == 6
     assert Path("results/gaps.parquet").is_file()
+    assert "answer" in Path("answers/results.json").read_text()
     assert json.loads(Path("schemas/manifest.json").read_text())["failures"] == {}

@@ -16,7 +16,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.specs.forms import MODULES, form_of
 from worldsmith.config.write.spec_template import spec_template
 
-COMMANDS = ["evaluate", "quantize", "gaps"]
+COMMANDS = ["evaluate", "quantize", "gaps", "infer"]
 
 
 def read(command: str, *words: str, tail: tuple[str, ...] = ()) -> Any:
@@ -41,7 +41,7 @@ def test_a_template_becomes_settings_of_the_action(command: str, template: str) 
         assert (settings.results_dir, settings.gaps_parquet) == ("results/evaluate", "results/gaps.parquet")
     else:
         assert settings.model == "results/train/safetensors/final"
-        assert settings.out.startswith(f"results/{command}")
+        assert str(settings.out).startswith(f"results/{command}")
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
@@ -54,6 +54,13 @@ def test_words_change_the_spec_flags_win_over_it_and_overrides_over_both(templat
     assert type(settings.dataset).__module__.endswith("datasets.llava")
     assert settings.dataset.path == "data/val/annotations.json"
     assert loaded.places["seed",].file == template
+
+
+@pytest.mark.parametrize(("template", "command"), [("evaluate", "evaluate"), ("infer", "infer")], indirect=["template"])
+def test_an_adapter_is_asked_with_its_base(template: str, command: str) -> None:
+    section = "model." if command == "evaluate" else ""
+    settings = read(command, SPEC, template, f"{section}enable_lora=true", f"{section}base_model_path=base").tree
+    assert (settings.model, settings.adapter) == ("base", "results/train/safetensors/final")
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
@@ -114,4 +121,4 @@ def test_a_wrong_command_line_is_said(words: list[str], told: str, capsys: pytes
 
 
 def test_every_command_with_specs_is_known() -> None:
-    assert set(COMMANDS) <= set(MODULES)
+    assert {command.replace("infer", "inference") for command in COMMANDS} <= set(MODULES)
