@@ -61,6 +61,7 @@ ACTIONS = {
     ),
     "gaps": Command("list what a model answers wrongly, as a table", {"": "gaps.find_gaps:FindGaps"}),
     "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),
+    "tune": Command("search for settings of a run, by runs that try them", {"": "tune.tune:Tune"}),
     "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
     "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),
     "explain": Command("say what the errors of a log mean, and what to change", {"": "explain.explain:Explain"}),

@@ -1,0 +1,90 @@
+"""What a study leaves and says: its files, brought up to date after each trial, and a few lines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from worldsmith.actions.tune.record import BEST, PAGE, Record, line_of
+from worldsmith.config.load import load
+from worldsmith.config.write.convert import convert
+from worldsmith.files.atomic import write_text
+
+BEST_RUN = "best.yaml"
+"""The run with the best settings, in a form that `worldsmith train` takes."""
+
+
+@dataclass(slots=True)
+class Results:
+    """The results of the study in `record`. `config` is that of `Tune`."""
+
+    record: Record
+    config: Any
+    direction: str
+    most: int
+    final: dict[str, Any] | None = None
+    """The figures on the final data, `best` and `as_it_is`."""
+
+    def changed(self) -> None:
+        """Says how a trial has ended, and brings the files up to date."""
+        record, best = self.record, self.record.best
+        trial = record.finished[-1]
+        line = line_of(trial, record.path(trial.number))
+        value = f"{self.config.metric} {line['value']:.6g}" if line["value"] is not None else ""
+        what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
+        beside = f"; best: trial {best.number}, {best.value:.6g}" if best and best.number != trial.number else ""
+        settings = " ".join(line["words"]) or "the run as it is"
+        print(f"trial {trial.number} of {self.most}: {what} ({settings}){beside}", file=sys.stderr, flush=True)
+        self.write()
+
+    def write(self) -> dict[str, Any]:
+        """Writes trials.jsonl, best.json, best.yaml and the page. Returns what best.json says."""
+        record, best = self.record, self.record.best
+        record.write_lines()
+        if best is None:
+            return {"metric": self.config.metric, "trials": record.counts()}
+        line = line_of(best, record.path(best.number))
+        facts = {
+            "metric": self.config.metric,
+            "direction": self.direction,
+            **{name: line[name] for name in ("trial", "value", "settings", "words", "run")},
+            "as_it_is": record.finished[0].value,
+            "trials": record.counts(),
+            "final": self.final,
+        }
+        write_text(record.folder / BEST, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        loaded = load(self.config.source, [*self.config.words, *line["words"]], keep_unset=True)
+        write_text(record.folder / BEST_RUN, convert(loaded, "yaml").text)
+        return facts
+
+    def tell(self, ending: str | None) -> Iterator[str]:
+        """What the command says at its end."""
+        config, record, counts, best = self.config, self.record, self.record.counts(), self.record.best
+        ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
+        draws = f"; {counts['refused_draws']} draws could not run" if counts["refused_draws"] else ""
+        yield f"{len(record.finished)} of {self.most} trials: {ended}{draws}"
+        if ending == "time":
+            yield f"no trial was started after {config.hours:g} hours; the same command goes on"
+        if ending == "exhausted":
+            yield "nothing is left to draw that has not been tried"
+        if ending == "stopped":
+            yield "stopped; the same command goes on"
+        if best is None or ending == "stopped":
+            return
+        first = record.finished[0]
+        yield f"best: trial {best.number}, {config.metric} {best.value:.6g}; as it is: {first.value:.6g}"
+        for word in line_of(best, record.path(best.number))["words"]:
+            yield f"  {word}"
+        if self.final is not None:
+            yield f"on data that no trial saw: {self.final['best']:.6g}; as it is: {self.final['as_it_is']:.6g}"
+        elif best.number:
+            yield (
+                f"that is the best of {counts['complete']} figures on the same data, which flatters it: --final-data "
+                "has it measured on data that no trial has seen"
+            )
+        yield f"next: worldsmith train {shlex.quote(str(record.folder / BEST_RUN))}"
+        yield f"page: {record.folder / PAGE}"

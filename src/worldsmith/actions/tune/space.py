@@ -1,0 +1,343 @@
+"""What a search may change: the marked fields of a run, and what `--search` words say.
+
+optimizer.lr                                   as the field's own mark says
+optimizer.lr=log:1e-6..1e-3                    every order of magnitude as likely as another
+optimizer.weight_decay=0..0.1                  a span
+model.config.lora_rank=pow2:4..64              powers of two
+scheduler=LambdaLinear|LambdaCosine@3          choices, the second three times as likely as the first
+model.config.lora_alpha=model.config.lora_rank*1|2|4    the other field's value times a choice
+… if model.config.lora_enabled=true            a condition
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from worldsmith.config.declare.configurable import Config, owner_of
+from worldsmith.config.declare.ranges import Mark, annotated_hints
+from worldsmith.config.declare.search import Search, search_space
+from worldsmith.config.declare.value_types import describe, fits, nested_config_classes, union_members
+from worldsmith.config.errors import Problem, UserError
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.words.class_choice import named_class
+from worldsmith.config.words.literals import decode, read_text
+from worldsmith.config.words.overrides import find_parent, no_such_key
+from worldsmith.config.write.values import WORD, write
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.distributions import BaseDistribution
+
+DIGITS = 4
+"""Of a number that is drawn: more could neither be told apart nor be typed."""
+_WORD_FORM = re.compile(r"([^=]+?)(?:=(.+?))?(?:\s+if\s+(.+=.*))?", re.DOTALL)
+_SPAN = re.compile(r"(?:(log|pow2):)?([^|]+?)\.\.([^|]+)")
+_RATIO = re.compile(r"([A-Za-z_][\w.]*)\s*\*\s*(.+)")
+FORMS = "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as likely) or OTHER*A|B"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One way to draw one field: what Optuna knows under `name`."""
+
+    name: str
+    path: str
+    mark: Search
+    hint: Any
+    """The field's type."""
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the field takes whole numbers only."""
+        return fits(1, self.hint) and not fits(1.5, self.hint)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The choices as Optuna's storage and people read them."""
+        return [value if isinstance(value, str) else write(value, WORD) for value in self.mark.choices]
+
+    def distribution(self) -> BaseDistribution:
+        """Weighted choices are a share from 0 to 1, of which each choice has its part: Optuna has no weights."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        mark = self.mark
+        if mark.choices:
+            return FloatDistribution(0, 1) if mark.weights else CategoricalDistribution(self.labels)
+        assert mark.low is not None
+        assert mark.high is not None
+        if mark.power_of_two:
+            return IntDistribution(exponent(mark.low), exponent(mark.high))
+        if self.is_whole:
+            return IntDistribution(int(mark.low), int(mark.high), log=mark.log)
+        return FloatDistribution(mark.low, mark.high, log=mark.log)
+
+    def suggest(self, trial: Trial) -> Any:
+        """What Optuna draws: a number, or a label."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        kind: Any = self.distribution()
+        if isinstance(kind, CategoricalDistribution):
+            return trial.suggest_categorical(self.name, kind.choices)
+        if isinstance(kind, IntDistribution):
+            return trial.suggest_int(self.name, kind.low, kind.high, log=kind.log)
+        drawn = trial.suggest_float(self.name, kind.low, kind.high, log=kind.log)
+        return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
+
+    def value(self, drawn: Any, base: Any) -> Any:
+        """The field's value; `base` is that of the field which the mark is a ratio of."""
+        mark = self.mark
+        if mark.choices:
+            found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
+        else:
+            found = 2**drawn if mark.power_of_two else drawn
+        if mark.ratio_of:
+            found = float(f"{base * found:.12g}")
+        return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
+
+    def drawn(self, value: Any, base: Any) -> Any:
+        """What would have to be drawn for a value; None where nothing gives it."""
+        mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
+        if mark.ratio_of:
+            if not (numbers and base):
+                return None
+            value = value / base
+        if mark.choices:
+            index = next((index for index, choice in enumerate(mark.choices) if choice == value), None)
+            if index is None or not mark.weights:
+                return None if index is None else self.labels[index]
+            return (sum(mark.weights[:index]) + mark.weights[index] / 2) / sum(mark.weights)
+        if not numbers or not float(mark.low or 0) <= value <= float(mark.high or 0):
+            return None
+        if mark.power_of_two:
+            return exponent(value) if value == 2 ** exponent(value) else None
+        return value
+
+    def __str__(self) -> str:
+        mark = self.mark
+        said = f"{mark.low:g} to {mark.high:g}" if not mark.choices else ""
+        if mark.choices:
+            weights = [f" ({weight / sum(mark.weights):.0%})" for weight in mark.weights] or [""] * len(mark.choices)
+            said = ", ".join(f"{label}{weight}" for label, weight in zip(self.labels, weights, strict=True))
+        kind = ", logarithmic" if mark.log else ", powers of two" if mark.power_of_two else ""
+        ratio = f" times {mark.ratio_of}" if mark.ratio_of else ""
+        return f"{self.path}: {said}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
+
+
+class Space:
+    """The dimensions of a search over the run `tree`, in an order in which each finds what it depends on."""
+
+    def __init__(self, tree: Config, words: Sequence[str] = (), *, keep: Sequence[str] = (), marked: bool = True):
+        """`keep` are fields that stay as they are, although they are marked. Raises UserError."""
+        self.tree = tree
+        marks = {found.path: (found.marks, self.hint(found.path)) for found in search_space(tree)}
+        chosen = {path: found for path, found in marks.items() if marked and any(mark.on for mark in found[0])}
+        for path in keep:
+            if path not in marks:
+                raise UserError(f"--keep {path}: the field is not marked for a search; {listed(chosen, 'searched')}")
+            chosen.pop(path, None)
+        given: set[str] = set()
+        for word in words:
+            path, mark = self.read(word)
+            if path in given:
+                raise UserError(f"--search {word}: {path} is given twice")
+            given.add(path)
+            if mark is None and path not in marks:
+                raise UserError(f"--search {word}: the field has no mark of its own; write {path}=… with {FORMS}")
+            if mark is not None:
+                refuse_outside(word, mark, self.hint(path, declared=True))
+            chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
+        found = [
+            Dimension(path if len(found) == 1 else f"{path} if {mark.when}", path, mark, hint)
+            for path, (found, hint) in ordered(chosen).items()
+            for mark in found
+        ]
+        found.sort(key=lambda dimension: not nested_config_classes(dimension.hint))  # a class before its fields
+        self.dimensions = [d for d in found if self.holds(d.mark, {}) or d.mark.condition[0] in chosen]
+        for idle in (d for d in found if d.path in given and d not in self.dimensions):
+            raise UserError(f"--search {idle.path}: {idle.mark.when} holds never: it is not so, and is not searched")
+        if not self.dimensions:
+            raise UserError(
+                "there is nothing to search: no marked field of this run is left, and no --search says what to try, "
+                f"such as --search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'marked')}"
+            )
+
+    def read(self, word: str) -> tuple[str, Search | None]:
+        """The path of a `--search` word, and what it says; None: what the field's mark says. Raises UserError."""
+        match = _WORD_FORM.fullmatch(word.strip())
+        if match is None:
+            raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
+        path, text, when = match[1].strip(), match[2], match[3]
+        hint = self.hint(path, word)
+        if text is None:
+            if when:
+                raise UserError(f"--search {word}: a condition goes with a range")
+            return path, None
+        if when:
+            self.hint(when.partition("=")[0].strip(), word)
+            when = "=".join(part.strip() for part in when.split("=", 1))
+        try:
+            mark = self.range(text.strip(), hint, word)
+            return path, replace(mark, when=when or "")
+        except ValueError as error:
+            said = str(error).removeprefix("Search(").partition("): ")[2] or str(error)
+            raise UserError(f"--search {word}: {said}") from None
+
+    def range(self, text: str, hint: Any, word: str) -> Search:
+        """What stands right of the equals sign. Raises ValueError or UserError."""
+        if span := _SPAN.fullmatch(text):
+            low, high = (decode(end.strip()) for end in span.groups()[1:])
+            if not all(type(end) in (int, float) for end in (low, high)):
+                raise ValueError(f"the ends of a span are numbers, found '{span[2]}' and '{span[3]}'")
+            if not low < high:
+                raise ValueError(f"the low end {low:g} is not below the high end {high:g}")
+            if not any(fits(end, hint) for end in (1, 1.5)):
+                raise ValueError("the field takes no numbers; write choices as A|B|C")
+            if not fits(1.5, hint) and not all(float(end).is_integer() for end in (low, high)):
+                raise ValueError("the field takes whole numbers")
+            return Search(low=low, high=high, log=span[1] == "log", power_of_two=span[1] == "pow2")
+        ratio = _RATIO.fullmatch(text)
+        if ratio:
+            self.hint(ratio[1], word)
+        parts = (ratio[2] if ratio else text).split("|")
+        pairs = [part.rpartition("@") if "@" in part else (part, "", "1") for part in parts]
+        choices = [self.choice(value.strip(), float | int if ratio else hint) for value, _, _ in pairs]
+        if len(choices) < 2 and not ratio:
+            raise ValueError(f"one choice alone is no search; expected {FORMS}")
+        try:
+            weights = [float(weight) for _, _, weight in pairs]
+        except ValueError:
+            raise ValueError("what follows @ is a weight, a number") from None
+        alike = len(set(weights)) == 1
+        return Search(choices=choices, weights=() if alike else weights, ratio_of=ratio[1] if ratio else "")
+
+    def choice(self, text: str, hint: Any) -> Any:
+        """A value of a field; of a section the name of a class. Raises ValueError for one that it does not take."""
+        if nested_config_classes(hint):
+            found = named_class(text, hint, ())
+            if isinstance(found, Problem):
+                raise ValueError(found.hint or found.message)
+            return text
+        value = read_text(text, hint)
+        if not fits(value, hint):
+            raise ValueError(f"the field takes {describe(hint)}, and {text} is none")
+        return value
+
+    def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
+        """The type of a field of the run, perhaps with what is declared about it. UserError if there is none."""
+        problems: list[Problem] = []
+        try:
+            keys = parse_path(path)
+        except ValueError as error:
+            raise UserError(f"--search {word or path}: {error}") from None
+        found = find_parent(self.tree, keys, problems)
+        if found is None or find(self.tree, keys, ABSENT) is ABSENT:
+            problem = problems[0] if problems else no_such_key(self.tree, keys)
+            raise UserError(f"--search {word or path}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}")
+        parent, hint = found
+        return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
+
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """The settings of a trial: values by path. What of them cannot be together is not looked at."""
+        settings: dict[str, Any] = {}
+        for dimension in self.active(settings):
+            settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
+        return settings
+
+    def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
+        """The dimensions whose condition holds; `settings` may be filled meanwhile."""
+        taken: set[str] = set()
+        for dimension in self.dimensions:
+            if dimension.path not in taken and self.holds(dimension.mark, settings):
+                taken.add(dimension.path)
+                yield dimension
+
+    def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """What would have to be drawn for the run as it is, of the fields for which something can."""
+        drawn: dict[str, Any] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        for dimension in self.active({}):
+            value = dimension.drawn(self.value(dimension.path, {}), self.base(dimension, {}))
+            if value is not None:
+                drawn[dimension.name], distributions[dimension.name] = value, dimension.distribution()
+        return drawn, distributions
+
+    def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
+        """Whether the condition of a mark holds in the run with these settings."""
+        path, wanted = mark.condition
+        value = self.value(path, settings) if path else ""
+        return (value if isinstance(value, str) else write(value, WORD)) == wanted
+
+    def base(self, dimension: Dimension, settings: Mapping[str, Any]) -> Any:
+        return self.value(dimension.mark.ratio_of, settings) if dimension.mark.ratio_of else None
+
+    def value(self, path: str, settings: Mapping[str, Any]) -> Any:
+        """What a field is with these settings; of a section the name of its class."""
+        found = settings.get(path, find(self.tree, parse_path(path)))
+        return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
+
+
+def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
+    """Each field after those of its marks' conditions and ratios. Raises UserError where they go in a circle."""
+    found: dict[str, tuple[Sequence[Search], Any]] = {}
+
+    def visit(path: str, above: tuple[str, ...]) -> None:
+        if path in above:
+            raise UserError(f"--search: {' depends on '.join([*above[above.index(path) :], path])}: that is a circle")
+        if path in fields and path not in found:
+            for mark in fields[path][0]:
+                for needed in mark.depends_on:
+                    visit(needed, (*above, path))
+            found[path] = fields[path]
+
+    for path in fields:
+        visit(path, ())
+    return found
+
+
+def refuse_outside(word: str, mark: Search, hint: Any) -> None:
+    """Raises UserError for a range that the field's declared limits do not allow."""
+    ends = [] if mark.ratio_of else [*mark.choices, *(end for end in (mark.low, mark.high) if end is not None)]
+    for limit in limits_of(hint):
+        for end in ends:
+            if not limit.allows(end):
+                raise UserError(f"--search {word}: the field must be {limit}, and {end!r} is not")
+
+
+def limits_of(hint: Any) -> Iterator[Any]:
+    """The declared limits of a field's type."""
+    if hasattr(hint, "__metadata__"):
+        yield from (limit for limit in hint.__metadata__ if not isinstance(limit, Mark))
+        yield from limits_of(get_args(hint)[0])
+        return
+    for member in union_members(hint) if get_origin(hint) is not None else ():
+        if member is not hint:
+            yield from limits_of(member)
+
+
+def share_index(weights: Sequence[float], share: float) -> int:
+    """Which of the parts of 0 to 1, as large as the weights, a share lies in."""
+    total, end = sum(weights), 0.0
+    for index, weight in enumerate(weights):
+        end += weight / total
+        if share < end:
+            return index
+    return max(index for index, weight in enumerate(weights) if weight > 0)
+
+
+def exponent(value: float) -> int:
+    """Of a power of two."""
+    return max(int(value), 1).bit_length() - 1
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as override words."""
+    return [f"{path}={write(value, WORD)}" for path, value in settings.items()]
+
+
+def listed(paths: Mapping[str, Any], what: str) -> str:
+    return f"{what}: {', '.join(paths)}" if paths else f"no field of this run is {what}"

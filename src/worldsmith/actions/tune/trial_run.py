@@ -1,0 +1,190 @@
+"""A trial at work: a run of its own process, what it says of itself, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from worldsmith.config.declare.class_tags import trusted_packages
+from worldsmith.config.recipes.registry import registered
+from worldsmith.distributed.process_signals import signal_at_parents_end
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.record_lock import in_use
+from worldsmith.monitor.page.series import numbers
+from worldsmith.training.run_folder import ROOT_VARIABLES
+
+METRICS = "metrics.jsonl"
+REASON = re.compile(r"(?:worldsmith: )?error: (.*)|((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
+"""A line of a log that says why."""
+LONGEST = 500
+"""Letters of a reason."""
+
+
+class TrialRun:
+    """The run of one trial, with the figure `metric` of its validations, without those before its first step."""
+
+    def __init__(
+        self, folder: Path, words: Sequence[str], metric: str, *, slot: int = 0, after: Sequence[str] = ()
+    ) -> None:
+        """`words` are those of a `worldsmith` command, and `after` of one that measures what the first has made.
+
+        `slot`: the place that the processes have among those at work.
+        """
+        self.folder, self.words, self.metric, self.slot, self.after = folder, words, metric, slot, after
+        self.log, self.measured = folder.with_suffix(".log"), folder.with_suffix(".measured.json")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.seconds = 0.0
+        self.asked = False
+        self._since = 0.0
+        self._inode, self._position = 0, 0
+        self._values: list[float | None] = []
+        self.figures: set[str] = set()
+        """The names of all figures of the validations."""
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Lets the process work; what it says goes to the end of the log. It saves and stops when this one is gone."""
+        self._since = time.monotonic()
+        with self.log.open("ab") as log:
+            self.process = start_process(program(self.words), environment, log.fileno(), log.fileno())
+
+    def start_next(self, environment: Mapping[str, str]) -> bool:
+        """Starts the second command, if there is one; its facts go to a file."""
+        if not self.after:
+            return False
+        self._since, command, self.after = time.monotonic() - self.seconds, self.after, ()
+        with self.log.open("ab") as log, self.measured.open("wb") as measured:
+            self.process = start_process(program(command), environment, measured.fileno(), log.fileno())
+        return True
+
+    def facts(self) -> dict[str, float | None]:
+        """The numbers that the second command has found, by name. Raises UserError."""
+        return dict(numbers(read_json_object(self.measured)))
+
+    def is_free(self) -> bool:
+        """Whether nobody works in the run folder: a process of a command that was killed may still save."""
+        return in_use(self.folder) is None
+
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while the process works."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is not None and self._since:
+            self.seconds, self._since = time.monotonic() - self._since, 0.0
+        return code
+
+    def ask_to_stop(self) -> None:
+        """The run saves and ends, as soon as it can."""
+        if not self.asked and self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.asked = True
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def values(self) -> list[float | None]:
+        """The figure after each validation so far; None for one that was not finite."""
+        path = self.folder / METRICS
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            return self._values
+        if about.st_ino != self._inode or about.st_size < self._position:
+            self._inode, self._position, self._values = about.st_ino, 0, []
+        if about.st_size == self._position:
+            return self._values
+        with path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._position += len(line)
+                if b'"val/loss"' in line:
+                    self._take(line)
+        return self._values
+
+    def _take(self, line: bytes) -> None:
+        record = json.loads(line)
+        found = dict(numbers(record))
+        self.figures |= {name for name in found if name.startswith(("val/", "val_ema/"))}
+        if self.metric in found and record["step"] > 0:
+            self._values.append(found[self.metric])
+
+    def reason(self) -> str:
+        """Why the process has failed, in words."""
+        code = self.code()
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            return f"killed by {name}{', perhaps for want of memory' if -code == signal.SIGKILL else ''}"
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return f"exit code {code}: {said_why(lines)}"
+
+
+def said_why(lines: Sequence[str]) -> str:
+    """The last line of a log that names an error, with what belongs to it; else the last line at all."""
+    for index in range(len(lines) - 1, -1, -1):
+        if match := REASON.match(lines[index].strip()):
+            rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
+            return " ".join([match[1] or match[2], *rest])[:LONGEST]
+    return next((line.strip()[:LONGEST] for line in reversed(lines) if line.strip()), "it has said nothing")
+
+
+def program(words: Sequence[str]) -> list[str]:
+    """A `worldsmith` command that knows the recipes and classes of other packages that this process knows."""
+    modules = dict.fromkeys(found.module for found in registered().values())
+    packages = [
+        *(word for module in modules if not is_ours(module) for word in ("--import", module)),
+        *(word for package in trusted_packages() if not is_ours(package) for word in ("--trust", package)),
+    ]
+    return [sys.executable, "-m", "worldsmith", words[0], *packages, *words[1:]]
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "worldsmith"
+
+
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
+) -> subprocess.Popen[bytes]:
+    """Out of the reach of the terminal's Ctrl-C: who asks this command to stop asks that one through it."""
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=lambda: signal_at_parents_end(signal.SIGTERM, parent),
+    )
+
+
+def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str]) -> dict[str, str]:
+    """What the run of a slot sees: its share of the `devices`, or else of the processors, and where its folder goes."""
+    found = {name: value for name, value in os.environ.items() if name not in ROOT_VARIABLES}
+    found[ROOT_VARIABLES[0]] = str(root)
+    if devices and parallel > 1:  # a run that is started without `worldsmith launch` uses one
+        found["CUDA_VISIBLE_DEVICES"] = devices[slot]
+    elif parallel > 1 and "OMP_NUM_THREADS" not in found:
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // parallel))
+    return found
+
+
+def visible_devices() -> list[str]:
+    """The names by which CUDA_VISIBLE_DEVICES calls the GPUs that this process could use."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(index) for index in range(count)]

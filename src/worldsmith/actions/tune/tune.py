@@ -1,0 +1,272 @@
+"""`worldsmith tune SOURCE`: searches for settings of a run, by runs that try them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.actions.tune.final import FinalData
+from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
+from worldsmith.actions.tune.results import Results
+from worldsmith.actions.tune.space import Space, as_words
+from worldsmith.actions.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, Plan, Strategy
+from worldsmith.actions.tune.trial_run import TrialRun, environment_of, visible_devices
+from worldsmith.actions.tune.trials import Trials, last_or_best
+from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.load import load
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
+from worldsmith.training.run_folder import flatten
+
+LOSSES = ("loss", "perplexity", "error")
+"""What is better when it is less, as a part of a figure's name."""
+
+
+class Tune(Action):
+    """Searches for settings of a run: trials are runs of their own, of which trial 0 is the run as it is.
+
+    SOURCE is a recipe's name, a recipe TOML, a YAML tree or a run folder, and WORDS change it, as after -- of
+    `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as
+    optimizer.lr=log:1e-6..1e-3. The same command goes on with a study that was stopped or killed.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("source", "words")
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out"}
+
+    class Config(Action.Config):
+        source: str
+        """The run: a recipe's name, a recipe TOML, a YAML tree or a run folder."""
+        words: list[str] = field(default_factory=list)
+        """Changes of the run, such as trainer.max_iter=200."""
+        out: str
+        """Folder of the study."""
+        search: list[str] = field(default_factory=list)
+        """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, then perhaps "if PATH=VALUE"."""
+        keep: list[str] = field(default_factory=list)
+        """Marked fields that are not searched."""
+        marked: bool = True
+        """Whether the fields that are marked for it are searched beside those of `search`."""
+        trials: Annotated[int, Range(ge=2)] = 20
+        """Trials in all, with the run as it is; a greater number goes on."""
+        hours: PositiveFactor | None = None
+        """No trial starts after so long a time of this command; null: no limit."""
+        parallel: Count = 1
+        """Trials at work at once: each has a GPU, or its part of the processors."""
+        metric: str = "val/loss"
+        """A figure of the validation, or with `evaluate` one of `worldsmith evaluate`."""
+        direction: Literal["min", "max"] | None = None
+        """Whether the least or the greatest value is the best; null: the least of a loss or an error."""
+        evaluate: list[str] = field(default_factory=list)
+        """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures what each trial has made."""
+        final_data: list[str] = field(default_factory=list)
+        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR: data that no trial sees, for the end."""
+        sampler: SAMPLERS = "tpe"
+        """What draws the trials, of Optuna's."""
+        startup: Count = 10
+        """Trials that are drawn at random before the sampler learns from their values."""
+        pruner: PRUNERS = "none"
+        """What ends trials that are behind others at a validation, of Optuna's."""
+        reduction: Annotated[int, Range(ge=2)] = 3
+        """One of so many goes on at each rung of asha and hyperband."""
+        least_validations: Count = 1
+        """No trial ends before so many validations."""
+        seed: Seed = 0
+        """Seed of what is drawn; the runs have their own."""
+        checkpoints: Literal["best", "all"] = "best"
+        """Which trials keep their checkpoints: the best and the run as it is, or all."""
+
+    config: Config
+
+    def run(self) -> Result:
+        """Raises UserError."""
+        config, out = self.config, Path(self.config.out)
+        self.check()
+        deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
+        with held(out), StopSignals() as stop:
+            record = Record(out, self.about, self.direction)
+            results = Results(record, config, self.direction, config.trials)
+            if config.final_data:
+                self.final.check()
+            ending = self.trials(results).work(lambda: stop.asked, deadline)
+            best = record.best
+            if ending != "stopped" and config.final_data and best is not None:
+                results.final = self.final.measure(record, best)
+            facts = results.write()
+        return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
+
+    def plan(self) -> Iterator[str]:
+        self.check()
+        require_same_study(Path(self.config.out), self.about)
+        config = self.config
+        yield f"study       {config.out}: {config.trials} trials, {config.parallel} at once"
+        yield f"run         {self.base.source}"
+        yield f"best        the {'least' if self.direction == 'min' else 'greatest'} {config.metric}"
+        for dimension in self.space.dimensions:
+            yield f"search      {dimension}"
+        yield "trial 0     the run as it is"
+        known = [self.strategy.plan(0, self.space, [], {}, self.refusal).at_work()]
+        tried: dict[int, dict[str, Any]] = {0: {}}
+        for number in range(1, min(config.trials, config.startup, 4)):
+            try:
+                plan = self.strategy.plan(number, self.space, known, tried, self.refusal)
+            except ExhaustedError:
+                yield "no more can be drawn that is not the same"
+                return
+            refused = f" ({len(plan.refused)} draws before it cannot run)" if plan.refused else ""
+            yield f"trial {number}     {' '.join(as_words(plan.settings))}{refused}"
+            known.append(plan.at_work())
+            tried[number] = plan.settings
+
+    @cached_property
+    def base(self) -> Loaded:
+        """The run as it is. Raises ConfigError."""
+        return load(self.config.source, self.config.words)
+
+    @cached_property
+    def space(self) -> Space:
+        config = self.config
+        return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked)
+
+    @cached_property
+    def direction(self) -> Literal["min", "max"]:
+        """Raises UserError for a figure whose name does not tell."""
+        if self.config.direction is not None:
+            return self.config.direction
+        if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):
+            return "min"
+        raise UserError(f"--metric {self.config.metric}: is less or more of it better? Add --direction min or max")
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        config, loop = self.config, self.base.tree.trainer
+        return Strategy(
+            direction=self.direction,
+            seed=config.seed,
+            sampler=config.sampler,
+            startup=config.startup,
+            pruner=config.pruner,
+            reduction=config.reduction,
+            least=config.least_validations,
+            most=-(-loop.max_iter // loop.validation_iter),
+        )
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What makes this study another one than the next."""
+        names = ("metric", "evaluate", "sampler", "startup", "pruner", "reduction", "least_validations", "seed")
+        run = {path: value for path, value in flatten(to_dict(self.base.tree)).items() if not path.startswith("job.")}
+        return {
+            **{name: getattr(self.config, name) for name in names},
+            "direction": self.direction,
+            "search": [str(dimension) for dimension in self.space.dimensions],
+            "run": run,
+        }
+
+    @cached_property
+    def final(self) -> FinalData:
+        config = self.config
+        return FinalData(config.source, config.words, config.final_data, config.metric, config.evaluate)
+
+    @cached_property
+    def kept_best(self) -> bool:
+        """Whether a run keeps the weights that were best by the metric, and not its last ones alone."""
+        checkpoint = self.base.tree.checkpoint
+        return bool(checkpoint.keep_best == self.config.metric and checkpoint.best_mode == self.direction)
+
+    def check(self) -> None:
+        """Raises UserError or ConfigError for what cannot be."""
+        config, tree = self.config, self.base.tree
+        if importlib.util.find_spec("optuna") is None:
+            raise UserError("worldsmith tune needs Optuna: pip install 'worldsmith[tune]'")
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        assert self.space.dimensions
+        is_validation = config.metric.startswith(("val/", "val_ema/"))
+        if is_validation and config.evaluate:
+            raise UserError(f"--evaluate goes with a figure of its own, and {config.metric} is one of the validation")
+        if not is_validation and not config.evaluate:
+            raise UserError(
+                f"--metric {config.metric}: a figure of the validation is called val/… or val_ema/…; one of "
+                "`worldsmith evaluate` needs --evaluate, with what it is to measure on"
+            )
+        if is_validation and not (tree.trainer.run_validation and tree.dataloader_val is not None):
+            raise UserError(
+                f"--metric {config.metric}: the run does not validate; add trainer.run_validation=true and "
+                "dataloader_val to it"
+            )
+        if is_validation and config.metric.startswith("val_ema/") and not tree.model.config.ema.enabled:
+            raise UserError(f"--metric {config.metric}: the run keeps no averaged weights (model.config.ema.enabled)")
+        if config.pruner != "none" and not is_validation:
+            raise UserError(f"--pruner {config.pruner} needs a figure of the validation as --metric")
+        if config.pruner != "none" and tree.trainer.validation_iter >= tree.trainer.max_iter:
+            raise UserError(
+                f"--pruner {config.pruner}: a trial validates at its end alone; lower trainer.validation_iter "
+                f"({tree.trainer.validation_iter}) under trainer.max_iter ({tree.trainer.max_iter})"
+            )
+        if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks(tree)}:
+            raise UserError("the run writes no figures: it needs the callback metrics")
+        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel:
+            raise UserError(f"--parallel {config.parallel}: this machine has {len(visible_devices())} CUDA devices")
+
+    def refusal(self, settings: Mapping[str, Any]) -> str | None:
+        """Why the run cannot be with these settings; None if it can, as far as its config tells."""
+        try:
+            load(self.config.source, [*self.config.words, *as_words(settings)])
+        except ConfigError as error:
+            problem = error.problems[0]
+            return f"{problem.path}: {problem.message}" if problem.path else problem.message
+        return None
+
+    def trials(self, results: Results) -> Trials:
+        config, record = self.config, results.record
+        root, devices = record.folder.absolute().parent, visible_devices() if config.parallel > 1 else []
+        return Trials(
+            record,
+            self.strategy,
+            self.space,
+            most=config.trials,
+            parallel=config.parallel,
+            make_run=lambda plan, slot: self.make_run(record, plan, slot),
+            refusal=self.refusal,
+            score=self.score,
+            environment=lambda slot: environment_of(slot, config.parallel, root, devices),
+            changed=results.changed,
+            keep_all=config.checkpoints == "all",
+        )
+
+    def make_run(self, record: Record, plan: Plan, slot: int) -> TrialRun:
+        config, folder = self.config, record.path(plan.number)
+        place = {"job.project": record.folder.absolute().name, "job.group": RUNS, "job.name": folder.name}
+        words = [*config.words, *as_words(plan.settings), *as_words(place)]
+        after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
+        return TrialRun(
+            folder,
+            ["train", config.source, "--", *words],
+            config.metric,
+            slot=slot,
+            after=after if config.evaluate else (),
+        )
+
+    def score(self, run: TrialRun) -> float:
+        """Raises UserError where there is no figure."""
+        metric = self.config.metric
+        figures = run.facts() if self.config.evaluate else dict.fromkeys(run.figures)
+        if metric not in figures:
+            raise UserError(f"there is no figure '{metric}'; there are: {', '.join(sorted(figures)) or 'none'}")
+        values = [figures[metric]] if self.config.evaluate else run.values()
+        best = min if self.direction == "min" else max
+        return last_or_best(values, best=best if self.kept_best else None)
+
+
+def callbacks(tree: Any) -> list[Any]:
+    return list(tree.trainer.callbacks.values())
