@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY, DATABASE, TRIALS, BEST, PAGE = "study.json", "study.db", "trials.jsonl", "best.json", "tune.html"
+LEAST = 4
+"""Complete trials from which importances are told."""
 RUNS = "trials"
 """The folder of the runs, each with its plan and its log beside it."""
 
@@ -77,6 +79,15 @@ class Record:
     def write_lines(self) -> None:
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines()]
         write_text(self.folder / TRIALS, "".join(lines))
+
+    def importances(self) -> dict[str, float]:
+        """The share of the differences in value that each dimension explains; empty while that cannot be told."""
+        values = [trial.value for trial in self.finished if trial.state.name == "COMPLETE"]
+        if len(values) < LEAST or len(set(values)) < 2:
+            return {}
+        from optuna.importance import get_param_importances
+
+        return get_param_importances(self.study)
 
     def counts(self) -> dict[str, int]:
         """How the trials have ended, and how many draws could not run."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.actions.tune.record import BEST, PAGE, Record, line_of
+from worldsmith.actions.tune.space import Space
 from worldsmith.config.load import load
 from worldsmith.config.write.convert import convert
 from worldsmith.files.atomic import write_text
@@ -24,8 +25,9 @@ class Results:
 
     record: Record
     config: Any
+    space: Space
     direction: str
-    most: int
+    at_work: bool = True
     final: dict[str, Any] | None = None
     """The figures on the final data, `best` and `as_it_is`."""
 
@@ -38,7 +40,7 @@ class Results:
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = f"; best: trial {best.number}, {best.value:.6g}" if best and best.number != trial.number else ""
         settings = " ".join(line["words"]) or "the run as it is"
-        print(f"trial {trial.number} of {self.most}: {what} ({settings}){beside}", file=sys.stderr, flush=True)
+        print(f"trial {trial.number} of {self.config.trials}: {what} ({settings}){beside}", file=sys.stderr, flush=True)
         self.write()
 
     def write(self) -> dict[str, Any]:
@@ -59,14 +61,37 @@ class Results:
         write_text(record.folder / BEST, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         loaded = load(self.config.source, [*self.config.words, *line["words"]], keep_unset=True)
         write_text(record.folder / BEST_RUN, convert(loaded, "yaml").text)
+        self.write_page(facts)
         return facts
+
+    def write_page(self, facts: Mapping[str, Any]) -> None:
+        from worldsmith.actions.tune.page import write_page
+
+        record, config = self.record, self.config
+        names = ("source", "sampler", "startup", "pruner", "reduction", "least_validations", "seed", "parallel")
+        rules = {"metric": config.metric, "direction": self.direction, **{n: getattr(config, n) for n in names}}
+        write_page(
+            record.folder / PAGE,
+            name=record.folder.absolute().name,
+            space=self.space,
+            lines=record.lines(),
+            facts=facts,
+            rules={**rules, "words": " ".join(config.words), "final_data": " ".join(config.final_data)},
+            importances=record.importances(),
+            command=self.next,
+            at_work=self.at_work,
+        )
+
+    @property
+    def next(self) -> str:
+        return f"worldsmith train {shlex.quote(str(self.record.folder / BEST_RUN))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
         """What the command says at its end."""
         config, record, counts, best = self.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} draws could not run" if counts["refused_draws"] else ""
-        yield f"{len(record.finished)} of {self.most} trials: {ended}{draws}"
+        yield f"{len(record.finished)} of {self.config.trials} trials: {ended}{draws}"
         if ending == "time":
             yield f"no trial was started after {config.hours:g} hours; the same command goes on"
         if ending == "exhausted":
@@ -86,5 +111,5 @@ class Results:
                 f"that is the best of {counts['complete']} figures on the same data, which flatters it: --final-data "
                 "has it measured on data that no trial has seen"
             )
-        yield f"next: worldsmith train {shlex.quote(str(record.folder / BEST_RUN))}"
+        yield f"next: {self.next}"
         yield f"page: {record.folder / PAGE}"

@@ -93,13 +93,14 @@ class Tune(Action):
         deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
         with held(out), StopSignals() as stop:
             record = Record(out, self.about, self.direction)
-            results = Results(record, config, self.direction, config.trials)
+            results = Results(record, config, self.space, self.direction)
             if config.final_data:
                 self.final.check()
             ending = self.trials(results).work(lambda: stop.asked, deadline)
             best = record.best
             if ending != "stopped" and config.final_data and best is not None:
                 results.final = self.final.measure(record, best)
+            results.at_work = False
             facts = results.write()
         return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
 

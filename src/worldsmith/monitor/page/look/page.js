@@ -37,12 +37,15 @@
 
   const last = (spec, line) => `${short(line.last[1])}${spec.unit ? ` ${spec.unit}` : ""}`;
 
+  const over = spec => spec.over ?? "step";
+
   // What a chart says in words; of several lines the legend says it.
   function summary(spec) {
     const told = [], [line] = spec.lines;
-    if (spec.lines.length === 1) {
-      told.push(`${last(spec, line)} at step ${short(line.last[0])}`, `least ${short(line.least[1])} at ${short(line.least[0])}`,
-        `greatest ${short(line.greatest[1])}`);
+    if (spec.lines.length === 1 && !spec.axes) {
+      if (!line.points) told.push(`${last(spec, line)} at ${over(spec)} ${short(line.last[0])}`);
+      const [at, least] = line.least;
+      told.push(`least ${short(least)} at ${spec.ticks ? spec.ticks[at] : short(at)}`, `greatest ${short(line.greatest[1])}`);
     }
     if (spec.more) told.push(`${spec.more} more lines are in metrics.jsonl`);
     return told.join(" · ");
@@ -57,7 +60,7 @@
     const legend = make("div", {className: "legend"}), text = make("p", {className: "summary"});
     const scale = make("button", {type: "button"}), reset = make("button", {type: "button", textContent: "reset"});
     const unit = spec.unit ? make("small", {textContent: ` ${spec.unit}`}) : "";
-    const box = make("figure", {className: "chart"},
+    const box = make("figure", {className: spec.axes ? "chart across" : "chart"},
       make("figcaption", {}, make("h3", {}, spec.title, unit), scale, reset), plot, legend, text);
     charts.append(box);
     const chart = {spec, plot, legend, text, scale, log: spec.log, hidden: new Set()};
@@ -68,7 +71,52 @@
     draw(chart);
   }
 
+  function put(chart, figure) {
+    chart.figure = figure;
+    tell(chart);
+    chart.plot.replaceChildren();
+    chart.view?.then?.(view => [view].flat().forEach(one => one.remove?.()));
+    chart.view = Bokeh.Plotting.show(figure, chart.plot);
+    chart.view.then(() => skipFocus(chart.plot));
+  }
+
+  // Parallel coordinates: an axis for each of `spec.axes`, from 0 to 1, and a line for each trial.
+  function drawAcross(chart) {
+    const {spec} = chart, quiet = colour("quiet"), count = spec.axes.length;
+    chart.scale.hidden = true;
+    chart.sources = [];
+    chart.plot.style.minWidth = `${6.5 * count}rem`;
+    const figure = Bokeh.Plotting.figure({
+      height: 300, sizing_mode: "stretch_width", toolbar_location: null, tools: [], outline_line_color: null,
+      background_fill_color: null, border_fill_color: null, output_backend: "canvas",
+      x_range: [-0.25, count - 0.5], y_range: [-0.06, 1.06],
+    });
+    const [axis] = figure.xaxes;
+    axis.setv({axis_line_color: null, major_tick_line_color: null, minor_tick_line_color: null,
+      major_label_text_color: colour("text"), major_label_text_font_size: "12px", major_label_text_font: "system-ui"});
+    axis.ticker = new Bokeh.FixedTicker({ticks: spec.axes.map((_, index) => index)});
+    axis.major_label_overrides = new Map(spec.axes.map((found, index) => [index, found.name]));
+    figure.yaxes[0].visible = false;
+    for (const lines of figure.grids) lines.grid_line_color = null;
+    const at = name => ({field: name});
+    spec.axes.forEach((found, index) => figure.segment(index, 0, index, 1, {line_color: quiet, line_width: 1}));
+    const field = name => spec.lines.map(line => line[name]);
+    const source = new Bokeh.ColumnDataSource({data: {
+      xs: field("x"), ys: field("y"), label: field("label"), told: field("told"), alpha: field("alpha"),
+      width: field("width"), line_color: spec.lines.map(line => colour(line.colour)),
+    }});
+    const drawing = figure.multi_line(at("xs"), at("ys"), {source, line_color: at("line_color"), line_width: at("width"),
+      line_alpha: at("alpha"), line_join: "round"});
+    figure.add_tools(new Bokeh.HoverTool({renderers: [drawing], line_policy: "interp", tooltips: [["", "@label"], ["", "@told"]]}));
+    const ticks = spec.axes.flatMap((found, index) => found.ticks.map(([place, text]) => ({x: index, y: place, text})));
+    const labels = new Bokeh.ColumnDataSource({data: {x: ticks.map(t => t.x), y: ticks.map(t => t.y), text: ticks.map(t => t.text)}});
+    figure.text(at("x"), at("y"), at("text"), {source: labels, text_color: quiet, text_font_size: "11px",
+      text_font: "system-ui", text_baseline: "middle", x_offset: 5});
+    put(chart, figure);
+  }
+
   function draw(chart) {
+    if (chart.spec.axes) { drawAcross(chart); return; }
     const {spec} = chart, quiet = colour("quiet"), grid = colour("line");
     const positive = spec.lines.every(line => line.least[1] > 0);
     const log = chart.log && positive;
@@ -77,18 +125,25 @@
     chart.scale.setAttribute("aria-label", `${spec.title}: ${log ? "linear" : "logarithmic"} scale`);
     const figure = Bokeh.Plotting.figure({
       height: 230, sizing_mode: "stretch_width", toolbar_location: null, tools: touch ? [] : ["box_zoom", "reset"],
-      y_axis_type: log ? "log" : "linear", background_fill_color: null, border_fill_color: null, outline_line_color: null,
+      y_axis_type: log ? "log" : "linear", x_axis_type: spec.log_over ? "log" : "linear", background_fill_color: null, border_fill_color: null, outline_line_color: null,
       min_border: 4, min_border_right: 14, output_backend: "canvas",
     });
     for (const axis of figure.axes)
       axis.setv({axis_line_color: grid, major_tick_line_color: grid, minor_tick_line_color: null,
         major_label_text_color: quiet, major_label_text_font_size: "11px", major_label_text_font: "system-ui"});
     figure.yaxes[0].ticker.desired_num_ticks = 5;
-    figure.xaxes[0].ticker.desired_num_ticks = 5;
-    figure.xaxes[0].formatter.use_scientific = false;
+    if (spec.ticks) {
+      figure.xaxes[0].ticker = new Bokeh.FixedTicker({ticks: spec.ticks.map((_, index) => index)});
+      figure.xaxes[0].major_label_overrides = new Map(spec.ticks.map((text, index) => [index, text]));
+    } else if (spec.stops?.length) {
+      figure.xaxes[0].ticker = new Bokeh.FixedTicker({ticks: spec.stops.map(([value]) => value)});
+      figure.xaxes[0].major_label_overrides = new Map(spec.stops);
+    } else {
+      figure.xaxes[0].ticker.desired_num_ticks = 5;
+      figure.xaxes[0].formatter.use_scientific = false;
+    }
     for (const lines of figure.grids) lines.grid_line_color = grid;
     for (const range of [figure.x_range, figure.y_range]) range.only_visible = true;
-    chart.figure = figure;
     chart.sources = [];
     chart.legend.replaceChildren();
     spec.lines.forEach((line, index) => {
@@ -99,23 +154,20 @@
       if (line.low)
         drawings.push(figure.varea(at("x"), at("low"), at("high"), {source, fill_color: line_color, fill_alpha: 0.14}));
       if (line.smooth) drawings.push(figure.line(at("x"), at("y"), {...width(1), line_alpha: 0.3}));
-      drawings.push(figure.line(at("x"), at("s"), width(1.8)));
-      const hovered = drawings.at(-1);
-      if (line.x.length < 40)
-        drawings.push(figure.scatter(at("x"), at("y"), {source, size: 5, fill_color: line_color, line_color: null}));
-      const told = [["step", "@x{0,0}"], [spec.lines.length > 1 ? "$name" : "value", `@y${log ? "{0.000e+0}" : "{0.[000000]}"}`]];
+      if (!line.points) drawings.push(figure.line(at("x"), at("s"), width(1.8)));
+      const dots = line.points || line.x.length < 40
+        ? [figure.scatter(at("x"), at("y"), {source, size: line.points ? 7 : 5, fill_color: line_color, line_color: null})] : [];
+      const [hovered] = line.points ? dots : drawings.slice(-1);
+      drawings.push(...dots);
+      const told = [[over(spec), spec.ticks || spec.log_over ? "@x" : "@x{0,0}"], [spec.lines.length > 1 ? "$name" : "value", `@y${log ? "{0.000e+0}" : "{0.[000000]}"}`]];
       hovered.name = label(spec, line);
-      figure.add_tools(new Bokeh.HoverTool({renderers: [hovered], tooltips: told, mode: "vline"}));
+      figure.add_tools(new Bokeh.HoverTool({renderers: [hovered], tooltips: told, mode: line.points ? "mouse" : "vline"}));
       chart.sources.push(source);
       const show = on => drawings.forEach(drawing => { drawing.visible = on; });
       show(!chart.hidden.has(index));
       if (spec.lines.length > 1) chart.legend.append(toggle(chart, index, number, hovered.name, show));
     });
-    tell(chart);
-    chart.plot.replaceChildren();
-    chart.view?.then?.(view => [view].flat().forEach(one => one.remove?.()));
-    chart.view = Bokeh.Plotting.show(figure, chart.plot);
-    chart.view.then(() => skipFocus(chart.plot));
+    put(chart, figure);
   }
 
   // What is drawn is no stop of the Tab key: keys do nothing there.
@@ -141,7 +193,7 @@
   function tell(chart) {
     const {spec} = chart;
     chart.text.textContent = summary(spec);
-    chart.plot.setAttribute("aria-label", `${spec.title} over steps. ${chart.text.textContent}`);
+    chart.plot.setAttribute("aria-label", `${spec.title}${spec.axes ? "" : ` over ${spec.over ?? "steps"}`}. ${chart.text.textContent}`);
     chart.legend.querySelectorAll("small").forEach((value, index) => { value.textContent = last(spec, spec.lines[index]); });
   }
 
