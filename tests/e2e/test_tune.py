@@ -14,6 +14,7 @@ from toy_runs import VAL_ROWS, make_world, read_validations
 
 from worldsmith.actions.tune.final import FinalData
 from worldsmith.config.load import load
+from worldsmith.monitor.lineage import read_lineage
 
 FINAL_ROWS = "final_rows.txt"
 RUN = [
@@ -80,6 +81,8 @@ def test_it_finds_a_better_rate_which_is_better_on_unseen_data_too(study: Path, 
     tree = load(str(study / "best.yaml")).tree
     assert tree.optimizer.lr == best["settings"]["optimizer.lr"]
     assert tree.job.name == "toy"
+    record = read_lineage(study / "lineage.json")
+    assert [record.change(o, study / o["path"]) for o in record.outputs] == [None] * 4
     assert "on data that no trial saw" in (world / "said.txt").read_text()
 
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worldsmith.actions.tune.record import BEST, PAGE, Record, line_of
+from worldsmith.actions.tune.record import BEST, PAGE, RUNS, TRIALS, Record, line_of
 from worldsmith.actions.tune.space import Space
 from worldsmith.config.load import load
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.convert import convert
 from worldsmith.files.atomic import write_text
+from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 
 BEST_RUN = "best.yaml"
 """The run with the best settings, in a form that `worldsmith train` takes."""
@@ -63,6 +65,16 @@ class Results:
         write_text(record.folder / BEST_RUN, convert(loaded, "yaml").text)
         self.write_page(facts)
         return facts
+
+    def write_record(self) -> None:
+        """Says what the best settings were found with: what the run of the best trial says of itself."""
+        record, best = self.record, self.record.best
+        run = record.path(best.number) if best else None
+        if run is None or (known := record_of(run)) is None:
+            return
+        outputs = [TRIALS, BEST, BEST_RUN, f"{RUNS}/{run.name}"]
+        inputs = read_lineage(known).inputs
+        write_lineage(record.folder, action="tune", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
 
     def write_page(self, facts: Mapping[str, Any]) -> None:
         from worldsmith.actions.tune.page import write_page

@@ -102,6 +102,7 @@ class Tune(Action):
                 results.final = self.final.measure(record, best)
             results.at_work = False
             facts = results.write()
+            results.write_record()
         return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
 
     def plan(self) -> Iterator[str]:
