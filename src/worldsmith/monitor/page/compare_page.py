@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.evaluations import compared
 from worldsmith.monitor.page.formats import count, figure
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run
@@ -33,11 +34,12 @@ def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
     curves = charts([(name, run.metrics.series) for run, name in zip(runs, names, strict=True)])
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
     note = "Long curves are drawn with fewer points; all values are in metrics.jsonl." if thinned else ""
-    shown = side_by_side(runs, names, place)
+    shown, measured = side_by_side(runs, names, place), compared(runs, names)
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
         section("curves", "Curves", empty=not curves, thinned=note, missing=""),
         section("samples", "Samples", rows=shown, scores=scores(shown), more=0),
+        *([section("evaluation", "Evaluation", evaluations=measured)] if measured else []),
         section("differences", "Config", names=names, differences=differences(runs)),
     ]
     at_work = any(status.at_work for status in states)

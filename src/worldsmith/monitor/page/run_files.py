@@ -25,6 +25,8 @@ EXPECTED = {
     "EveryNDrawSample/samples.jsonl": "no samples have been drawn",
 }
 """What every page shows, and what it means when a run folder lacks it."""
+MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
+"""Files of figures, of answers and of videos, in folders of the run folder."""
 NEWEST = 400
 """Messages that are kept, of all."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -46,6 +48,8 @@ class RunFiles:
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Entries of the quarantine lists, by the file's name."""
     data_report: dict[str, Any] = field(default_factory=dict)
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What `worldsmith evaluate` has measured, by file."""
     checkpoints: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -66,6 +70,10 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
     run.environment = table(run, "job_env.yaml")
     run.status = table(run, "status.json")
     run.data_report = table(run, "data_report.json")
+    for name in (name for figures in MEASURED for name in (f"*/{figures}", f"*/*/{figures}")):
+        for path in sorted(folder.glob(name)):
+            place = path.relative_to(folder).as_posix()
+            run.evaluations[place] = table(run, place)
     run.messages = list(deque(entries(run, "messages.jsonl"), NEWEST))
     run.samples = list(entries(run, "EveryNDrawSample/samples.jsonl"))
     for path in sorted(folder.glob("quarantine*.jsonl")):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import count, duration, figure
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
@@ -60,6 +61,8 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     found = rows(run, place)
     prompts = len({sample.get("prompt") for sample in run.samples})
     yield section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))
+    if measured := evaluations(run, place):
+        yield section("evaluation", "Evaluation", evaluations=measured)
     if not is_urgent:
         yield advice
     messages = [{"step": "–", "level": "info", "text": "", **message} for message in run.messages]

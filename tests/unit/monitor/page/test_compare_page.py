@@ -16,8 +16,10 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
     folders = [write_run(tmp_path, "first"), write_run(tmp_path, "second", steps=30)]
     config = folders[1] / "config.yaml"
     config.write_text(config.read_text().replace("lr: 0.001", "lr: 0.002"))
-    for folder in folders:
+    for folder, accuracy in zip(folders, (0.5, 0.75), strict=True):
         add_samples(folder)
+        (folder / "evaluation").mkdir()
+        (folder / "evaluation/metrics.json").write_text(f'{{"task": "binary", "accuracy": {accuracy}}}')
     page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
     loss, validation = page.charts[:2]
     assert [(line["run"], line["name"], len(line["x"])) for line in loss["lines"]] == [
@@ -30,6 +32,7 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
     assert "trainer" not in sections["differences"]
     assert re.search(r"first · step 40 .*second · step 40", sections["samples"])
     assert "step 20" not in sections["samples"]
+    assert "evaluation figure first second accuracy 0.5 0.75" in sections["evaluation"]
     html = write_comparison(folders, tmp_path / "compare.html").read_text()
     assert "<title>2 runs</title>" in html
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from run_folders import EVIL, add_samples, write_lines, write_run
 
 from worldsmith.config.errors import UserError
@@ -279,3 +280,57 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
         write_page(folder)
     assert [file.name for file in folder.glob("*report.html*")] == ["report.html"]
     assert (folder / "report.html").read_text() == "old"
+
+
+def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    for name, facts in EVALUATIONS.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(facts))
+    Image.new("RGB", (8, 8)).save(folder / "asked/confusion.png")
+    shown = text_of(folder, "evaluation")
+    assert "12 records: ok 11, unparsed 1 · step 24 · live weights accuracy 0.25 [0.1, 0.5]" in shown
+    assert "f1 – " not in shown
+    assert "answers that could not be read 1 accuracy of side left (4) 0.5" in shown
+    assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown
+    assert "figure trained real psnr, dB 20 [19, 21] – " in shown
+    html = next(s.html for s in page_of(read_run(folder), Place(folder)).sections if s.name == "evaluation")
+    assert html.count("<img") == 1
+    assert "broken" not in shown
+    (folder / "asked/metrics.json").write_text("[1")
+    assert any("asked/metrics.json cannot be read" in problem for problem in read_run(folder).problems)
+
+
+EVALUATIONS: dict[str, Any] = {
+    "asked/metrics.json": {
+        "task": "binary",
+        "total": 12,
+        "unparsed": 1,
+        "accuracy": 0.25,
+        "accuracy_interval": [0.1, 0.5],
+        "f1": None,
+        "num_records": 12,
+        "status": {"ok": 11, "unparsed": 1},
+        "coverage": 1.0,
+        "slices": {"side": {"left": {"total": 4, "accuracy": 0.5, "accuracy_interval": None}}, "odd": 3},
+        "weights": "live",
+        "iteration": 24,
+    },
+    "shapes/adherence.json": {
+        "signature": "x",
+        "trained": {"adherence": 0.75, "by_attribute": {"colour": 1.0}},
+        "untrained": {"adherence": 0.0, "by_attribute": {"colour": 0.25}},
+    },
+    "made/videos/evaluation.json": {
+        "figures": {
+            "psnr": {
+                "unit": "dB",
+                "trained": {"mean": 20.0, "interval": [19.0, 21.0], "samples": 2},
+                "real": {"mean": None, "interval": None, "samples": 0},
+                "difference": {},
+                "not_measured": {"trained": {}, "real": {}},
+            }
+        }
+    },
+    "broken/metrics.json": {"task": "text", "slices": 1, "per_task": [], "accuracy": "no", "status": None},
+}

@@ -1,0 +1,135 @@
+"""What `worldsmith evaluate` has written into a run folder: figures with their intervals, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worldsmith.monitor.page.formats import words
+from worldsmith.monitor.page.run_files import RunFiles
+from worldsmith.monitor.page.samples import Place
+
+PICTURES = {"confusion.png": "true classes and answers", "contact_sheet.png": "videos of each model"}
+MOST_PARTS = 12
+"""Parts of the data whose accuracy is shown, of one evaluation."""
+
+Rows = dict[str, list[str]]
+"""For each figure what each column has."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One folder of figures."""
+
+    name: str
+    """Folder in the run folder, or the run where several are compared."""
+    about: str
+    columns: list[str]
+    """Models that were measured beside each other; one that is empty where there is one."""
+    rows: Rows
+    pictures: list[tuple[str, str]] = field(default_factory=list)
+    """`src` and what it shows."""
+
+
+def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
+    """Those whose files have figures, by folder; without a place for the page, without their pictures."""
+    found = []
+    for file, facts in run.evaluations.items():
+        folder = Path(file).parent
+        columns, rows = figures_in(facts)
+        if rows:
+            sources = {name: place and place.source(run.folder / folder / name) for name in PICTURES}
+            pictures = [(source, PICTURES[name]) for name, source in sources.items() if source]
+            found.append(Evaluation(str(folder), describe(facts), columns, rows, pictures))
+    return found
+
+
+def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
+    """Evaluations of one folder's name in several runs, the models that were trained beside each other."""
+    own = [{one.name: one for one in evaluations(run, None)} for run in runs]
+    found = []
+    for folder in dict.fromkeys(name for of in own for name in of):
+        rows = dict.fromkeys(row for of in own if folder in of for row in of[folder].rows)
+        columns = [of[folder].rows if folder in of else {} for of in own]
+        table = {row: [next(iter(column.get(row, [])), "–") for column in columns] for row in rows}
+        about = dict.fromkeys(of[folder].about for of in own if folder in of)
+        found.append(Evaluation(folder, "; ".join(filter(None, about)), list(names), table))
+    return found
+
+
+def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    """Columns and rows of what one file has; none where it holds something else."""
+    if isinstance(facts.get("figures"), Mapping):
+        return of_videos(facts["figures"])
+    if "task" in facts:
+        return [""], {name: [text] for name, text in of_answers(facts)}
+    models = {name: of for name, of in facts.items() if isinstance(of, Mapping) and number(of.get("adherence"))}
+    rows: Rows = {"adherence": [told(of["adherence"]) for of in models.values()]} if models else {}
+    for name in {name: None for of in models.values() for name in table(of, "by_attribute")}:
+        rows[words(name)] = [told(table(of, "by_attribute").get(name)) for of in models.values()]
+    return list(models), rows
+
+
+def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    """Figures of generated videos: means over them."""
+    known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
+    columns = list(dict.fromkeys(model for about in known.values() for model in table(about, "not_measured")))
+    rows = {}
+    for name, about in known.items():
+        unit = f", {about['unit']}" if about.get("unit") else ""
+        values = [table(about, column) for column in columns]
+        rows[f"{words(name)}{unit}"] = [told(value.get("mean"), value.get("interval")) for value in values]
+    return columns, rows
+
+
+def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Figures of a reasoner's answers: of all, of each kind, of parts of the data."""
+    for name, value in facts.items():
+        interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
+        if number(value) and isinstance(value, float) and name != "coverage":
+            yield words(name), told(value, interval)
+    if facts.get("unparsed"):
+        yield "answers that could not be read", told(facts["unparsed"])
+    parts = [(kind, found) for kind, found in table(facts, "per_task").items()]
+    for name, values in table(facts, "slices").items():
+        parts += [
+            (f"{words(name)} {part}", found) for part, found in (values if isinstance(values, Mapping) else {}).items()
+        ]
+    for name, found in parts[:MOST_PARTS]:
+        if isinstance(found, Mapping):
+            yield (
+                f"accuracy of {name} ({found.get('total')})",
+                told(found.get("accuracy"), found.get("accuracy_interval")),
+            )
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """What was measured: how many records came to what, with which weights."""
+    status = ", ".join(f"{words(str(name))} {count}" for name, count in table(facts, "status").items())
+    iteration, weights = facts.get("iteration"), facts.get("weights")
+    told = [
+        f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
+        f"step {iteration}" if iteration is not None else "",
+        f"{weights} weights" if weights else "",
+        f"data {facts['dataset']}" if facts.get("dataset") else "",
+    ]
+    return " · ".join(filter(None, told))
+
+
+def told(value: Any, interval: Any = None) -> str:
+    """A figure with its interval."""
+    if not number(value):
+        return "–"
+    bounds = interval if isinstance(interval, Sequence) and len(interval) == 2 and all(map(number, interval)) else None
+    return f"{value:.3g} [{bounds[0]:.3g}, {bounds[1]:.3g}]" if bounds else f"{value:.3g}"
+
+
+def number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def table(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = facts.get(name)
+    return found if isinstance(found, Mapping) else {}
