@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from types import ModuleType
 
 import pytest
 
+from worldsmith.cli.main import main
 from worldsmith.data.conversations.conversation import say
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +112,35 @@ def test_the_tiny_twin_learns_scores_from_the_frames(folder: Path, measure: Modu
     )
     assert all(own)
     assert sum(others) <= 4
+
+
+def test_quantized_it_answers_as_before(
+    folder: Path, measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's commands, with questions that it knows by heart; transformers alone asks the results."""
+    run = folder / "runs/worldsmith/demo/falling_objects"
+    monkeypatch.chdir(tmp_path)
+    for name, place in (("my_run", run), ("my_model", run / "reasoner"), ("data", folder / "data")):
+        (tmp_path / name).symlink_to(place)
+    page = (ROOT / "docs/quantize.md").read_text(encoding="utf-8")
+    commands, loading = (re.findall(rf"^```{kind}\n(.*?)^```", page, re.M | re.S)[0] for kind in ("bash", "python"))
+    for line in commands.splitlines():
+        asked = ["--questions.path", "data/videophy2_train", "--max-new-tokens", "4"]
+        kind = [] if "--questions" in line else ["--questions", "ManifestDataset"]
+        assert main([*shlex.split(line)[1:], *kind, *asked]) == 0, line
+    exec(loading.partition("processor =")[0], {})  # that of transformers needs torchvision
+    train = str(folder / "data/videophy2_train")
+    known = measure.read(ManifestDataset.Config(path=train).build()) + measure.read(
+        LlavaDataset.Config(path=train).build()
+    )
+    shares = {}
+    for name in ("my_model", "my_int4", "my_fp8", "my_dynamic"):
+        said = measure.Judge(tmp_path / name).answer(known)
+        shares[name] = sum(text.strip() == measure.truth(turns) for text, (_, turns) in zip(said, known)) / len(known)
+    assert shares["my_model"] > 0.7
+    assert all(share >= shares["my_model"] - 0.02 for share in shares.values()), shares
+    size = json.loads((tmp_path / "my_int4/quantization.json").read_text())["size"]
+    assert size["bytes_before"] / size["bytes_after"] == pytest.approx(size["expected_factor"], rel=0.01)
 
 
 def test_figures_are_those_of_the_formulas(measure: ModuleType) -> None:
