@@ -15,6 +15,7 @@ from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.tasks import Tasks
 
 if TYPE_CHECKING:
+    from worldsmith.models.decoding import Decoding
     from worldsmith.sampling.answers import Answer, Answerer
 
 Asked = Sequence[tuple[str, Sequence[Turn]]]
@@ -30,13 +31,15 @@ class Said:
     """For all of them."""
 
 
-def ask(answerer: Answerer, asked: Asked, *, batch_size: int, max_new_tokens: int, what: str) -> Said:
+def ask(
+    answerer: Answerer, asked: Asked, *, batch_size: int, max_new_tokens: int, decoding: Decoding, what: str
+) -> Said:
     """The first question is also asked once before the clock starts: some models make themselves ready then."""
     questions = [(key, question(turns)) for key, turns in asked]
     list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
     answers, show = [], share_done(what)
     start = time.perf_counter()
-    for answer in answerer.answers(questions, batch_size=batch_size, max_new_tokens=max_new_tokens):
+    for answer in answerer.answers(questions, batch_size=batch_size, max_new_tokens=max_new_tokens, decoding=decoding):
         answers.append(answer)
         show(len(answers), len(questions))
     return Said(answers, time.perf_counter() - start)

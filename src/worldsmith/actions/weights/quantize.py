@@ -6,15 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.answers.answering import AnswerAction
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.weights.compare_answers import Asked, Said, ask, compare
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
-from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -22,7 +21,6 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
-from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets import llava, llava_onevision, manifest, messages  # noqa: F401 (to choose)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 INDEX, FIGURES = "config.json", "quantization.json"
 
 
-class Quantize(WritingAction):
+class Quantize(AnswerAction, WritingAction):
     """Writes a reasoner's folder with quantized weights, for transformers and vLLM, in the form of compressed-tensors.
 
     The linear layers of the decoder are quantized; embeddings, head, vision tower and projector are in bfloat16. The
@@ -44,7 +42,7 @@ class Quantize(WritingAction):
     aside as OUT.rejected, exit code 1.
     """
 
-    class Config(WritingAction.Config):
+    class Config(AnswerAction.Config, WritingAction.Config):
         out: str
         """The new folder."""
         scheme: Scheme = "FP8_DYNAMIC"
@@ -52,8 +50,6 @@ class Quantize(WritingAction):
         of 16; FP8 and NVFP4 fix the range of activations beforehand, by the calibration data."""
         group_size: Count | None = None
         """How many weights of a row have a common scale (W4A16, W8A16); null: 128."""
-        weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: averaged (ema) if there are any."""
         dataset: ChatDataset.Config | None = None
         """Conversations that activations are observed with, where the scheme asks for it; null: the run's training
         data."""
@@ -69,16 +65,11 @@ class Quantize(WritingAction):
         """Off: nothing is asked, and the result is not judged."""
         tolerance: Annotated[float, Range(ge=0, le=100)] = 2.0
         """Points of 100 by which the share of right answers may fall."""
-        processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """How pictures are read; unchanged, as the run was trained, or as another folder's files say."""
-        max_new_tokens: Count = 256
-        """An answer ends after so many tokens at the latest."""
         batch_size: Count = 8
         """Questions that are asked at once."""
-        device: str | None = None
-        """cpu or cuda; null: cuda if there is one."""
 
         def check(self) -> None:
+            super().check()
             if not self.judge and self.questions is not None:
                 raise wrong(self, "questions", "judge", why="nothing is asked", remedy="leave one of them out")
 
@@ -88,25 +79,26 @@ class Quantize(WritingAction):
         model, quantizer, data, questions = self.prepare()
         yield f"model     {model.folder} ({model.weights_in_words})"
         yield f"scheme    {self.config.scheme}: {describe(quantizer)}"
-        for verb, dataset, count in (
-            ("observe", data, self.config.samples),
-            ("judge", questions, self.config.max_questions),
-        ):
-            used = (
-                "nothing" if dataset is None else f"{len(spread(dataset, count))} of {len(dataset)} in {dataset.name}"
-            )
-            yield f"{verb:9} {used}"
+        yield f"observe   {share(data, self.config.samples)}"
+        yield f"judge     {share(questions, self.config.max_questions)}"
         yield f"folder    {self.config.out}"
 
     def run(self) -> Result:
+        from worldsmith.sampling.answers import Answerer
+
         config, out = self.config, Path(self.config.out)
         model, quantizer, data, questions = self.prepare()
         asked = [] if questions is None else conversations(questions, config.max_questions)
-        device, settings = find_device(config.device), self.settings(model)
-        facts: dict[str, Any] = {"scheme": config.scheme, "model": str(model.folder), "weights": model.weights}
+        device = find_device(config.device)
+        facts: dict[str, Any] = {
+            "scheme": config.scheme,
+            "model": str(model.folder),
+            "weights": model.weights,
+            **self.how(model),
+        }
         before = None
         if data is not None or asked:
-            answerer = answerer_of(model.load(device), settings)
+            answerer = self.answerer(model)
             if data is not None:
                 facts["calibration"] = self.observe(quantizer, answerer, data)
             if asked:
@@ -117,7 +109,7 @@ class Quantize(WritingAction):
             facts["size"] = sizes_of(quantizer, aside)
             passed = True
             if before is not None:
-                answerer = answerer_of(model.formats.load_quantized(aside, device), settings)
+                answerer = Answerer(model.formats.load_quantized(aside, device), self.settings(model))
                 check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
                 check["left_out"] += min(config.max_questions, len(questions or [])) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
@@ -128,8 +120,9 @@ class Quantize(WritingAction):
             require_free(place, INDEX, force=force)
             publish_export(aside, place, about, force=force)
         used = [Input("dataset", d.name, {"records": d.num_records}) for d in (data, questions) if d is not None]
-        inputs = [Input("model", model.folder), *used]
-        write_lineage(place, action="quantize", settings=to_dict(config), inputs=inputs, outputs=["."])
+        write_lineage(
+            place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
+        )
         return Result(summary(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
 
     def prepare(self) -> tuple[StoredModel, Quantizer, ChatDataset | None, ChatDataset | None]:
@@ -141,7 +134,7 @@ class Quantize(WritingAction):
         find_device(config.device)
         require_place(out, INDEX)
         require_free(out, INDEX, force=config.force)
-        model = find_model(config.model, weights=config.weights, base=config.base)
+        model = self.find()
         quantizer = model.formats.quantizer(model, config.scheme, config.group_size)
         data = questions = None
         if quantizer.needs_data:
@@ -156,16 +149,16 @@ class Quantize(WritingAction):
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return model, quantizer, data, questions
 
-    def settings(self, model: StoredModel) -> ChatProcessor.Config:
-        """How pictures are read: as asked, else as in the model's run, else as its folder says."""
-        loader = (model.tree or {}).get("dataloader_train", {})
-        if self.config.processor == ChatProcessor.Config() and "processor" in loader:
-            return from_dict(loader["processor"], ChatProcessor.Config)
-        return self.config.processor
-
     def ask(self, answerer: Answerer, asked: Asked, what: str) -> Said:
         config = self.config
-        return ask(answerer, asked, batch_size=config.batch_size, max_new_tokens=config.max_new_tokens, what=what)
+        return ask(
+            answerer,
+            asked,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            decoding=self.decoding,
+            what=what,
+        )
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
         """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""
@@ -193,12 +186,6 @@ class Quantize(WritingAction):
         return {"dataset": data.name, "used": used, "left_out": dict(left_out), "longest": longest}
 
 
-def answerer_of(model: Any, settings: ChatProcessor.Config) -> Answerer:
-    from worldsmith.sampling.answers import Answerer
-
-    return Answerer(model, settings)
-
-
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
@@ -209,6 +196,10 @@ def dataset_of(
     config = from_dict(stated, ChatDataset.Config) if given is None else given
     dataset: ChatDataset = config.build()
     return dataset
+
+
+def share(dataset: ChatDataset | None, count: int) -> str:
+    return "nothing" if dataset is None else f"{len(spread(dataset, count))} of {len(dataset)} in {dataset.name}"
 
 
 def conversations(dataset: ChatDataset, count: int) -> Asked:

@@ -138,6 +138,9 @@ class StoredModel:
         import torch
 
         if self.tree is None and self.formats.is_quantized(self.folder):
+            if self.adapter is not None or self.config.precision != "bfloat16":
+                asked = "--adapter" if self.adapter is not None else f"--dtype {self.config.precision}"
+                raise UserError(f"{self.folder} holds quantized weights, beside bfloat16 ones; leave {asked} out")
             return self.formats.load_quantized(self.folder, device)
         keep = keep_adapters and self.has_adapters
         config: Any = self.config if keep else self.merged_spec.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class ReasonerQuantizer(Quantizer):
 
     def __init__(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> None:
         self.model, self.scheme, self.spec = model, scheme, model.merged_spec
+        model.require_effect()
         conversion = find_conversion(base_config(self.spec))
         self.quantization = Quantization(scheme, conversion.model, group_size)
         source = FolderWeights(model.open(), conversion)
@@ -75,7 +76,9 @@ class ReasonerQuantizer(Quantizer):
             "source": asdict(origin_of(model, merge=True)),
             "dtype": "bfloat16",
             "generation": {},
-            "model": formats.exported_config(self.spec),
+            "model": formats.exported_config(
+                replace(self.spec, config=replace(self.spec.config, precision="bfloat16"))
+            ),
             "card": {**facts(self.spec), **facts_of(model), "parameters": self.sizes.numbers},
         }
         plain, own = formats.stored_dtype("bfloat16", self.spec.config), self.weights.dtypes
