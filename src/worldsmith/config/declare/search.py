@@ -25,7 +25,7 @@ class Popular(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
-    """What a value may look like; a template has it where the field has no default."""
+    """What a value may look like, of a section its table: a template has it in place of the default."""
 
     value: Any
 

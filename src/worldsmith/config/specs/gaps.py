@@ -16,9 +16,9 @@ class GapsSpec(Config):
     """Folder or URL below which results.json is."""
     gaps_parquet: Annotated[str, Example("results/gaps.parquet"), Popular()]
     """Where the failures are written."""
-    kpi_ann_path: Annotated[str | None, Example("data/val/annotations.json")] = None
+    kpi_ann_path: str | None = None
     """Annotations that were evaluated; null = those that the evaluation recorded."""
-    kpi_media_path: Annotated[str | None, Example("data/val")] = None
+    kpi_media_path: str | None = None
     """Folder that their videos are relative to; null = as the evaluation had it."""
 
 

@@ -36,20 +36,19 @@ def spec_schema(form: SpecForm) -> Schema:
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     """The defaults of a spec class as a file would have them, without what is null or has none.
 
-    `examples`: with an example for each value that has no default; then it is a whole spec.
+    `examples`: with the example in place of the default where there is one; then it is a whole spec. Raises TypeError
+    for a value without default and example.
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
-        sections, given = nested_config_classes(bare(hint)), known.get(name)
-        if sections and (name not in known or given is not None):
-            found[key_of(name)] = defaults(sections[0], examples=examples)
-        elif given is not None:
-            found[key_of(name)] = copy.deepcopy(plain(given))
+        key, sections, given = key_of(name), nested_config_classes(bare(hint)), known.get(name)
+        shown = [mark.value for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        if sections and (name not in known or given is not None or shown):
+            found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
+        elif shown or given is not None:
+            found[key] = copy.deepcopy(shown[0] if shown else plain(given))
         elif examples and name not in known:
-            shown = [mark.value for mark in marks_of(hint) if isinstance(mark, Example)]
-            if not shown:
-                raise TypeError(f"{cls.__qualname__}.{name} has no default and no Example for the template")
-            found[key_of(name)] = shown[0]
+            raise TypeError(f"{cls.__qualname__}.{name} has no default and no Example for the template")
     return found
 
 

@@ -21,7 +21,7 @@ from worldsmith.config.yaml.text import dump_yaml
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
 INTRODUCTION = (
-    "The spec of {name}. Every key has its default or, where there is none, an example; a key behind a # is left out. "
+    "The spec of {name}. Every key has its default or an example; a key behind a # is left out. "
     "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE"
 )
 
