@@ -258,7 +258,7 @@ def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "x"], "worldsmith launch starts `train` or `encode` or `generate`, not 'evaluate'"),
+        (["export", "x"], "worldsmith launch starts `train` or `encode` or `generate` or `evaluate`, not 'export'"),
         (["--nproc-per-node", "many", "train"], "--nproc-per-node many: Unsupported"),
         (["--nnodes", "many", "train", "--dryrun"], "--nnodes many --nproc-per-node 1: invalid literal"),
         (["--signals-to-handle", "SIGTERM", "train"], "--signals-to-handle cannot be given"),

@@ -33,7 +33,7 @@ from worldsmith.distributed.world import require_devices
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-LAUNCHED = ("train", "encode", "generate")
+LAUNCHED = ("train", "encode", "generate", "evaluate")
 """Commands that share their work among processes."""
 HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 

@@ -17,6 +17,7 @@ from worldsmith.actions.outputs.sample_order import SHEET, SHEET_SAMPLES, Order,
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.made_video import MadeVideo, find_real
 from worldsmith.evaluation.measuring import EVALUATORS, REAL, Measured, measure, measure_real, summarize, table
 from worldsmith.files.atomic import write_text
@@ -69,6 +70,7 @@ class MeasureVideos(VideoAction):
     config: Config
 
     def plan(self) -> Iterator[str]:
+        require_one_process()
         if self.config.prompts is not None:
             yield from self.adherence().plan()
             return
@@ -80,6 +82,7 @@ class MeasureVideos(VideoAction):
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
     def run(self) -> Result:
+        require_one_process()
         if self.config.prompts is not None:
             return self.adherence().run()
         orders = self.orders()
@@ -177,6 +180,15 @@ class MeasureVideos(VideoAction):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
             digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())
         return digest.hexdigest()
+
+
+def require_one_process() -> None:
+    """Raises UserError in a launch of several."""
+    if world_size() > 1:
+        raise UserError(
+            "videos are measured by one process; `worldsmith launch … generate MODEL -i FILE -o OUT/trained` makes "
+            "them in several, and `worldsmith evaluate MODEL -i FILE -o OUT` then measures them"
+        )
 
 
 def figures_of(file: Path, signature: str) -> dict[str, Any]:

@@ -7,14 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import command_ranks
 import pytest
 import torch
+from launch import launch
 from reasoner_runs import make_world
 
+from worldsmith.actions.answers import judge
 from worldsmith.cli.main import main
+from worldsmith.distributed.world import World
 
 BROKEN = {"id": "chat1", "video": "gone.mp4", "conversations": [
     {"from": "human", "value": "<video>\nWhere is it?"}, {"from": "gpt", "value": "nowhere"}]}  # fmt: skip
+HOW = ["--max-new-tokens", "3", "--batch-size", "4", "--dtype", "float32", "--task", "text", "--metrics", "rouge"]
 SILENT = {"id": "mute", "conversations": [{"from": "human", "value": "Is it?"}]}
 
 
@@ -37,16 +42,9 @@ def alone(world: Path) -> Path:
 
 
 def evaluate(world: Path, out: str, *words: str, data: str = "data") -> int:
-    folder = [
-        "--dataset",
-        "LlavaDataset",
-        "--dataset.path",
-        str(world / data),
-        "--dataset.media_root",
-        str(world / "data"),
-    ]
-    settings = ["--max-new-tokens", "3", "--batch-size", "4", "--task", "text", "--metrics", "rouge"]
-    return main(["evaluate", str(world / "model"), *folder, "-o", str(world / out), *settings, *words])
+    asked = ["--dataset", "LlavaDataset", "--dataset.path", str(world / data)]
+    asked += ["--dataset.media_root", str(world / "data")]
+    return main(["evaluate", str(world / "model"), *asked, "-o", str(world / out), *HOW, *words])
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
@@ -101,6 +99,33 @@ def test_shards_are_put_together(world: Path, alone: Path, capsys: pytest.Captur
     )
     for name in ("results.json", "metrics.json"):
         assert (world / "shards" / name).read_bytes() == (alone / name).read_bytes()
+
+
+def test_ranks_share_the_questions(world: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other here; they meet nowhere but in the folder."""
+
+    class OneOfThree(World):
+        def barrier(self) -> None: ...
+
+        def broadcast(self, value: Any) -> Any:
+            return value
+
+    for rank in (0, 1, 2, 0):
+        monkeypatch.setattr(judge, "start_world", lambda rank=rank: OneOfThree(rank=rank, size=3))
+        evaluate(world, "ranks")
+    lines = [len((world / f"ranks/answers/{rank}_of_3.jsonl").read_text().splitlines()) for rank in range(3)]
+    assert lines == [3, 3, 1]  # a record without an answer is not asked
+    for name in ("results.json", "metrics.json"):
+        assert (world / "ranks" / name).read_bytes() == (alone / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_launch_shares_the_questions(world: Path, alone: Path) -> None:
+    words = ["evaluate", str(world / "model"), "--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
+    words += [*HOW, "-o", str(world / "launched"), "--max-failed", "1"]
+    launch(Path(command_ranks.__file__), 2, words)
+    assert len(list((world / "launched/answers").glob("*_of_2.jsonl"))) == 2
+    assert rows_in(world / "launched") == rows_in(alone)
 
 
 def test_the_same_command_goes_on(world: Path, alone: Path) -> None:
