@@ -20,6 +20,7 @@ from worldsmith.actions.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, 
 from worldsmith.actions.tune.trial_run import TrialRun, environment_of, visible_devices
 from worldsmith.actions.tune.trials import Trials, last_or_best
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
+from worldsmith.config.declare.search import Example
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.load import load
 from worldsmith.config.tree.draft import Loaded
@@ -43,11 +44,11 @@ class Tune(Action):
     aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out"}
 
     class Config(Action.Config):
-        source: str
+        source: Annotated[str, Example("videophy2_nano_tiny")]
         """The run: a recipe's name, a recipe TOML, a YAML tree or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
-        out: str
+        out: Annotated[str, Example("studies/first")]
         """Folder of the study."""
         search: list[str] = field(default_factory=list)
         """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, then perhaps "if PATH=VALUE"."""

@@ -8,12 +8,12 @@ from worldsmith.cli.config.convert import write_new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from worldsmith.config.specs.forms import MODULES
+    from worldsmith.cli.config.action_forms import NAMES
 
     parser.add_argument("file", metavar="FILE", help="the file to write; a spec may be .toml, .yaml or .json")
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--from", dest="recipe", metavar="RECIPE", help="a recipe TOML, and the recipe that it changes")
-    kind.add_argument("--action", dest="spec_action", choices=(*MODULES, "infer"), help="a spec of this action")
+    kind.add_argument("--action", dest="spec_action", choices=NAMES, help="a spec of this action")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -23,10 +23,10 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.config.write.new_file import new_recipe_toml
 
     if args.spec_action:
-        from worldsmith.config.specs.forms import form_of
+        from worldsmith.cli.config.action_forms import find_form
         from worldsmith.config.write.spec_template import spec_template
 
-        write_new(args.file, spec_template(form_of(args.spec_action), args.file), args.force)
+        write_new(args.file, spec_template(find_form(args.spec_action), args.file), args.force)
         print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")
         return 0
     if not args.file.lower().endswith(".toml"):

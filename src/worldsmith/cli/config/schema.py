@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from pathlib import Path
 
@@ -14,9 +13,9 @@ DESCRIBED = ("toml", "tree", "reference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from worldsmith.config.specs.forms import MODULES
+    from worldsmith.cli.config.action_forms import NAMES
 
-    parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *MODULES, "infer"), help="what to describe")
+    parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *NAMES), help="what to describe")
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing; with --all a folder")
     parser.add_argument("--all", action="store_true", help="write schema and template of every action, and a manifest")
@@ -48,13 +47,14 @@ def run(args: argparse.Namespace) -> int:
 
 def write_all(folder: str | None, style: str) -> int:
     """Writes the files of all spec forms; 1 if some could not be made."""
-    from worldsmith.config.specs.forms import MODULES, form_of
+    from worldsmith.cli.config.action_forms import all_forms
     from worldsmith.config.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
 
     if folder is None:
         raise UserError("--all writes several files: name a folder with -o DIR")
-    files = spec_files({action: functools.partial(form_of, action) for action in MODULES}, style)
+    forms = all_forms()
+    files = spec_files(forms, style)
     for name, text in files.items():
         place = Path(folder) / name
         if text is None:
@@ -64,7 +64,7 @@ def write_all(folder: str | None, style: str) -> int:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, text)
     written = sum(text is not None for text in files.values())
-    print(f"{folder}: {written} files, of the actions {', '.join(MODULES)}")
+    print(f"{folder}: {written} files, of the actions {', '.join(forms)}")
     return int(None in files.values())
 
 
@@ -73,9 +73,9 @@ def render(what: str, recipe: str | None = None, *, style: str = "json-schema") 
     from worldsmith.config.write.spec_folder import STYLES, as_text
 
     if what not in DESCRIBED:
-        from worldsmith.config.specs.forms import form_of
+        from worldsmith.cli.config.action_forms import find_form
 
-        return as_text(STYLES[style](form_of(what)))
+        return as_text(STYLES[style](find_form(what)))
     from worldsmith.config.recipes.registry import get_recipe, recipe_names
 
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}

@@ -20,10 +20,12 @@ from worldsmith.config.yaml.text import dump_yaml
 
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
-INTRODUCTION = (
-    "The spec of {name}. Every key has its default or an example; a key behind a # is left out. "
-    "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE"
+INTRODUCTION = "The spec of {name}. Every key has its default or an example; a key behind a # is left out. "
+WAYS = (
+    "Flags win over the file: worldsmith {command} --settings FILE",
+    "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE",
 )
+"""How the command reads settings of its own, and specs."""
 
 
 def spec_template(form: SpecForm, file: str) -> str:
@@ -35,7 +37,8 @@ def spec_template(form: SpecForm, file: str) -> str:
         raise UserError(f"{file}: the name of a spec ends in .toml, .yaml or .json")
     command = "infer" if form.name == "inference" else form.name
     first = next(iter(form.aliases), "") or _first_key(values)
-    lines = _prose(INTRODUCTION.format(name=form.name, command=command, key=first), "")
+    way = WAYS[bool(form.rows)].format(command=command, key=first)
+    lines = _prose(f"{INTRODUCTION.format(name=form.name)}{way}", "")
     toml = name.endswith(".toml")
     body = _toml(form.spec, values, ()) if toml else _yaml(form.spec, values, "")
     return "\n".join([*lines, *([] if toml else [""]), *body]) + "\n"

@@ -18,6 +18,9 @@ import jsonschema
 import pytest
 import yaml
 
+from worldsmith.actions.registry import kinds_of
+from worldsmith.cli.action import load, sort
+from worldsmith.cli.config.action_forms import all_forms
 from worldsmith.cli.main import main
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.search import search_space
@@ -226,7 +229,7 @@ def test_the_folder_is_the_same_bytes_whatever_the_hashes(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "worldsmith.cli.main", "schema", "--all", "-o", str(tmp_path / seed)]
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         subprocess.run(command, check=True, capture_output=True, env=environment, timeout=60)
-    texts = spec_files({action: lambda action=action: form_of(action) for action in ACTIONS}, "json-schema")
+    texts = spec_files(all_forms(), "json-schema")
     for seed in ("1", "2"):
         found = {
             file.relative_to(tmp_path / seed).as_posix(): file.read_text(encoding="utf-8")
@@ -236,7 +239,7 @@ def test_the_folder_is_the_same_bytes_whatever_the_hashes(tmp_path: Path) -> Non
         assert found == texts
     manifest = json.loads(texts["manifest.json"] or "")
     assert manifest["failures"] == {}
-    assert list(manifest["actions"]) == ACTIONS
+    assert list(manifest["actions"]) == [*ACTIONS, "tune"]
     for entry in manifest["actions"].values():
         assert {entry["path"], entry["spec_template"]} <= set(texts)
 
@@ -295,3 +298,19 @@ def test_the_commands_write_what_is_tested_here(tmp_path: Path, capsys: pytest.C
 def test_a_wrong_word_is_said(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_settings_of_a_search_have_a_schema_and_a_template(
+    language: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"tune{language}"
+    assert main(["config", "new", "--action", "tune", str(file)]) == 0
+    document = LANGUAGES[language](file.read_text(encoding="utf-8"))
+    assert main(["schema", "tune"]) == 0
+    schema = json.loads(capsys.readouterr().out.partition("\n")[2])
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors({**document, "trials": 1})) != []
+    (kind,) = kinds_of("tune").values()
+    settings = load("worldsmith tune", kind, sort(["--settings", str(file), "--trials", "3"], [kind]), []).tree
+    assert (settings.source, settings.trials, settings.sampler) == (document["source"], 3, "tpe")
