@@ -23,6 +23,8 @@ class Hub:
         self.repos = repos
         self.gated: set[str] = set()
         self.tokens: dict[str, set[str]] = {}
+        self.sizes: dict[str, int] = {}
+        """What it says of files, other than their own."""
         self.down = 0
         """A status with which it answers everything."""
         self.asked: list[str] = []
@@ -51,7 +53,7 @@ class Hub:
         if "/tree/" in path:
             entries = [{"type": "file", "path": f, "size": len(b), "oid": f} for f, b in files.items()]
             return json.dumps(entries).encode()
-        siblings = [{"rfilename": f, "size": len(b)} for f, b in files.items()]
+        siblings = [{"rfilename": f, "size": self.sizes.get(f, len(b))} for f, b in files.items()]
         return json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.sinks import numbers
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
 
 ID_FILE = "wandb_id.txt"
-KEY = "WANDB_API_KEY"
-SERVER = "https://api.wandb.ai"
 
 
 class WandbLog:
@@ -62,18 +57,6 @@ class WandbLog:
             with suppress(Exception):  # its process is gone: nothing may wait for it at exit
                 wandb.teardown()
             raise
-
-
-def has_key() -> bool:
-    """Whether the key of an account is there: in the environment, or where `wandb login` keeps it."""
-    if os.environ.get(KEY):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or SERVER).hostname or ""
-    given = os.environ.get("NETRC")
-    files = [Path(given)] if given else [Path.home() / name for name in (".netrc", "_netrc")]
-    with suppress(OSError, NetrcParseError):
-        return any(netrc(file).authenticators(host) is not None for file in files if file.is_file())
-    return False
 
 
 def stable_id(path: Path) -> str:

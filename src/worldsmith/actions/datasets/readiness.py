@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.sources.weight_source import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
+from worldsmith.config.sections import has_wandb_login
 from worldsmith.data.report.text import titled
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
@@ -91,13 +93,7 @@ def look_at_files(tree: Any) -> Needs:
         needs.writable(Path(cache), "the latent cache ")
     look_at_hub(needs, tree)
     if tree.job.wandb_mode == "online":
-        from worldsmith.monitor.wandb_log import KEY, has_key
-
-        needs.credentials[KEY] = has_key()
-        if not needs.credentials[KEY]:
-            needs.problems.append(
-                f'job.wandb_mode: no key for Weights & Biases: set {KEY}, run `wandb login`, or use "offline"'
-            )
+        needs.credentials["WANDB_API_KEY"] = bool(os.environ.get("WANDB_API_KEY")) or has_wandb_login()
     return needs
 
 

@@ -1,0 +1,298 @@
+"""What `worldsmith check` says before a reasoner's run: a row for each thing that is known to stop or to spoil one.
+
+The names of the rows: c1 … c15 are checks before a launch, d15 … d27 what goes wrong with data, by their usual numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoner_runs
+from hub_server import serving_hub
+
+from worldsmith.actions.datasets.check import CheckData
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.training.run_folder import ROOT_VARIABLES
+
+Records = list[dict[str, Any]]
+Change = Callable[[Records, Any], Any]
+TURNS = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "no"}]
+LONG = [{"from": "human", "value": "x " * 600}, TURNS[1]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four records with a video (0, 1, 3, 4), one with an image (2), one of text (5)."""
+    return reasoner_runs.make_world(tmp_path_factory.mktemp("preflight") / "world", samples=6)
+
+
+@pytest.fixture(autouse=True)
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ROOT_VARIABLES[0], str(tmp_path / "outputs"))
+    return tmp_path
+
+
+def run_of(world: Path, folder: Path, change: Change) -> Any:
+    """The tiny run over a copy of the records, after `change(records, run)`, which may give another value to write."""
+    records = json.loads((world / "data" / "annotations.json").read_text())
+    config = reasoner_runs.reasoner_config(world)
+    file = folder / "annotations.json"
+    config.dataloader_train.dataset = LlavaDataset.Config(path=str(file), media_root=str(world / "data"))
+    config.trainer.grad_accum_iter = 1
+    written = change(records, config)
+    file.write_text(json.dumps(records if written is None else written))
+    return config
+
+
+def check(config: Any, **settings: Any) -> tuple[dict[str, Any], int, str]:
+    """Facts, exit code, and what people read, in one line."""
+    result = CheckData.Config(run=resolve(config), **{"workers": 0, **settings}).build().run()
+    return json.loads(json.dumps(dict(result.facts))), result.code, " ".join(" ".join(result.lines).split())
+
+
+def put(**values: Any) -> Change:
+    """Changes the first record."""
+    return lambda records, _: records[0].update(values)
+
+
+def on(path: str, value: Any, also: Change = lambda *_: None) -> Change:
+    """Changes a setting of the run, and then what `also` changes."""
+
+    def change(records: Records, run: Any) -> Any:
+        *sections, name = path.split(".")
+        section = run
+        for part in sections:
+            section = getattr(section, part)
+        setattr(section, name, value)
+        return also(records, run)
+
+    return change
+
+
+def rate(value: float) -> Change:
+    return lambda records, _: [{**record, "video_fps": value} if "video" in record else record for record in records]
+
+
+DATA, LOADER = "dataloader_train.dataset", "dataloader_train"
+STOPS: dict[str, tuple[Change, str]] = {
+    "c3 no annotations": (on(f"{DATA}.path", "/no/where.json"), "/no/where.json does not exist"),
+    "c3 no model": (on("model.config.policy.backbone.model_name", "/no/model"), "/no/model: no such folder"),
+    "c4 another shape": (lambda *_: {"videos": []}, "expected a list of records, or an object that has one as"),
+    "c4 d15 no video_fps": (
+        on(f"{DATA}.video_fps", "require", put(video_fps=8)),
+        "3 of 4 records with a video state no video_fps, which video_fps = 'require' asks for: record 1 (chat1), "
+        "record 3 (chat3), record 4 (chat4)",
+    ),
+    "c7 batch over samples of a process": (
+        on("trainer.grad_accum_iter", 3, on(f"{LOADER}.max_samples_per_batch", 3)),
+        "a pass over 6 samples gives 2 to some of 1: they would do no step in it, and see samples twice in one. What "
+        "works: trainer.grad_accum_iter = 2 or less, smaller packs",
+    ),
+    "c11 d22 no records": (lambda *_: [], "no sample of"),
+    "c12 d18 none fits": (
+        on(f"{LOADER}.max_sequence_length", 20),
+        "none fits into a pack: set dataloader_train.max_sequence_length to at least",
+    ),
+    "c12 d18 one too long ends the run": (
+        on(f"{LOADER}.on_overlong", "error", lambda records, _: records[5].update(conversations=LONG)),
+        "dataloader_train.on_overlong is 'error', and 1 samples (16.7%) are longer than the cap: set "
+        "dataloader_train.max_sequence_length to at least 12",
+    ),
+    "d20 too many broken samples": (lambda records, _: [{**one, "video": "gone.mp4"} for one in records], "are bad"),
+}
+
+
+@pytest.mark.parametrize("row", STOPS)
+def test_what_stops_a_run_is_exit_code_2(row: str, world: Path, tmp_path: Path) -> None:
+    change, words = STOPS[row]
+    facts, code, text = check(run_of(world, tmp_path, change))
+    assert (code, facts["can_start"]) == (2, False)
+    assert any(words in problem for problem in facts["problems"]), facts["problems"]
+    assert len(facts["problems"]) == len(set(facts["problems"]))
+    assert "PROBLEM" in text
+    assert words[:40] in text
+
+
+Seen = Callable[[dict[str, Any], str], bool]
+"""What must hold for the facts of the training data, and what people read."""
+TELLS: dict[str, tuple[Change, Seen]] = {
+    "c4 wrapped": (lambda records, _: {"info": 1, "items": records}, lambda train, _: train["kept"] == 6),
+    "c4 one record": (lambda records, _: records[0], lambda train, _: train["kept"] == 1),
+    "c4 no rate, and none required": (
+        put(video_fps=8),
+        lambda train, text: train["flags"][0]["count"] == 3 and "3 of 4 records with a video state no" in text,
+    ),
+    "c4 a rate that is 2 % off": (
+        rate(8.16),
+        lambda train, text: (
+            train["notes"] == {"video_fps_disagrees": 4}
+            and len(train["said"]["video_fps_disagrees"]) == 4
+            and "chat0 (record 0) states 8.16 frames a second" in train["said"]["video_fps_disagrees"][0]
+            and "video_fps_disagrees 4: chat0 (record 0)" in text
+        ),
+    ),
+    "c4 a rate that is 0.5 % off": (rate(8.04), lambda train, _: train["notes"] == {}),
+    "c4 a rate that is not used": (
+        on(f"{DATA}.video_fps", "probe", rate(30)),
+        lambda train, _: train["notes"] == {} and train["flags"] == [],
+    ),
+    "c11 the same id twice": (
+        put(id="chat1"),
+        lambda _, text: "2 of 6 have an id that others have" in text and "record 0 (chat1), record 1 (chat1)" in text,
+    ),
+    "c11 d24 a medium that is not there": (
+        put(video="gone.mp4"),
+        lambda train, _: [
+            [one["index"], one["key"]] for one in train["left_out"]["missing_file"]["examples"]
+        ] == [[0, "chat0"]],
+    ),
+    "c11 one turn": (
+        put(conversations=TURNS[:1]),
+        lambda train, _: train["left_out"]["no_answer"]["examples"][0]["index"] == 0,
+    ),
+    "c11 more tags than media": (
+        put(conversations=[{"from": "human", "value": "<video> <video>"}, TURNS[1]]),
+        lambda train, _: "the texts hold 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
+    ),
+    "c12 some are too long": (
+        lambda records, _: records[5].update(conversations=LONG),
+        lambda train, text: (
+            (train["over_cap"], train["kept"], train["needed_cap"]) == (1, 5, train["tokens"]["max"] + 1)
+            and f"set dataloader_train.max_sequence_length to at least {train['needed_cap']} (now 500)" in text
+            and "which 1 of them (16.7%) do not stay below" in text
+        ),
+    ),
+    "d21 images are null": (put(images=None, image=None), lambda train, _: train["kept"] == 6),
+    "d27 an answer without words": (
+        put(conversations=[TURNS[0], {"from": "gpt", "value": " "}]),
+        lambda train, _: train["left_out"]["no_answer"]["count"] == 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", TELLS)
+def test_what_a_run_can_do_with_is_told(row: str, world: Path, tmp_path: Path) -> None:
+    change, holds = TELLS[row]
+    facts, code, text = check(run_of(world, tmp_path, change))
+    assert (code, facts["problems"]) == (0, [])
+    assert holds(facts["data"]["train"], text), facts["data"]["train"]
+
+
+def test_the_cap_that_is_said_is_the_one_that_does(world: Path, tmp_path: Path) -> None:
+    """c12: with it nothing is left out, with one less the longest is; headers tell it without decoding."""
+    config = run_of(world, tmp_path, lambda records, _: records[5].update(conversations=LONG))
+    by_headers, read = (check(config, decode=decode)[0]["data"]["train"] for decode in (False, True))
+    assert (by_headers["decoded"], read["decoded"]) == (False, True)
+    for name in ("tokens", "needed_cap", "over_cap", "kept", "packs", "features"):
+        assert by_headers[name] == read[name]
+    for cap, over in ((read["needed_cap"], 0), (read["needed_cap"] - 1, 1)):
+        config.dataloader_train.max_sequence_length = cap
+        assert check(config, decode=False)[0]["data"]["train"]["over_cap"] == over
+    field = "data_setting.max_tokens"
+    assert f"set {field} to at least" in check(config, decode=False, cap_fields={"train": field})[2]
+
+
+def test_everything_is_in_one_report(world: Path, tmp_path: Path) -> None:
+    """c3, c4: without a model the records are looked at all the same."""
+    change = on("model.config.policy.backbone.model_name", "/no/model", on(f"{DATA}.video_fps", "require"))
+    facts, code, _ = check(run_of(world, tmp_path, change))
+    assert (code, len(facts["problems"])) == (2, 3)  # the folder, its weights, the rates
+    assert facts["data"]["train"]["left_out"]["no_video_fps"]["count"] == 4
+    assert facts["data"]["train"]["flags"][0]["name"] == "no_video_fps"
+
+
+def test_frames_are_asked_for_in_one_way(world: Path, tmp_path: Path) -> None:
+    """c11 d16: both would be a mistake of the run's description."""
+    media = f"{LOADER}.processor.media"
+    with pytest.raises(ConfigError, match=r"fps = 2\.0 and nframes = 4 cannot both be set"):
+        resolve(run_of(world, tmp_path, on(f"{media}.fps", 2.0, on(f"{media}.nframes", 4))))
+
+
+def test_few_validation_data_are_all_counted(world: Path, tmp_path: Path) -> None:
+    """d26, c11: fewer samples than a pack holds are a pack; those that are trained on, too, are told."""
+    config = run_of(world, tmp_path, lambda *_: None)
+    (tmp_path / "val.json").write_text(json.dumps(json.loads((tmp_path / "annotations.json").read_text())[:1]))
+    config.trainer.run_validation = True
+    dataset = LlavaDataset.Config(path=str(tmp_path / "val.json"), media_root=str(world / "data"))
+    config.dataloader_val = reasoner_runs.reasoner_config(world).dataloader_train
+    config.dataloader_val.dataset, config.dataloader_val.max_samples_per_batch = dataset, 4
+    facts, code, _ = check(config)
+    assert (code, facts["overlap"], facts["data"]["val"]["packs"]) == (0, 1, [1])
+
+
+@pytest.mark.parametrize("name", ["outputs", "temporary"])
+def test_folders_that_cannot_be_written(
+    name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c14"""
+    (tmp_path / "file").touch()
+    if name == "outputs":
+        monkeypatch.setenv(ROOT_VARIABLES[0], str(tmp_path / "file"))
+    else:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    facts, code, _ = check(run_of(world, tmp_path, lambda *_: None), decode=False)
+    assert code == 2
+    assert "cannot be written" in facts["problems"][0]
+
+
+def test_a_key_for_wandb(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c2: in the environment, or where `wandb login` puts it; what it is is never told."""
+    config = run_of(world, tmp_path, on("job.wandb_mode", "online"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    facts, code, text = check(config, decode=False)
+    assert (code, facts["credentials"]) == (2, {"WANDB_API_KEY": False})
+    assert "there is no login: set WANDB_API_KEY" in facts["problems"][0]
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hidden_word\n")
+    assert check(config, decode=False)[1] == 0
+    (tmp_path / "netrc").write_text("machine example.org login user password hidden_word\n")
+    assert check(config, decode=False)[1] == 2
+    monkeypatch.setenv("WANDB_API_KEY", "hidden_word")
+    facts, code, text = check(config, decode=False)
+    assert code == 0
+    assert "WANDB_API_KEY is set" in text
+    assert "hidden_word" not in text + json.dumps(facts)
+
+
+def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c2, c9: whether they would be given, and whether they fit on the disk of the cache."""
+    config = run_of(world, tmp_path, on("model.config.policy.backbone.safetensors_path", "hf://org/model"))
+    repos = {"org/model": {"model.safetensors": b"12345678", "config.json": b"{}"}}
+    with serving_hub(repos, monkeypatch, tmp_path / "cache") as hub:
+        facts, code, text = check(config, decode=False)
+        assert (code, facts["credentials"], facts["disk"]["download"]) == (0, {"HF_TOKEN": False}, 10)
+        assert facts["hub"] == [
+            {
+                "field": "model.config.policy.backbone.safetensors_path",
+                "name": "org/model",
+                "state": "on the hub",
+                "bytes": 10,
+            }
+        ]
+        hub.sizes = {"model.safetensors": 2**60}
+        facts, code, text = check(config, decode=False)
+        assert code == 2
+        assert "1073741824.00 GiB are to be downloaded, and the disk of the Hugging Face cache" in facts["problems"][0]
+        hub.gated, hub.asked = {"org/model"}, []
+        monkeypatch.setenv("HF_TOKEN", "hf_hidden")
+        hub.tokens = {"hf_hidden": set()}
+        facts, code, text = check(config, decode=False)
+        assert (code, facts["hub"][0]["state"], len(facts["problems"])) == (2, "not to be had", 1)
+        assert "is gated, and the token has no access to it" in facts["problems"][0]
+        assert "HF_TOKEN is set" in text
+        assert "hf_hidden" not in text + json.dumps(facts)
+        assert len(hub.asked) == 2
+
+
+def test_what_the_machine_has(world: Path, tmp_path: Path) -> None:
+    """c8, c9: figures of disk and memory, and a run that does not fit here."""
+    facts, _, text = check(run_of(world, tmp_path, lambda *_: None), decode=False)
+    assert 0 < facts["machine"]["needed"] < facts["machine"]["free"]
+    assert 0 < facts["disk"]["checkpoint"] * facts["disk"]["checkpoints_kept"] < facts["disk"]["free"]
+    assert "a process holds" in text
