@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import PROGRAM, Browser, open_browser
+from browser import DRAWN, PROGRAM, TOO_WIDE, Browser, open_browser
 from run_folders import EVIL, add_samples, write_lines, write_run
 
 from worldsmith.monitor.page import samples
@@ -25,23 +25,6 @@ DEMOS = {
     "moving_shapes": ["dataset", "moving-shapes", "data", "--clips", "3", "--val-clips", "1"],
     "falling_objects": ["dataset", "falling-objects", "data", "--clips", "8", "--val-clips", "4"],
 }
-DRAWN = """(() => {
-    const canvases = node => [...node.querySelectorAll("*")].flatMap(one =>
-        one.tagName === "CANVAS" ? [one] : one.shadowRoot ? canvases(one.shadowRoot) : []);
-    const colours = [[11, 107, 203], [217, 89, 11], [26, 138, 74], [133, 70, 196]];
-    const has_line = canvas => {
-        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        for (let i = 0; i < data.length; i += 4)
-            if (data[i + 3] > 200 && colours.some(one => one.every((part, k) => Math.abs(data[i + k] - part) < 9)))
-                return true;
-        return false;
-    };
-    return Object.fromEntries([...document.querySelectorAll(".chart")].map(chart =>
-        [chart.querySelector("h3").textContent, canvases(chart).some(has_line)]));
-})()"""
-"""For each chart whether a line in one of the first colours can be seen."""
-TOO_WIDE = """[...document.querySelectorAll('main *')].filter(element => !element.closest('.strip, .scroll')
-    && element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML.slice(0, 80))"""
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium on this machine")
 

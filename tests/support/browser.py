@@ -20,6 +20,25 @@ OPTIONS = (
     "--disable-background-networking --disable-component-update --disable-sync"
 )
 
+DRAWN = """(() => {
+    const canvases = node => [...node.querySelectorAll("*")].flatMap(one =>
+        one.tagName === "CANVAS" ? [one] : one.shadowRoot ? canvases(one.shadowRoot) : []);
+    const colours = [[11, 107, 203], [217, 89, 11], [26, 138, 74], [133, 70, 196]];
+    const has_line = canvas => {
+        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        for (let i = 0; i < data.length; i += 4)
+            if (data[i + 3] > 200 && colours.some(one => one.every((part, k) => Math.abs(data[i + k] - part) < 9)))
+                return true;
+        return false;
+    };
+    return Object.fromEntries([...document.querySelectorAll(".chart")].map(chart =>
+        [chart.querySelector("h3").textContent, canvases(chart).some(has_line)]));
+})()"""
+"""For each chart whether a line in one of the first colours can be seen."""
+TOO_WIDE = """[...document.querySelectorAll('main *')].filter(element => !element.closest('.strip, .scroll')
+    && element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML.slice(0, 80))"""
+"""What of a page a window cuts off."""
+
 
 class Browser:
     """One tab. `requests` are all addresses that were asked for, `errors` what stands in red in its console."""

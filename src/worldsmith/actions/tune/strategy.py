@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """The rules of a study. `most`: validations of a whole trial, for Hyperband."""
+    """The rules of a study. `most`: validations of a whole trial."""
 
     direction: Literal["min", "max"]
     seed: int = 0
@@ -124,7 +124,7 @@ class Strategy:
 
     def judge(self, known: Sequence[FrozenTrial]) -> Judge:
         """Who says whether the trial after those that are known goes on."""
-        return Judge(self._study(known, pruner=self._pruner()))
+        return Judge(self._study(known, pruner=self._pruner()), self.most)
 
     def _study(
         self, known: Sequence[FrozenTrial], *, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
@@ -163,10 +163,10 @@ class Strategy:
 
 
 class Judge:
-    """Hears the validations of one trial, in their order."""
+    """Hears the validations of one trial, in their order; after the last one there is nothing to save."""
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
+    def __init__(self, study: Study, most: int) -> None:
+        self.study, self.most = study, most
         self.trial = study.ask()
         self.heard: list[float] = []
         self.has_hope = True
@@ -175,7 +175,7 @@ class Judge:
         """Whether the trial is worth going on after its next validation."""
         self.heard.append(math.nan if value is None else value)
         self.trial.report(self.heard[-1], len(self.heard))
-        self.has_hope = not self.trial.should_prune()
+        self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()
         return self.has_hope
 
     @property

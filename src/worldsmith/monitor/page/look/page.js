@@ -60,7 +60,7 @@
     const legend = make("div", {className: "legend"}), text = make("p", {className: "summary"});
     const scale = make("button", {type: "button"}), reset = make("button", {type: "button", textContent: "reset"});
     const unit = spec.unit ? make("small", {textContent: ` ${spec.unit}`}) : "";
-    const box = make("figure", {className: spec.axes ? "chart across" : "chart"},
+    const box = make("figure", {className: spec.axes ? "chart across scroll" : "chart"},
       make("figcaption", {}, make("h3", {}, spec.title, unit), scale, reset), plot, legend, text);
     charts.append(box);
     const chart = {spec, plot, legend, text, scale, log: spec.log, hidden: new Set()};
