@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from worldsmith.assets import asset_path
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, say
@@ -32,3 +34,25 @@ def test_conversations_of_one_key_get_their_own_answers() -> None:
     assert "red" in answers[0].text
     assert "blue" in answers[2].text
     assert [answers[1].text, answers[3].text] == ["", ""]
+
+
+class Forgetful(Repeating):
+    """Has memory for two short prompts, and for none that is long."""
+
+    def generate(self, prompts: Sequence[Any], **settings: Any) -> list[list[int]]:
+        if sum(len(prompt.input_ids) for prompt in prompts) > 40:
+            raise RuntimeError("CUDA out of memory.\nTried to allocate")
+        return super().generate(prompts)
+
+
+def test_what_a_model_fails_at_is_asked_alone_and_told() -> None:
+    texts = ["red", "word " * 60, "blue", "green"]
+    asked = [(str(index), [say("user", text)]) for index, text in enumerate(texts)]
+    answerer = Answerer(Forgetful(), ChatProcessor.Config())
+    answers = list(answerer.answers(asked, batch_size=4, max_new_tokens=1, forgiving=True))
+    assert [answer.error for answer in answers] == ["", "generation: CUDA out of memory.", "", ""]
+    assert [answer.key for answer in answers] == ["0", "1", "2", "3"]
+    assert answers[1].was_asked
+    assert "green" in answers[3].text
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(answerer.answers(asked, batch_size=4, max_new_tokens=1))

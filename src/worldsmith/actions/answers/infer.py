@@ -14,12 +14,14 @@ from worldsmith.actions.model_action import WritingAction
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.files.atomic import write_text
 from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import write_lineage
 from worldsmith.sampling.answers import Answer
 
 Kind = Literal["image", "video"]
@@ -100,6 +102,7 @@ class AskModel(AnswerAction):
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_text(out, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+            write_lineage(out, action="infer", settings=to_dict(config), inputs=self.inputs(model))
         lines = [answers[0].text] if len(answers) == 1 else [f"{a.key}: {a.error or a.text}" for a in answers]
         return Result(lines, facts, code=int(all(answer.error for answer in answers)))
 

@@ -136,7 +136,8 @@ def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
             "full_response": row.full_response,
             "is_correct": bool(row.correct),
         }
-        write_text(folder / names[row.id], json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        (folder / names[row.id]).write_text(text, encoding="utf-8")
 
 
 def file_name(key: str) -> str:

@@ -160,6 +160,8 @@ def test_a_folder_is_asked_file_by_file(world: Path, capsys: pytest.CaptureFixtu
     assert {name: answer["full_response"] for name, answer in answers.items()} == {
         name: expected[name] for name in answers
     }
+    record = json.loads((world / "said.json.lineage.json").read_text())
+    assert [entry["role"] for entry in record["inputs"]] == ["base", "adapter"]
     clip = answers["chat0"]
     assert "Is the clip possible?" in clip["prompt_text"]
     assert clip["shown"][0]["frames"][0] == 0

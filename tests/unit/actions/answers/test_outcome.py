@@ -1,0 +1,125 @@
+"""What an evaluation of answers writes beside its rows, without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tiny_runs import moving_gradient
+
+from worldsmith.actions.answers.asked import duration, mark_of, template
+from worldsmith.actions.answers.outcome import describe, write_outcome
+from worldsmith.config.errors import UserError
+from worldsmith.data.conversations.conversation import Part, say
+from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
+from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
+from worldsmith.evaluation.answers.results import Row, read_results
+from worldsmith.evaluation.answers.tasks import Tasks
+from worldsmith.sampling.video_writer import write_mp4
+
+
+@dataclass
+class Settings:
+    max_failed: float = 0.05
+    confusion_picture: bool = True
+    item_files: bool = True
+
+
+def write(out: Path, rows: list[Row], name: str, **settings: Any) -> Any:
+    tasks = Tasks(metrics=[], soft_threshold=0.8).choose(name, {row.id: row.gt for row in rows}, {})
+    for row in rows:
+        if row.full_response:
+            judge(row, tasks[row.id], row.full_response)
+    facts = {**measure(rows, tasks, name), **describe(rows), "slices": measure_slices(rows), "dataset": "clips.json"}
+    return write_outcome(out, rows, facts, Settings(**settings))
+
+
+def directions() -> list[Row]:
+    """Two questions about one clip, whose names differ in what no file may be called."""
+    said = ("<think>It turns.</think><answer>turning left</answer>", "right", "no idea")
+    keys = ("clip/1?", "clip/1*", "clip2")
+    return [Row(key, "clip/1", gt="turning left", full_response=text) for key, text in zip(keys, said)]
+
+
+def test_each_question_about_a_clip_has_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "items").mkdir()
+    (tmp_path / "items/of_yesterday.json").write_text("{}")
+    write(tmp_path, directions(), "its_directionality")
+    items = [json.loads(file.read_text()) for file in (tmp_path / "items").iterdir()]
+    assert sorted((item["answer"], item["reasoning"], item["is_correct"]) for item in items) == [
+        ("no idea", "", False), ("right", "", False), ("turning left", "It turns.", True),
+    ]  # fmt: skip
+    keys = ["datasource", "video_id", "correct_answer", "answer", "reasoning", "full_response", "is_correct"]
+    assert all(list(item) == keys for item in items)
+    score = json.loads((tmp_path / "directionality_score.json").read_text())
+    assert (score["total"], score["correct"], score["unknown"]) == (3, 1, 1)
+    (tmp_path / "without").mkdir()
+    write(tmp_path / "without", [*directions()], "its_directionality", item_files=False, confusion_picture=False)
+    assert sorted(file.name for file in (tmp_path / "without").iterdir()) == [
+        "directionality_score.json", "metrics.json", "results.json",
+    ]  # fmt: skip
+
+
+def test_too_many_failures_are_an_exit_code(tmp_path: Path) -> None:
+    rows = [Row("a", gt="yes", full_response="yes"), Row("b", gt="no", reason="missing_file: b.mp4")]
+    assert write(tmp_path, rows, "binary", max_failed=0.5).code == 0
+    result = write(tmp_path, rows, "binary", max_failed=0.49)
+    assert result.code == 1
+    assert "50.0% of the records" in result.lines[0]
+    with pytest.raises(UserError, match=r"no record has an answer: \{'missing_file': 1\}"):
+        write(tmp_path, rows[1:], "binary", max_failed=1.0)
+
+
+def test_results_are_read_again_also_those_of_tao(tmp_path: Path) -> None:
+    rows = [Row("a", gt="yes", full_response="<think>it</think>yes"), Row("b", gt="no", reason="missing_file: b.mp4")]
+    write(tmp_path, rows, "binary")
+    found = read_results(tmp_path)
+    assert [(row["id"], row["response"], row["status"]) for row in found] == [
+        ("a", "yes", "ok"),
+        ("b", "", "prep_error"),
+    ]
+    old = [{"video_id": "v", "question": "Is it?", "response": "yes", "gt": "no"}]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert [(row["id"], row["status"]) for row in read_results(tmp_path / "old.json")] == [("v", "ok")]
+    for content in ("[1]", "{}", "[", '[{"question": "Is it?"}]'):
+        (tmp_path / "old.json").write_text(content)
+        with pytest.raises(UserError, match=r"old\.json"):
+            read_results(tmp_path / "old.json")
+
+
+def test_a_picture_of_the_table(tmp_path: Path) -> None:
+    draw_confusion(tmp_path / "confusion.png", {"labels": ["yes", "no"], "rows": [[4, 0, 0], [1, 2, 1]]})
+    picture = Image.open(tmp_path / "confusion.png").convert("RGB")
+    columns, lines = picture.width // CELL[0], picture.height // CELL[1]
+    assert (columns, lines) == (4, 3)
+    left = picture.width - 3 * CELL[0] - 12
+    shades = [picture.getpixel((left + CELL[0] * column + 5, CELL[1] + 5)) for column in range(3)]
+    assert shades == [FULL, (255, 255, 255), (255, 255, 255)]  # all of the first row said yes
+
+
+def test_parts_of_the_data_have_names(tmp_path: Path) -> None:
+    assert template('Does "a red ball" fall after 3.5 s?\nSay  yes') == "Does … fall after # s? Say yes"
+    assert len(template("word " * 100)) == 80
+    write_mp4(tmp_path / "clip.mp4", moving_gradient(0, 24, 16, 16), 8)
+    assert [duration(name) for name in (str(tmp_path / "clip.mp4"), "", "gone.mp4")] == [
+        "2 to 5 s", "no video", "unreadable",
+    ]  # fmt: skip
+
+
+def test_a_question_is_the_same_in_another_folder(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "clip.mp4").write_bytes(b"four")
+
+    def mark(folder: str, text: str = "Is it?", **more: Any) -> str:
+        return mark_of([say("user", Part("video", source=str(tmp_path / folder / "clip.mp4"), **more), text)])
+
+    assert mark("one") == mark("other")
+    assert len({mark("one"), mark("one", "Was it?"), mark("one", fps=2.0), mark("gone")}) == 4
+    (tmp_path / "other/clip.mp4").write_bytes(b"fives")
+    assert mark("one") != mark("other")
+    assert mark_of([say("user", Part("image", source=b"1"))]) != mark_of([say("user", Part("image", source=b"2"))])
