@@ -67,6 +67,24 @@ def kill_twice(runs: Runs, workers: int) -> None:
     require_equal(runs, name)
 
 
+def test_the_validation_curve_of_a_reasoner_is_one_on_two_ranks_and_after_a_resume(reasoner_runs: Runs) -> None:
+    """To the last bit where the readers of the data change at a resume; to rounding on two ranks."""
+    job = {"accumulate": 2, "samples": 1, "steps": 4, "validate": 1}
+    reasoner_runs.start("curve", job=job, save_iter=4)
+    reasoner_runs.start("curve_again", job=job, workers=2, save_iter=2, async_save=False, kill=(3, "backward"))
+    reasoner_runs.start("curve_again", job=job, workers=1, save_iter=2)
+    reasoner_runs.start("curve_on_two", job={**job, "accumulate": 1, "ranks": 2}, save_iter=4)
+    curve, again, two = (
+        toy_runs.read_validations(reasoner_runs.folder / name) for name in ("curve", "curve_again", "curve_on_two")
+    )
+    assert [(line[0], line[3]) for line in curve] == [(step, 6) for step in range(5)]
+    assert len({line[1] for line in curve}) == 5
+    assert again == curve
+    for line, other in zip(two, curve, strict=True):
+        assert (line[0], line[3]) == (other[0], other[3])
+        assert line[1:3] == pytest.approx(other[1:3], rel=1e-5)
+
+
 def test_twelve_random_kills_and_damages_in_one_run(runs: Runs) -> None:
     """Killed at random steps and moments of saves, also background ones; in between the newest checkpoint is hurt."""
     kill_often(runs, "random", kills=12, workers=[0, 0, 0, 0, 2], seed=1)

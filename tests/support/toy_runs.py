@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -40,10 +41,16 @@ def toy_config(world: Path, *, steps: int = 8, save_iter: int = 4, workers: int 
 
 
 def validated(config: Trainer.Config, *, every: int = 3, workers: int = 0) -> Trainer.Config:
-    """The run of `toy_config` with a validation after every so many steps, before the first and after the last."""
-    path = Path(config.dataloader_train.dataset.path).with_name(VAL_ROWS)  # type: ignore[attr-defined]
+    """The run with a validation after every so many steps, before the first and after the last.
+
+    That of `toy_config` has rows for it; another one takes what it trains on, in another order.
+    """
     config.trainer.run_validation = config.trainer.run_validation_on_start = True
     config.trainer.validation_iter = every
+    if not isinstance(config.dataloader_train, RowLoader.Config):
+        config.dataloader_val = dataclasses.replace(config.dataloader_train, seed=7)
+        return config
+    path = Path(config.dataloader_train.dataset.path).with_name(VAL_ROWS)
     config.dataloader_val = RowLoader.Config(
         dataset=Rows.Config(path=str(path)), max_samples_per_batch=2, num_workers=workers, seed=7
     )
