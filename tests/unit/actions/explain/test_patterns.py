@@ -13,6 +13,7 @@ from worldsmith.actions.explain.facts import FACTS, Run
 from worldsmith.actions.explain.logs import split
 from worldsmith.actions.explain.patterns import patterns
 from worldsmith.actions.explain.remedies import KINDS, OPERATION
+from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.main import COMMANDS
 from worldsmith.config import get_recipe
 from worldsmith.config.errors import Problem
@@ -79,6 +80,8 @@ def test_every_command_that_is_named_exists() -> None:
         for sentence in [pattern.means, *pattern.remedies]:
             for name in re.findall(r"`worldsmith (?:--\w+ \w+ )?(\w+)", sentence):
                 assert name in COMMANDS, (pattern.id, name)
+            for kind in re.findall(r"`worldsmith dataset ([\w-]+)", sentence):
+                assert kind in kinds_of("dataset"), (pattern.id, kind)
 
 
 def test_our_own_messages_are_worded_as_the_table_has_them() -> None:
