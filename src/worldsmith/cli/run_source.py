@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import read_draft
@@ -22,9 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
     parser.add_argument("--base", nargs="+", metavar="FILE", help="YAML files, merged in order; later ones win")
+    parser.add_argument(
+        "--spec", metavar="FILE", help="nested spec of Cosmos-RL or TAO; words such as train.epoch=2 after it change it"
+    )
     parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
     parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
-    parser.set_defaults(overrides=[], flags=[])
+    parser.set_defaults(overrides=[], flags=[], spec_words=None)
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -33,9 +37,12 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     words, topic, wants_help = _take_help(list(words))
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
+    if args.spec:
+        args.spec_words, args.source = [word for word in (args.source, *extra) if word], None
+        extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
     if extra:
         parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
-    if not any((args.source, args.sft_toml, args.base, args.module)):
+    if not any(sources(args)):
         args.source = take_source(flags, names_source)
     args.flags, args.own_options = flags, sorted(own)
     if wants_help:
@@ -46,7 +53,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:
     """The command's own help, or that of every flag of the recipe or file that the words name."""
-    if not any((args.source, args.sft_toml, args.base, args.module)):
+    if not any(sources(args)):
         parser.print_help()
         return
     from worldsmith.cli.flag_help import flag_help
@@ -72,17 +79,24 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)
     source = source_name(args)
-    draft, tail = read_draft(args.base or source, [*choosing, *tail])
+    draft, tail = read_draft(args.base or source, [*choosing, *tail], args.spec_words)
     draft.problems = [*problems, *draft.problems]
     typed = read_flags(draft.tree, flags, draft.problems, own=args.own_options)
-    return draft, [*(override.word for override in [*choosing, *typed]), *args.overrides], [*typed, *tail]
+    words = [*(args.spec_words or ()), *(override.word for override in [*choosing, *typed]), *args.overrides]
+    return draft, words, [*typed, *tail]
+
+
+def sources(args: argparse.Namespace) -> list[Any]:
+    """The ways to name what a run starts from, of which one is given."""
+    return [args.source, args.sft_toml, args.base, args.spec, args.module]
 
 
 def source_name(args: argparse.Namespace) -> str:
     """The one file or recipe that the words name. Raises UserError if there is none, or more than one."""
-    given = [args.source, args.sft_toml, args.base, args.module]
-    if sum(value is not None for value in given) != 1:
-        ways = "`worldsmith train RECIPE`, `--sft-toml FILE`, `--base FILE …` or `--module M --config NAME`"
+    if sum(value is not None for value in sources(args)) != 1:
+        ways = (
+            "`worldsmith train RECIPE`, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
+        )
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")
     if (args.module is None) != (args.config is None):
         raise UserError("--module and --config go together, such as `--module my_recipes --config NAME`")
@@ -92,7 +106,7 @@ def source_name(args: argparse.Namespace) -> str:
         from worldsmith.config.recipes.packages import adopt_function, import_recipes
 
         return adopt_function(import_recipes(args.module), args.config)
-    return str(args.sft_toml or args.source)
+    return str(args.spec or args.sft_toml or args.source)
 
 
 def _take_help(words: list[str]) -> tuple[list[str], str | None, bool]:

@@ -1,4 +1,4 @@
-"""One call for every front door: a recipe TOML, a YAML tree, a run folder, or the name of a registered recipe."""
+"""One call for every front door: a recipe TOML, a YAML tree, a run folder, the name of a recipe, or a nested spec."""
 
 from __future__ import annotations
 
@@ -28,19 +28,28 @@ RUN_CONFIG = "config.yaml"
 """The file of a run folder that holds its resolved tree."""
 
 
-def load(source: str | Sequence[str], words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
+def load(
+    source: str | Sequence[str],
+    words: Sequence[str] = (),
+    *,
+    keep_unset: bool = False,
+    spec_words: Sequence[str] | None = None,
+) -> Loaded:
     """The resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
 
-    With `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with
-    every mistake.
+    With `spec_words` the file is a nested spec, which these dotted words change before it is translated. With
+    `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with every
+    mistake.
     """
     problems: list[Problem] = []
-    draft, overrides = read_draft(source, parse_overrides(words, problems))
+    draft, overrides = read_draft(source, parse_overrides(words, problems), spec_words)
     draft.problems = [*problems, *draft.problems]
     return finish(draft, overrides, keep_unset=keep_unset)
 
 
-def read_draft(source: str | Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
+def read_draft(
+    source: str | Sequence[str], overrides: Sequence[Override] = (), spec_words: Sequence[str] | None = None
+) -> tuple[Draft, list[Override]]:
     """What a source says before any flag or override, and the overrides that are left to apply. Several: a YAML stack.
 
     ``job.experiment=NAME`` names the recipe to start from, whatever the source is. Raises ConfigError for a source that
@@ -50,12 +59,31 @@ def read_draft(source: str | Sequence[str], overrides: Sequence[Override] = ()) 
         return _read_stack(source, overrides)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
+    if spec_words is not None or _is_spec(source):
+        return _read_spec(source, spec_words or (), overrides)
     if source.lower().endswith(".toml"):
         return read_recipe_toml(source, overrides)
     if source.lower().endswith((".yaml", ".yml", ".json")):
         return _read_yaml(source, overrides)
     chosen, rest = take_recipe(overrides)
     return _named(source, chosen), rest
+
+
+def _is_spec(source: str) -> bool:
+    from worldsmith.config.specs.train.draft import is_train_spec
+
+    return is_train_spec(source)
+
+
+def _read_spec(file: str, words: Sequence[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+    from worldsmith.config.specs.train.draft import read_train_spec
+    from worldsmith.config.specs.train.form import RECIPE
+
+    draft = read_train_spec(file, words)
+    chosen, rest = take_recipe(overrides)
+    if chosen:
+        draft.problems.append(whole_tree_problem(chosen, RECIPE))
+    return draft, rest
 
 
 def _read_stack(files: Sequence[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules in cycles: linear warm-up, then a linear or cosine way down."""
+"""Learning-rate schedules in cycles: linear warm-up, then a way down: linear, half a cosine, or by a root."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LambdaSchedule(Configurable):
         def check(self) -> None:
             if self._owner is LambdaSchedule:
                 why = "LambdaSchedule is what the schedules share"
-                raise wrong(self, why=why, remedy="set type to LambdaLinear or LambdaCosine")
+                raise wrong(self, why=why, remedy="set type to LambdaLinear, LambdaCosine or LambdaSqrt")
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
             if len({len(getattr(self, name)) for name in per_cycle}) > 1:
                 raise wrong(self, *per_cycle, why="each needs one entry per cycle, and they differ in length")
@@ -61,7 +61,7 @@ class LambdaSchedule(Configurable):
     @staticmethod
     def decay(progress: float) -> float:
         """The way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
-        raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear or LambdaCosine")
+        raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
 
     def step(self) -> None:
         """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""
@@ -105,6 +105,17 @@ class LambdaCosine(LambdaSchedule):
 
 
 AnySchedule = Annotated[LambdaSchedule.Config, Search(choices=("LambdaLinear", "LambdaCosine"))]
+
+
+class LambdaSqrt(LambdaSchedule):
+    """One minus the root of the way: a steep fall that gets flatter."""
+
+    class Config(LambdaSchedule.Config):
+        """As `LambdaSchedule.Config`."""
+
+    @staticmethod
+    def decay(progress: float) -> float:
+        return 1.0 - math.sqrt(progress)
 
 
 def multiplier(config: LambdaSchedule.Config, n: int) -> float:

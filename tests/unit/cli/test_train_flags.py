@@ -155,7 +155,7 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
         "  --optimizer.lr_multipliers.KEY NUMBER = {} (default)",
         "  --job.task vfm|vlm = vfm (default)",
         "  --job.group TEXT = demo (recipe moving_shapes)",
-        "  --scheduler LambdaLinear|LambdaCosine = LambdaCosine (recipe vision_sft_tiny)",
+        "  --scheduler LambdaLinear|LambdaCosine|LambdaSqrt = LambdaCosine (recipe vision_sft_tiny)",
         "  --scheduler.cycle_lengths INT … = ['${trainer.max_iter}'] (recipe moving_shapes)",
         "  --trainer.callbacks.grad_clip.clip_norm NUMBER = 1.0",
         "  --checkpoint.keep_latest_k INT or null = 2 (recipe moving_shapes)",

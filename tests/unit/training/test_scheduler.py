@@ -132,5 +132,5 @@ def test_linear_and_cosine_configs_are_different_things():
 
 
 def test_the_class_that_schedules_share_is_refused_before_a_run_starts():
-    with pytest.raises(ValueError, match="set type to LambdaLinear or LambdaCosine"):
+    with pytest.raises(ValueError, match="set type to LambdaLinear, LambdaCosine or LambdaSqrt"):
         LambdaSchedule.Config().check()

@@ -13,7 +13,8 @@ FORMATS = ("toml", "yaml", "json", "python")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, run folder, or a recipe's name")
+    parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, nested spec, run folder, recipe")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="changes of a nested spec, such as train.epoch=2")
     parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
@@ -37,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
     if args.print_overrides and not args.output:
         raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
-    loaded = load(args.source, keep_unset=True)
-    for warning in loaded.warnings:
+    loaded = load(args.source, keep_unset=True, spec_words=args.words or None)
+    print(loaded.report, end="", file=sys.stderr)
+    for warning in () if loaded.report else loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     converted = convert(loaded, args.to, name=args.name)
     if converted.rest and not (args.overrides or args.print_overrides):

@@ -7,6 +7,7 @@ import importlib
 from worldsmith.config.specs.form import SpecForm
 
 MODULES = {
+    "train": "worldsmith.config.specs.train.form",
     "evaluate": "worldsmith.config.specs.evaluate_form",
     "quantize": "worldsmith.config.specs.quantize",
     "inference": "worldsmith.config.specs.inference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -36,13 +37,14 @@ def keys_of(path: Path) -> str:
     return format_path(tuple(key_of(part) if isinstance(part, str) else part for part in path))
 
 
-def leaf_keys(cls: type[Config], path: Path = ()) -> list[str]:
+@functools.cache
+def leaf_keys(cls: type[Config], path: Path = ()) -> tuple[str, ...]:
     """The dotted keys of all values of a spec class, in the order of its fields; a table of values is one."""
-    found: list[str] = []
+    found: tuple[str, ...] = ()
     for name, hint in field_hints(cls).items():
         sections = nested_config_classes(hint)
         here = (*path, name)
-        found += leaf_keys(sections[0], here) if sections else [keys_of(here)]
+        found += leaf_keys(sections[0], here) if sections else (keys_of(here),)
     return found
 
 

@@ -22,12 +22,15 @@ Tree = TypeVar("Tree", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of a key. `stated`: the spec says it, or it is the old system's default."""
+    """What became of a key."""
 
     key: str
     outcome: Outcome
     text: str
     stated: bool
+    """The spec says it; else it is the old system's default."""
+    loud: bool = False
+    """To be told even so."""
 
 
 @dataclass(slots=True)
@@ -74,9 +77,10 @@ class Translation:
         self.put(to, value, source=key)
         self.say(key, outcome, f"{to} = {shown(value)}{f'; {why}' if why else ''}")
 
-    def say(self, key: str, outcome: Outcome, text: str) -> None:
-        """A line of the report."""
-        self.lines.append(Line(key, outcome, text, self.is_stated(key)))
+    def say(self, key: str, outcome: Outcome, text: str, *, loud: bool = False) -> None:
+        """A line of the report, of a section one for each key that is stated; a loud one is a warning too."""
+        below = [leaf for leaf in leaf_keys(self.spec.form.spec) if leaf.startswith(f"{key}.") and self.is_stated(leaf)]
+        self.lines += [Line(told, outcome, text, self.is_stated(told), loud) for told in below or [key]]
 
     def refuse(self, key: str, message: str, way_out: str | None = None) -> None:
         """A mistake, and a line of the report."""
@@ -124,7 +128,7 @@ def report(translation: Translation, *, defaults: bool = True) -> str:
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
-    silent = [line for line in translation.lines if not line.stated and line.outcome != "unneeded"]
+    silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
     if defaults and silent:
         texts += ["left out, with their defaults there:", *_table(silent)]
     return "\n".join(texts) + "\n"
@@ -132,7 +136,8 @@ def report(translation: Translation, *, defaults: bool = True) -> str:
 
 def warnings(translation: Translation) -> list[str]:
     """What a user of the spec should know who does not read the report: what is not quite as it was said."""
-    told = [line for line in translation.lines if line.stated and line.outcome in ("approximated", "dead")]
+    changed = ("approximated", "dead")
+    told = [line for line in translation.lines if line.loud or (line.stated and line.outcome in changed)]
     return [f"{_where(translation.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in told]
 
 

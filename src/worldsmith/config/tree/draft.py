@@ -40,6 +40,8 @@ class Draft:
     broken: list[Path] = field(default_factory=list)
     place: Place | None = None
     """Where to look for a mistake that nobody wrote after the recipe."""
+    report: str = ""
+    """What became of every key of another system's spec."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Loaded:
     sources: dict[Path, list[str | Path]] = field(default_factory=dict, repr=False)
     recipes: Callable[[], Recipes] = field(default=list, repr=False, compare=False)
     now: datetime = field(default_factory=datetime.now, repr=False, compare=False)
+    report: str = field(default="", repr=False, compare=False)
+    """What became of every key of another system's spec."""
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -107,7 +111,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool
     if draft.problems:
         raise ConfigError(draft.problems, resolved, draft.places)
     warnings = [*draft.warnings, *remarks(resolved)]
-    return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now)
+    return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now, draft.report)
 
 
 def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:

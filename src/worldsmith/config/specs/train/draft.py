@@ -1,0 +1,44 @@
+"""A training spec as the draft of a run: on top of the recipe that specs start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.config.errors import ConfigError, Place
+from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.specs.spec_file import SUFFIXES, read_document, read_spec
+from worldsmith.config.specs.train.form import FORM, RECIPE
+from worldsmith.config.specs.translation import report, translate, warnings
+from worldsmith.config.tree.draft import Draft, recipe_task
+
+OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
+SPEC_KEYS = {"train", "policy", "validation", "logging"}
+
+
+def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
+    """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
+    translation = translate(read_spec(FORM, file, words))
+    draft = Draft(file, recipes=lambda: lineage(RECIPE), place=Place(file))
+    tree = translation.onto(get_recipe(RECIPE), draft.places)
+    draft.problems = translation.problems
+    if not draft.problems:  # else more would be wrong with it than was said
+        draft.tree, draft.task = tree, recipe_task(tree)
+    draft.warnings = warnings(translation)
+    draft.report = report(translation)
+    return draft
+
+
+def is_train_spec(file: str) -> bool:
+    """Whether a file has the tables of a training spec and none of ours."""
+    if not file.lower().endswith(SUFFIXES):
+        return False
+    try:
+        return has_spec_keys(read_document(file).data)
+    except ConfigError:  # whoever reads it says so
+        return False
+
+
+def has_spec_keys(data: Mapping[str, Any]) -> bool:
+    tables = {key for key, value in data.items() if isinstance(value, dict)}
+    return bool(tables & SPEC_KEYS) and not data.keys() & OUR_KEYS

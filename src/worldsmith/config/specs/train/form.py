@@ -1,0 +1,297 @@
+"""What becomes of every key of a training spec of Cosmos-RL or TAO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsmith.config.specs.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
+from worldsmith.config.specs.train.data import data_sets, frames, longest, names, trackers
+from worldsmith.config.specs.train.model import adapters, learning_rates, model, trained
+from worldsmith.config.specs.train.spec import TrainSpec
+from worldsmith.config.specs.train.steps import steps_of_the_run
+from worldsmith.config.specs.translation import Translation
+
+RECIPE = "cosmos_rl"
+"""The recipe that a spec starts from: it holds what specs have no key for."""
+ALIASES = {
+    "dp_shard_size": "policy.parallelism.dp_shard_size",
+    "dp_replicate_size": "policy.parallelism.dp_replicate_size",
+    "num_gpus": "policy.parallelism.dp_shard_size",  # gpu_spec_key
+    "num_nodes": "policy.parallelism.dp_replicate_size",  # node_spec_key
+    "num_epochs": "train.epoch",
+    "batch_size": "train.train_batch_per_replica",
+    "learning_rate": "train.optm_lr",
+    "mini_batch": "train.train_policy.mini_batch",
+}
+RL_KEYS = (
+    *("variant", "prompt_column_name", "response_column_name", "reward_function", "use_remote_reward", "remote_reward"),
+    *("filter_reward_metric", "bypass_reward", "group_reward_calculation", "temperature", "epsilon_low"),
+    *("epsilon_high", "advantage_low", "advantage_high", "positive_nll_coef", "lower_bound_ratio", "loss_type"),
+    *("unbiased_loss_max_tokens", "unbiased_advantage", "algo", "overlong_reward", "kl_beta", "dpo_reference_policy"),
+    *("unbiased_kl_estimate", "off_policy_masking_delta", "aipo_rho", "mu_iterations", "batch_size_per_optimize"),
+    *("max_token_len_per_mini_batch", "entropy_coeff", "allowed_outdated_steps", "on_policy"),
+    *("uncentralized_training", "outdated_rollout_fetch_batch_size", "max_inflight_steps"),
+    *("min_filter_prefix_tokens", "max_retry_for_on_policy", "reference_reset_interval"),
+    *("reset_optimizer_with_reference", "use_decoupled_loss", "behav_imp_weight_cap", "rollout_as_token_ids"),
+    *("collect_rollout_logprobs", "use_rollout_logprobs_for_loss"),
+)
+SAMPLING_KEYS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty", "n_generation", "max_response_length"),
+    *("reward_function", "use_remote_reward", "remote_reward"),
+)
+FLIPS = "it is of reinforcement learning, and without `type` it turned the whole run into that: rollouts, host names"
+FOR_RL = "it is of reinforcement learning, which a fine-tuning never reads"
+
+
+@computed("train.train_policy.type")
+def kind(t: Translation) -> None:
+    key = "train.train_policy.type"
+    if t.get(key) == "grpo":
+        t.refuse(key, "'grpo' is reinforcement learning; here models are fine-tuned", f"{key}=sft")
+    elif t.get(key) == "sft":
+        t.say(key, "kept", "supervised fine-tuning, which every run here is")
+    else:
+        text = "it is left out, and means sft here; there, no table train_policy or a key of RL in it means grpo"
+        t.say(key, "approximated", text, loud=True)
+
+
+@computed("policy.parallelism.tp_size")
+def tensor_parallelism(t: Translation) -> None:
+    key, size = "policy.parallelism.tp_size", t.get("policy.parallelism.tp_size")
+    if size > 1:
+        shard = t.get("policy.parallelism.dp_shard_size")
+        more = f"policy.parallelism.dp_shard_size={shard * size if shard > 0 else -1}"
+        t.refuse(key, f"there is no tensor parallelism here, {size} cannot be had", f"{key}=1 {more}")
+    elif t.is_stated(key):
+        t.say(key, "kept", "as it is here")
+    else:
+        t.say(key, "approximated", "it is left out, and is 1 here; there it would be 2", loud=True)
+
+
+@computed("train.optm_grad_norm_clip")
+def clipping(t: Translation) -> None:
+    key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
+    most = norm if norm > 0 else 1e30
+    t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
+    never = "" if norm > 0 else ": it is measured, and never so large"
+    t.say(key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most}{never}")
+
+
+@computed("train.seed", "train.deterministic")
+def seeds(t: Translation) -> None:
+    seed = t.get("train.seed")
+    t.put("trainer.seed", 42 if seed is None or seed < 0 else seed, source="train.seed")
+    t.say("train.seed", "renamed", f"trainer.seed = {42 if seed is None or seed < 0 else seed}")
+    if t.get("train.deterministic"):
+        text = "every draw follows from the seed; kernels of a GPU are not restricted"
+        t.say("train.deterministic", "approximated", text)
+    else:
+        t.say("train.deterministic", "kept", "as it is here")
+
+
+def one_of(**names: str) -> Any:
+    """Reads a number format; ValueError for one that there is not."""
+
+    def read(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"{value} cannot be had here; there are {', '.join(names)}")
+        return names[value]
+
+    return read
+
+
+TWO = one_of(float32="float32", bfloat16="bfloat16")
+TRAIN, POLICY, SFT, CKPT = "train.", "policy.", "train.train_policy.", "train.ckpt."
+DEGREES = "policy.parallelism."
+OPTIMIZER = (
+    learning_rates,
+    refused(f"{TRAIN}optm_name", why="AdamW is the optimizer here", way_out=f"{TRAIN}optm_name=AdamW", but=("AdamW",)),
+    approximated(
+        f"{TRAIN}optm_impl", "optimizer.fused", "the kernel only; the numbers are AdamW's", lambda name: "fused" in name
+    ),
+    renamed(f"{TRAIN}optm_weight_decay", "optimizer.weight_decay"),
+    renamed(f"{TRAIN}optm_betas", "optimizer.betas"),
+    renamed(f"{TRAIN}epsilon", "optimizer.eps"),
+    clipping,
+)
+PRECISION = (
+    renamed(f"{TRAIN}param_dtype", "model.config.precision", TWO),
+    renamed(f"{TRAIN}master_dtype", "model.config.parallelism.fsdp_master_dtype", TWO),
+    refused(
+        f"{TRAIN}fsdp_reduce_dtype",
+        why="gradients are added up in float32 here",
+        way_out=f"{TRAIN}fsdp_reduce_dtype=float32",
+        but=("float32",),
+    ),
+    refused(f"{TRAIN}fp8.enable_fp8", why="training in 8 bits cannot be had", way_out="turn it off", but=(False,)),
+    refused(f"{TRAIN}fp4.enable_fp4", why="training in 4 bits cannot be had", way_out="turn it off", but=(False,)),
+    unneeded(*(f"{TRAIN}fp8.{name}" for name in ("fp8_recipe", "quant_recipe")), why="it is off"),
+    unneeded(*(f"{TRAIN}fp4.{name}" for name in ("fp4_recipe", "quant_recipe")), why="it is off"),
+)
+MEMORY = (
+    renamed(f"{TRAIN}compile", "model.config.compile.enabled"),
+    renamed(
+        f"{POLICY}model_gradient_checkpointing",
+        "model.config.activation_checkpointing.mode",
+        lambda on: "full" if on else "none",
+    ),
+    renamed(f"{TRAIN}sequence_packing", "model.config.policy.sequence_packing"),
+    renamed(
+        f"{TRAIN}fa_version",
+        "model.config.policy.attn_implementation",
+        lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
+    ),
+    refused(
+        *(f"{TRAIN}{name}" for name in ("fsdp_offload", "activation_offload")),
+        why="nothing is kept in main memory between its uses here",
+        way_out="turn it off; a larger policy.parallelism.dp_shard_size takes less memory of each GPU",
+        but=(False,),
+    ),
+    approximated(
+        f"{TRAIN}fsdp_reshard_after_forward", "", "weights go after the forward pass, which takes least memory"
+    ),
+    refused(f"{TRAIN}async_tp_enabled", why="there is no tensor parallelism here", way_out="turn it off", but=(False,)),
+    *(
+        refused(f"{TRAIN}{name}", why=why, way_out=f"~{TRAIN}{name}", but=(False,))
+        for name, why in {
+            "ema_enable": "the average here has a width, not a decay; -- model.config.ema.enabled=true turns it on",
+            "non_text": "a reasoner's data has text",
+        }.items()
+    ),
+    unneeded(f"{TRAIN}ema_decay", f"{TRAIN}ema_update_step_interval", why="it is off"),
+    unneeded(
+        *(f"{POLICY}enable_liger_{name}" for name in ("kernel", "cross_entropy", "fused_cross_entropy")),
+        why="speed and memory only; the loss is made in chunks here",
+    ),
+)
+SAVING = (
+    renamed(f"{CKPT}save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
+    renamed(f"{CKPT}max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),
+    approximated(f"{CKPT}export_safetensors", "", "`worldsmith export RUN` writes the Hugging Face folder"),
+    refused(
+        *(f"{CKPT}{name}" for name in ("upload_hf", "upload_s3")),
+        why="a run sends nothing anywhere",
+        way_out="turn it off, and send what `worldsmith export` writes",
+        but=(False,),
+    ),
+    unneeded(*(f"{CKPT}{name}" for name in ("hf_repo_name", "s3_bucket", "s3_prefix")), why="nothing is sent"),
+    approximated(f"{TRAIN}save_ckpt_at_exit", "", "a run that is asked to stop always saves"),
+    approximated(f"{TRAIN}signal_to_handle", "", "SIGTERM, SIGINT, SIGHUP and SIGUSR1 make a run save and stop"),
+)
+LOADING = (
+    renamed(f"{SFT}dataloader_shuffle", "dataloader_train.shuffle"),
+    renamed(f"{SFT}dataloader_seed", "dataloader_train.seed"),
+    renamed(f"{SFT}dataloader_num_workers", "dataloader_train.num_workers"),
+    renamed(f"{SFT}dataloader_prefetch_factor", "dataloader_train.prefetch_factor"),
+    renamed("validation.dataloader_num_workers", "dataloader_val.num_workers"),
+    renamed("validation.dataloader_prefetch_factor", "dataloader_val.prefetch_factor"),
+    approximated(
+        f"{SFT}balance_dp_token", "", "the loss is the mean over all supervised tokens of a step, on all processes"
+    ),
+    approximated(f"{SFT}enable_dataset_cache", "", "nothing is cached, so nothing gets stale"),
+    approximated("validation.enable_dataset_cache", "", "nothing is cached, so nothing gets stale"),
+    unneeded(
+        *(
+            f"{SFT}{name}"
+            for name in ("dataloader_batch_size", "data_dispatch_as_rank_in_mesh", "dataloader_broadcast")
+        ),
+        why="each process reads its own samples",
+    ),
+    refused(
+        f"{SFT}enable_dp_load_balancing",
+        why="batches of like lengths are made another way here",
+        way_out=f"{SFT}enable_dp_load_balancing=false, and -- dataloader_train.packer=padded",
+        but=(False,),
+    ),
+    unneeded(
+        *(f"{SFT}load_balanced_{name}" for name in ("pool_size", "max_tokens_for_batch", "batching_strategy")),
+        f"{SFT}load_balanced_batches_per_optimizer_step",
+        why="load balancing is off",
+    ),
+    refused(
+        f"{SFT}conversation_column_name",
+        why="a record's conversation is in its key conversations",
+        way_out=f"{SFT}conversation_column_name=conversations",
+        but=("conversations",),
+    ),
+    refused(f"{SFT}trainer_type", why="only sft can be had", way_out=f"{SFT}trainer_type=sft", but=("sft",)),
+    unneeded(f"{SFT}dataset", why="the data is that of custom.train_dataset, and there is no cache to name"),
+    unneeded("validation.dataset", why="the data is that of custom.val_dataset"),
+    unneeded(f"{TRAIN}local_dataset", f"{TRAIN}force_use_hf", why="as it is here"),
+)
+PARALLELISM = (
+    tensor_parallelism,
+    renamed(f"{DEGREES}dp_shard_size", "model.config.parallelism.data_parallel_shard_degree"),
+    renamed(f"{DEGREES}dp_replicate_size", "model.config.parallelism.data_parallel_replicate_degree"),
+    refused(
+        *(f"{DEGREES}{name}" for name in ("cp_size", "pp_size", "ep_size", "n_init_replicas")),
+        why="the processes of a reasoner share weights and data only",
+        way_out="write 1, and a larger policy.parallelism.dp_shard_size",
+        but=(1,),
+    ),
+    unneeded(
+        *(f"{DEGREES}pp_{name}" for name in ("dynamic_shape", "micro_batch_size", "schedule", "layers_per_stage")),
+        why="there is no pipeline",
+    ),
+)
+LOGGING = (
+    trackers,
+    renamed("logging.log_interval", "trainer.logging_iter"),
+    unneeded("logging.level", "logging.multi_modal_log_interval", "logging.report_mfu", why="a run's page shows it"),
+    unneeded(*(f"logging.wandb_{name}" for name in ("run_id", "run_name", "resume")), why="the run's name decides"),
+    refused(
+        *(f"profiler.enable_{name}" for name in ("profiler", "nsys")),
+        why="a profile is taken by a callback here",
+        way_out="turn it off, and write -- +trainer.callbacks.profiler={type: Profiler}",
+        but=(False,),
+    ),
+    unneeded("profiler.sub_profiler_config", why="no profile is taken"),
+)
+ELSEWHERE = (
+    unneeded(f"{TRAIN}timestamp", why="a run's record has the time"),
+    unneeded(
+        *(
+            f"{TRAIN}{name}"
+            for name in ("logprob_dtype", "transfer_dtype", "sync_weight_interval", "prefetch_payloads")
+        ),
+        *(f"{TRAIN}{name}" for name in ("p2p_sync_pack_tensors", "p2r_sync_groups_per_round", "coalesce_weight_sync")),
+        *("redis", "eth_ips", "mode", "controller_execution_id"),
+        why="a fine-tuning has no controller and no rollouts",
+    ),
+    approximated("results_dir", "", "a run lies below WORLDSMITH_OUTPUT_ROOT"),
+    refused("custom_script", why="code of others is not run", way_out="write the data as annotations", but=("",)),
+    renamed(f"{POLICY}model_safetensor_path", "model.config.policy.backbone.safetensors_path"),
+    refused(f"{POLICY}is_diffusers", why="a generator has a recipe of its own", way_out="turn it off", but=(False,)),
+    refused(f"{POLICY}aux_loss_coeff", why="there is no loss that balances experts", way_out="write 0", but=(0.0,)),
+)
+OUTSIDE = (
+    dead(f"{TRAIN}enable_validation", "nothing ever read it; validation.enable turns the validation on"),
+    dead(f"{TRAIN}validation_step", "nothing ever read it; validation.freq says after how many steps"),
+    dead(f"{TRAIN}validation_freq", "nothing ever read it; validation.freq says after how many steps"),
+    dead(f"{TRAIN}validation_batch_per_replica", "nothing ever read it; validation.batch_size is meant"),
+    dead(f"{DEGREES}cp_rotate_method", "nothing ever read it"),
+    *(dead(f"validation.{name}", FOR_RL) for name in SAMPLING_KEYS),
+    unneeded(f"{POLICY}diffusers", why="the model is no generator", outside=True),
+    refused(*(f"{SFT}{name}" for name in RL_KEYS), why=FLIPS, way_out="remove it, and write type = sft", outside=True),
+    refused("rollout", "distillation", "vla", why=FOR_RL, way_out="remove the table", outside=True),
+)
+
+FORM = SpecForm(
+    "train",
+    TrainSpec,
+    (
+        *(kind, model, data_sets, frames, longest, steps_of_the_run),
+        *(adapters, trained, names, seeds),
+        *OPTIMIZER,
+        *PRECISION,
+        *MEMORY,
+        *SAVING,
+        *LOADING,
+        *PARALLELISM,
+        *LOGGING,
+        *ELSEWHERE,
+        *OUTSIDE,
+    ),
+    aliases=ALIASES,
+    free=("custom",),
+)

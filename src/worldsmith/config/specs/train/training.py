@@ -1,0 +1,229 @@
+"""The `train` table of a training spec: optimizer, schedule, precision, checkpoints, data loading."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Count, DecayRate, Factor, Length, NotNegative, Range, Share
+from worldsmith.config.declare.search import Popular, Search
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Rates = float | list[float] | dict[str, float]
+
+
+class Fp8(Config):
+    enable_fp8: bool = False
+    """Compute in 8-bit floating point."""
+    fp8_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
+    """How scales are found."""
+    quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
+    """What shares a scale."""
+
+
+class Fp4(Config):
+    enable_fp4: bool = False
+    """Compute in 4-bit floating point."""
+    fp4_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
+    """How scales are found."""
+    quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
+    """What shares a scale."""
+
+
+class Ckpt(Config):
+    enable_checkpoint: Annotated[bool, Popular()] = False
+    """Save while training."""
+    save_freq: NotNegative = 20
+    """Save every this many steps."""
+    save_freq_in_epoch: Annotated[NotNegative, Popular()] = 0
+    """Save every this many passes over the data; above 0 it takes the place of save_freq."""
+    save_mode: Literal["async", "sync"] = "async"
+    """Write in the background, or let the training wait."""
+    max_keep: Annotated[int, Range(ge=1, also=-1)] = 5
+    """How many checkpoints are kept; -1: all."""
+    export_safetensors: bool = True
+    """Write a Hugging Face folder with each save."""
+    upload_hf: bool = False
+    """Send the result to the hub."""
+    hf_repo_name: str = "Comos-Reason1"
+    """Where upload_hf sends it."""
+    upload_s3: bool | Literal["final", "all"] = False
+    """Send checkpoints to an object store."""
+    s3_bucket: str | None = None
+    """Where upload_s3 sends them."""
+    s3_prefix: str = "outputs"
+    """The folder there."""
+
+
+class DatasetNames(Config):
+    """A data set of the hub; for annotations in files it names a cache."""
+
+    name: str = ""
+    """Repository, or the name of the cache."""
+    subset: str | None = ""
+    """Part of the repository."""
+    revision: str | None = ""
+    """Version of the repository."""
+    split: str | list[str] = ""
+    """Split, or several."""
+    test_size: float | int | None = None
+    """Held-out share or number of records; 0: none."""
+    local_dir: str = ""
+    """Folder of the data set."""
+
+
+class TrainPolicy(Config):
+    type_: Literal["", "sft", "grpo"] = ""
+    """sft: supervised fine-tuning, which every run here is."""
+    trainer_type: str = "sft"
+    """Which trainer of that kind."""
+    dataset: DatasetNames = field(default_factory=DatasetNames)
+    """The data set, unless `custom` names files."""
+    mini_batch: Annotated[Count, Popular()] = 2
+    """Samples that go through the model at once on each process."""
+    dataloader_shuffle: bool = True
+    """A new order in every pass."""
+    dataloader_seed: int = 0
+    """Seed of the order."""
+    dataloader_batch_size: Count | None = 1
+    """Samples that the loader hands over at once."""
+    enable_dataset_cache: bool = False
+    """Keep processed samples on the disk."""
+    dataloader_num_workers: NotNegative = 0
+    """Processes that read."""
+    dataloader_prefetch_factor: Count | None = None
+    """Samples that each of them holds ready."""
+    dataloader_drop_last: bool = True
+    """Leave an incomplete step out."""
+    data_dispatch_as_rank_in_mesh: bool = False
+    """Deal samples by the rank in the mesh."""
+    conversation_column_name: str = "conversations"
+    """The key of a record that holds its conversation."""
+    system_prompt: str = ""
+    """Opens every conversation."""
+    balance_dp_token: bool = True
+    """Weigh each process's loss by its tokens."""
+    enable_dp_load_balancing: bool = False
+    """Batches of like lengths."""
+    load_balanced_pool_size: Count = 32
+    """Samples among which they are chosen."""
+    load_balanced_max_tokens_for_batch: Count | None = None
+    """Their cap in tokens."""
+    load_balanced_batching_strategy: Literal["prefer_closest", "prefer_first"] = "prefer_closest"
+    """How they are chosen."""
+    load_balanced_batches_per_optimizer_step: Count = 1
+    """How many of them a step takes."""
+    dataloader_broadcast: bool = False
+    """Read on one process of a mesh for all."""
+
+
+class Training(Config):
+    train_policy: TrainPolicy = field(default_factory=TrainPolicy)
+    """The kind of training and its data loading."""
+    output_dir: str = "./outputs"
+    """Folder of the results."""
+    timestamp: str = ""
+    """Folder below it."""
+    epoch: Annotated[Count, Search(low=1, high=20, on=True), Popular()] = 1
+    """Passes over the data."""
+    max_num_steps: Count | None = None
+    """Steps at most."""
+    resume: bool | str = False
+    """Go on from the newest checkpoint, or from this one."""
+    train_batch_per_replica: Annotated[Count, Popular()] = 8
+    """Samples of a step on EACH data-parallel process."""
+    optm_name: Literal["AdamW", "Adam"] = "AdamW"
+    """Optimizer."""
+    optm_lr: Annotated[
+        Rates,
+        Search(low=5e-7, high=2e-5, log=True, when="policy.lora=null", on=True),
+        Search(low=1e-5, high=5e-4, log=True, on=True),
+        Popular(),
+    ] = 1e-6
+    """Learning rate; or a table of rates by module, with `global` for all others."""
+    optm_impl: Literal["fused", "foreach", "for-loop"] | list[str] = "fused"
+    """Kernel of the optimizer."""
+    optm_weight_decay: Annotated[Factor, Search(low=0.0, high=0.1)] = 0.01
+    """Decoupled weight decay."""
+    optm_betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's two decay rates."""
+    epsilon: Factor = 1e-6
+    """AdamW's epsilon."""
+    optm_warmup_steps: Annotated[int | float, Range(ge=0, finite=True)] = 20
+    """Steps of warm-up; up to 1.0 with a decimal point: a share of all steps."""
+    optm_warmup_epochs: Factor | None = None
+    """Passes of warm-up, which take the place of the steps."""
+    optm_warmup_start_factor: Share = 0.0
+    """Factor of the learning rate in the first step."""
+    optm_decay_type: Annotated[
+        Literal["sqrt", "cosine", "linear", "none"] | None,
+        Search(choices=("linear", "sqrt", "cosine", "none"), weights=(0.1, 0.1, 0.4, 0.4), on=True),
+    ] = None
+    """How the rate falls after the warm-up."""
+    optm_decay_ratio: Share | None = None
+    """Share of all steps in which it falls; before that it stays."""
+    optm_min_lr_factor: Factor = 0.0
+    """Factor at the end."""
+    optm_grad_norm_clip: float = 1.0
+    """Largest norm of the gradient; 0 and less: it is only measured."""
+    ema_enable: bool = False
+    """Keep an average of the weights."""
+    ema_decay: Share = 0.9999
+    """Its decay."""
+    ema_update_step_interval: NotNegative = 0
+    """Steps between its updates."""
+    master_dtype: Dtype = "float32"
+    """Number format of the weights between steps."""
+    param_dtype: Dtype = "bfloat16"
+    """Number format of the computation."""
+    fsdp_reduce_dtype: Dtype = "float32"
+    """Number format in which gradients are added up."""
+    logprob_dtype: Dtype = "float32"
+    """For reinforcement learning."""
+    transfer_dtype: Dtype | None = None
+    """For reinforcement learning."""
+    fsdp_offload: bool = False
+    """Keep weights in main memory."""
+    fsdp_reshard_after_forward: Literal["default", "always", "never", "true", "false"] | bool = "default"
+    """Let gathered weights go after the forward pass."""
+    compile: Annotated[bool, Popular()] = True
+    """torch.compile of the model."""
+    async_tp_enabled: bool = False
+    """Overlap the traffic of tensor parallelism."""
+    activation_offload: bool = False
+    """Keep activations in main memory."""
+    fa_version: Literal[2, 3] | None = None
+    """Version of flash attention."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time."""
+    seed: int | None = None
+    """Seed of all draws."""
+    sequence_packing: bool = False
+    """Samples of a mini-batch in one row."""
+    fp8: Fp8 = field(default_factory=Fp8)
+    """8-bit computation."""
+    fp4: Fp4 = field(default_factory=Fp4)
+    """4-bit computation."""
+    ckpt: Ckpt = field(default_factory=Ckpt)
+    """Checkpoints."""
+    local_dataset: bool | None = True
+    """Each process reads for itself."""
+    force_use_hf: bool | None = False
+    """Take the model class of transformers."""
+    non_text: bool = False
+    """The data holds no text."""
+    save_ckpt_at_exit: bool = True
+    """Save when a signal asks to stop."""
+    signal_to_handle: list[str] = field(default_factory=lambda: ["SIGUSR1"])
+    """Signals that ask so."""
+    sync_weight_interval: Count = 1
+    """For reinforcement learning."""
+    prefetch_payloads: bool = False
+    """For reinforcement learning."""
+    p2p_sync_pack_tensors: bool = False
+    """For reinforcement learning."""
+    p2r_sync_groups_per_round: NotNegative = 0
+    """For reinforcement learning."""
+    coalesce_weight_sync: bool = False
+    """For reinforcement learning."""
