@@ -16,7 +16,7 @@ from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, 
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
-from worldsmith.cli.spec_words import SPEC, name_classes, read_spec_words
+from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.specs.translation import report
 from worldsmith.config.tree.draft import Loaded, finish
@@ -80,7 +80,7 @@ def check_action(name: str, head: list[str], tail: list[str]) -> None:
 
 def load(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
     if words.spec is not None:
-        name_classes(words.spec, kind)
+        words.spec.name_classes(kind.Config)
     with mistakes_in("the command"):
         return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 
-from worldsmith.actions.action import Action
 from worldsmith.cli.parent_words import PARENT
-from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
 from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import Translation, require_translated
-from worldsmith.config.words.class_choice import class_choices
+from worldsmith.config.specs.translation import require_translated
 from worldsmith.config.words.command_words import Words
 
 SPEC = "--spec"
@@ -50,11 +47,3 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     words.spec = require_translated(spec)
     if parent and key:
         words.spec.data.pop("model", None)
-
-
-def name_classes(spec: Translation, kind: type[Action]) -> None:
-    """Writes out the short class names of a spec's settings, as the fields of the action know them."""
-    hints = field_hints(kind.Config)
-    for field, section in spec.data.items():
-        if isinstance(section, dict) and field in hints and "." not in section.get("type", "."):
-            section["type"] = class_choices(hints[field])[section["type"]][0]

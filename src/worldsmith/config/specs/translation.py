@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.specs.form import Outcome
 from worldsmith.config.specs.names import fields_of, leaf_keys
@@ -15,6 +15,7 @@ from worldsmith.config.specs.spec_file import Spec
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.tree.reader import Reader
+from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.values import SHOWN, write
 
 Tree = TypeVar("Tree", bound=Config)
@@ -93,10 +94,18 @@ class Translation:
         What does not fit is added to the problems.
         """
         found: list[Problem] = []
+        self.name_classes(type(below))
         reader = Reader(found, merge=True, spans=self.spans, places=places)
         tree = reader.section([type(below)], below, self.data)
         self.problems += locate(found, places)
         return tree if isinstance(tree, type(below)) else below
+
+    def name_classes(self, cls: type[Config]) -> None:
+        """Writes out the short class names of sections, as the fields of `cls` know them."""
+        hints = field_hints(cls)
+        for name, section in self.data.items():
+            if isinstance(section, dict) and name in hints and "." not in section.get("type", "."):
+                section["type"] = class_choices(hints[name])[section["type"]][0]
 
 
 def translate(spec: Spec, *, count_samples: Callable[[dict[str, Any]], int] | None = None) -> Translation:

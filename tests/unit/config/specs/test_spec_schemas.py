@@ -37,6 +37,16 @@ from worldsmith.config.write.spec_template import spec_template
 
 ACTIONS = list(MODULES)
 BROKEN: dict[str, list[tuple[str, Any]]] = {
+    "train": [
+        ("train.epoc", 3),
+        ("train.epoch", 0),
+        ("train.optm_decay_type", "cosin"),
+        ("train.ckpt.max_keep", -2),
+        ("train.train_policy.type", "sff"),
+        ("policy.parallelism", 8),
+        ("policy.lora", {"r": 0}),
+        ("custom.vision.fps", -1.0),
+    ],
     "evaluate": [
         ("dataset.annotation_pth", "a.json"),
         ("dataset.annotation_path", 3),

@@ -124,9 +124,12 @@ def frames(t: Translation) -> None:
         if "nframes" in given and name in given:
             del given[name]
             t.say(f"{VISION}.{name}", "dead", "it bounds what fps asks for; nframes takes its place")
+    if "total_pixels" in given:
+        given["total_pixels"] *= 2
     put_frames(t, given)
     for name, value in given.items():
-        t.say(f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {shown(value)}")
+        text = "; there two frames count once, here each" if name == "total_pixels" else ""
+        t.say(f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {shown(value)}{text}")
 
 
 def put_frames(t: Translation, values: dict[str, Any]) -> None:

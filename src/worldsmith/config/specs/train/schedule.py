@@ -34,7 +34,7 @@ def put_schedule(t: Translation, steps: Steps) -> None:
     cycles = [(total - decay, ramp, start, 1.0, 1.0), (decay, 0, 1.0, 1.0, end)]
     found = [cycle for cycle in cycles if cycle[0]]
     names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
-    t.put("scheduler.type", f"worldsmith.training.scheduler.{SHAPES.get(shape, 'LambdaLinear')}", source=SHAPE)
+    t.put("scheduler.type", SHAPES.get(shape, "LambdaLinear"), source=SHAPE)
     sources = (SHAPE, PASSES if t.get(PASSES) is not None else WARM_UP, START, SHAPE, END)
     for name, values, source in zip(names, zip(*found), sources):
         t.put(f"scheduler.{name}", list(values), source=source)

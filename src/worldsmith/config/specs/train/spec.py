@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range
-from worldsmith.config.declare.search import Popular, Search
+from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.config.specs.train.training import DatasetNames, Training
 
 Degree = Annotated[int, Range(ge=1, also=-1)]
@@ -66,13 +66,15 @@ class Lora(Config):
 
 
 class Policy(Config):
-    model_name_or_path: Annotated[str, Popular()] = "Qwen/Qwen2.5-VL-7B-Instruct"
+    model_name_or_path: Annotated[str, Example("hf_model://nvidia/Cosmos-Reason2-8B"), Popular()] = (
+        "Qwen/Qwen2.5-VL-7B-Instruct"
+    )
     """The model: hub name, hf_model://org/name, or folder."""
     model_safetensor_path: str | None = None
     """Weights in place of the model's own."""
     model_revision: str | None = None
     """Version of the repository on the hub."""
-    model_max_length: Annotated[Count, Popular()] = 4096
+    model_max_length: Annotated[Count, Example(40960), Popular()] = 4096
     """Tokens of a sample at most."""
     model_gradient_checkpointing: bool = True
     """Recompute activations in the backward pass."""
@@ -213,7 +215,9 @@ class Vision(Config):
 
 
 class Custom(Config):
-    train_dataset: DataFiles | None = None
+    train_dataset: Annotated[
+        DataFiles | None, Example({"annotation_path": "data/train/annotations.json", "media_path": "data/train"})
+    ] = None
     """The training data."""
     val_dataset: DataFiles | None = None
     """The validation data."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, DecayRate, Factor, Length, NotNegative, Range, Share
-from worldsmith.config.declare.search import Popular, Search
+from worldsmith.config.declare.search import Example, Popular, Search
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Rates = float | list[float] | dict[str, float]
@@ -74,7 +74,7 @@ class DatasetNames(Config):
 
 
 class TrainPolicy(Config):
-    type_: Literal["", "sft", "grpo"] = ""
+    type_: Annotated[Literal["", "sft", "grpo"], Example("sft")] = ""
     """sft: supervised fine-tuning, which every run here is."""
     trainer_type: str = "sft"
     """Which trainer of that kind."""
