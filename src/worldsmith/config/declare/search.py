@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_args, get_origin
 
 from worldsmith.config.declare.configurable import Config, walk
@@ -27,7 +27,7 @@ class Popular(Mark):
 class Example(Mark):
     """What a value may look like, of a section its table: a template has it in place of the default."""
 
-    value: Any
+    value: Any = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)

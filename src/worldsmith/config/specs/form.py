@@ -62,16 +62,25 @@ def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None) -> R
     return Row((key,), "kept" if key == to else "renamed", act, to)
 
 
-def approximated(key: str, to: str, why: str, convert: Callable[[Any], Any] | None = None) -> Row:
-    """As `renamed`, with what is different. Without `to` nothing is set."""
+def approximated(
+    key: str, to: str, why: str, convert: Callable[[Any], Any] | None = None, *, but: tuple[Any, ...] = ()
+) -> Row:
+    """As `renamed`, with what is different. Without `to` nothing is set, and values in `but` are as it is here."""
 
     def act(t: Translation, keys: Sequence[str]) -> None:
         if to:
             t.move(key, to, "approximated", convert=convert, why=why)
+        elif _is_one_of(t.get(key), but):
+            t.say(key, "kept", "as it is here")
         else:
             t.say(key, "approximated", why)
 
     return Row((key,), "approximated", act, why)
+
+
+def _is_one_of(value: Any, others: tuple[Any, ...]) -> bool:
+    """``True == 1``: the types have to agree too."""
+    return any(value == other and type(value) is type(other) for other in others)
 
 
 def unneeded(*keys: str, why: str, outside: bool = False) -> Row:
@@ -89,7 +98,7 @@ def refused(*keys: str, why: str, way_out: str, but: tuple[Any, ...] = (), outsi
 
     def act(t: Translation, keys: Sequence[str]) -> None:
         for key in keys:
-            if not outside and any(t.get(key) == value and type(t.get(key)) is type(value) for value in but):
+            if not outside and _is_one_of(t.get(key), but):
                 t.say(key, "kept", "as it is here")
             else:
                 t.refuse(key, why, way_out)

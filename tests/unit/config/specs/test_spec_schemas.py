@@ -145,7 +145,8 @@ def test_a_template_passes_its_own_validator(action: str, language: str, tmp_pat
     judge(action).validate(document)
     translation = translate(read_spec(form_of(action), str(file)))
     assert [problem.render() for problem in translation.problems] == []
-    assert {line.key for line in translation.lines} <= set(leaf_keys(form_of(action).spec))
+    keys = leaf_keys(form_of(action).spec)
+    assert all(any(f"{key}.".startswith(f"{line.key}.") for key in keys) for line in translation.lines)
 
 
 @pytest.mark.parametrize(("action", "key", "value"), [(a, k, v) for a, rows in BROKEN.items() for k, v in rows])

@@ -23,4 +23,6 @@ def counts_samples(count: Counter) -> Counter:
 def count_samples(dataset: dict[str, Any]) -> int:
     """Raises ValueError or OSError."""
     import_shipped()
+    if not _COUNTERS:
+        raise ValueError("no recipe here knows data sets of conversations")
     return _COUNTERS[0](dataset)

@@ -172,7 +172,7 @@ def names(t: Translation) -> None:
     elif resume:
         t.say("train.resume", "kept", "the same command goes on with the run of this name")
     elif name:
-        t.say("train.resume", "approximated", "a run whose folder holds a checkpoint is gone on with, never begun anew")
+        t.say("train.resume", "approximated", "a run of this name that has a checkpoint is gone on with")
     else:
         t.say("train.resume", "kept", "without a name each start is a new run")
 

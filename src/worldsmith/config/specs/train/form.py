@@ -106,9 +106,7 @@ DEGREES = "policy.parallelism."
 OPTIMIZER = (
     learning_rates,
     refused(f"{TRAIN}optm_name", why="AdamW is the optimizer here", way_out=f"{TRAIN}optm_name=AdamW", but=("AdamW",)),
-    approximated(
-        f"{TRAIN}optm_impl", "optimizer.fused", "the kernel only; the numbers are AdamW's", lambda name: "fused" in name
-    ),
+    renamed(f"{TRAIN}optm_impl", "optimizer.fused", lambda name: "fused" in name),
     renamed(f"{TRAIN}optm_weight_decay", "optimizer.weight_decay"),
     renamed(f"{TRAIN}optm_betas", "optimizer.betas"),
     renamed(f"{TRAIN}epsilon", "optimizer.eps"),
@@ -148,7 +146,10 @@ MEMORY = (
         but=(False,),
     ),
     approximated(
-        f"{TRAIN}fsdp_reshard_after_forward", "", "weights go after the forward pass, which takes least memory"
+        f"{TRAIN}fsdp_reshard_after_forward",
+        "",
+        "weights always go after the forward pass",
+        but=("default", "always", "true", True),
     ),
     refused(f"{TRAIN}async_tp_enabled", why="there is no tensor parallelism here", way_out="turn it off", but=(False,)),
     *(
@@ -167,7 +168,9 @@ MEMORY = (
 SAVING = (
     renamed(f"{CKPT}save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
     renamed(f"{CKPT}max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),
-    approximated(f"{CKPT}export_safetensors", "", "`worldsmith export RUN` writes the Hugging Face folder"),
+    approximated(
+        f"{CKPT}export_safetensors", "", "`worldsmith export RUN` writes the Hugging Face folder", but=(False,)
+    ),
     refused(
         *(f"{CKPT}{name}" for name in ("upload_hf", "upload_s3")),
         why="a run sends nothing anywhere",
@@ -175,8 +178,13 @@ SAVING = (
         but=(False,),
     ),
     unneeded(*(f"{CKPT}{name}" for name in ("hf_repo_name", "s3_bucket", "s3_prefix")), why="nothing is sent"),
-    approximated(f"{TRAIN}save_ckpt_at_exit", "", "a run that is asked to stop always saves"),
-    approximated(f"{TRAIN}signal_to_handle", "", "SIGTERM, SIGINT, SIGHUP and SIGUSR1 make a run save and stop"),
+    approximated(f"{TRAIN}save_ckpt_at_exit", "", "a run that is asked to stop always saves", but=(True,)),
+    approximated(
+        f"{TRAIN}signal_to_handle",
+        "",
+        "SIGTERM, SIGINT, SIGHUP and SIGUSR1 make a run save and stop",
+        but=(["SIGUSR1"],),
+    ),
 )
 LOADING = (
     renamed(f"{SFT}dataloader_shuffle", "dataloader_train.shuffle"),
@@ -186,10 +194,10 @@ LOADING = (
     renamed("validation.dataloader_num_workers", "dataloader_val.num_workers"),
     renamed("validation.dataloader_prefetch_factor", "dataloader_val.prefetch_factor"),
     approximated(
-        f"{SFT}balance_dp_token", "", "the loss is the mean over all supervised tokens of a step, on all processes"
+        f"{SFT}balance_dp_token", "", "the loss is the mean over all supervised tokens of a step", but=(True,)
     ),
-    approximated(f"{SFT}enable_dataset_cache", "", "nothing is cached, so nothing gets stale"),
-    approximated("validation.enable_dataset_cache", "", "nothing is cached, so nothing gets stale"),
+    approximated(f"{SFT}enable_dataset_cache", "", "nothing is cached, so nothing gets stale", but=(False,)),
+    approximated("validation.enable_dataset_cache", "", "nothing is cached, so nothing gets stale", but=(False,)),
     unneeded(
         *(
             f"{SFT}{name}"
@@ -258,7 +266,7 @@ ELSEWHERE = (
         *("redis", "eth_ips", "mode", "controller_execution_id"),
         why="a fine-tuning has no controller and no rollouts",
     ),
-    approximated("results_dir", "", "a run lies below WORLDSMITH_OUTPUT_ROOT"),
+    approximated("results_dir", "", "a run lies below WORLDSMITH_OUTPUT_ROOT", but=("",)),
     refused("custom_script", why="code of others is not run", way_out="write the data as annotations", but=("",)),
     renamed(f"{POLICY}model_safetensor_path", "model.config.policy.backbone.safetensors_path"),
     refused(f"{POLICY}is_diffusers", why="a generator has a recipe of its own", way_out="turn it off", but=(False,)),

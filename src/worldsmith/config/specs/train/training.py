@@ -127,7 +127,7 @@ class Training(Config):
     """Folder below it."""
     epoch: Annotated[Count, Search(low=1, high=20, on=True), Popular()] = 1
     """Passes over the data."""
-    max_num_steps: Count | None = None
+    max_num_steps: Annotated[Count | None, Example(1000)] = None
     """Steps at most."""
     resume: bool | str = False
     """Go on from the newest checkpoint, or from this one."""
