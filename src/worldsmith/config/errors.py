@@ -189,8 +189,11 @@ def _listed(names: Iterable[str]) -> str:
 def _shown(value: Any) -> str:
     try:
         text = values.write(value, values.SHOWN)
-    except ValueError:  # it holds sections
-        text = f"{'a list' if isinstance(value, list) else 'a table'} of {len(value)}"
+    except ValueError:  # it is a section, or holds some
+        many = (
+            f"{'a list' if isinstance(value, list) else 'a table'} of {len(value)}" if hasattr(value, "__len__") else ""
+        )
+        text = many or "a section"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from worldsmith.config.errors import ConfigError, Place, Problem, find_place
+from worldsmith.config import Config
+from worldsmith.config.errors import ConfigError, Place, Problem, WrongValueError, find_place
 
 PLACES = {
     ("optimizer",): Place("f", 3),
@@ -38,3 +39,11 @@ def test_a_very_long_line_is_cut_around_the_caret() -> None:
     assert max(map(len, lines)) < 130
     assert lines[1][lines[2].index("^")] == "z"
     assert lines[1][lines[2].index("^") - 1] == "y"
+
+
+def test_a_wrong_section_is_named_without_its_values() -> None:
+    class Section(Config):
+        a: int = 1
+
+    assert str(WrongValueError({"data": Section()}, why="nothing reads it")) == "data = a section: nothing reads it"
+    assert str(WrongValueError({"data": [Section()]}, why="no")) == "data = a list of 1: no"

@@ -9,9 +9,10 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
 from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import LLAVA, PARENT, move_if_any, put_model
-from worldsmith.config.specs.translation import Translation
+from worldsmith.config.specs.rules import LLAVA, PARENT, put_model
+from worldsmith.config.specs.translation import Translation, shown
 
+CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
 VIDEO_TOKENS = 4096
 """Room that a question about a short video needs."""
 STATIC = ("FP8", "NVFP4")
@@ -79,46 +80,51 @@ def model(t: Translation) -> None:
     put_model(t, "model.model_path", "model.", base_to="base")
 
 
-@computed("calibration_dataset.annotation_path", "calibration_dataset.media_dir")
-def questions(t: Translation) -> None:
-    if not t.get("calibration_dataset.annotation_path"):
-        t.say(
-            "calibration_dataset.annotation_path", "unneeded", "the training set of the run, where ranges are measured"
-        )
-        t.say("calibration_dataset.media_dir", "unneeded", "without annotations there is no medium to find")
-        return
-    t.put("dataset.type", LLAVA, source="calibration_dataset.annotation_path")
-    t.move("calibration_dataset.annotation_path", "dataset.path", "renamed")
-    move_if_any(t, "calibration_dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
-
-
-@computed("calibration_dataset.num_calibration_samples", "quantization_method.scheme")
+@computed("quantization_method.scheme", *(f"{CALIBRATION}{name}" for name in ("num_calibration_samples", LENGTH)))
 def samples(t: Translation) -> None:
-    key = "calibration_dataset.num_calibration_samples"
-    number, scheme = t.get(key), t.get("quantization_method.scheme")
+    scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
+    length = t.get(f"{CALIBRATION}{LENGTH}")
     t.move("quantization_method.scheme", "scheme", "renamed")
-    t.put("samples", number, source=key)
-    few = (
-        f": {number} is enough to try it, for {scheme} take {FEW} or more" if number < FEW and scheme in STATIC else ""
+    if scheme not in STATIC:
+        for name in ("num_calibration_samples", LENGTH):
+            t.say(f"{CALIBRATION}{name}", "unneeded", f"{scheme} measures no ranges ahead")
+        return
+    few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
+    cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
+    t.put("samples", number, source=f"{CALIBRATION}num_calibration_samples")
+    t.say(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
+    t.put("max_sequence_length", length, source=f"{CALIBRATION}{LENGTH}")
+    more = f": videos want {VIDEO_TOKENS} or more" if cut else ""
+    t.say(f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}")
+
+
+@computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
+def questions(t: Translation) -> None:
+    """The records are what ranges are measured with, and what the model and the result are asked."""
+    file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
+    folder = t.get(f"{CALIBRATION}media_dir")
+    uses = [
+        *(["dataset"] if t.get("quantization_method.scheme") in STATIC else []),
+        *(["questions"] if judge else []),
+    ]
+    t.put("judge", judge, source="quantization_method.skip_test_generation")
+    told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
+    t.say("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
+    if not t.get(file) or not uses:
+        text = "the data of the run that made the model" if uses else "nothing reads it"
+        t.say(file, "unneeded", text)
+        t.say(f"{CALIBRATION}media_dir", "unneeded", text)
+        return
+    for use in uses:
+        t.put(f"{use}.type", LLAVA, source=file)
+        t.put(f"{use}.path", t.get(file), source=file)
+        if folder:
+            t.put(f"{use}.media_root", folder, source=f"{CALIBRATION}media_dir")
+    t.say(file, "renamed", f"{' and '.join(f'{use}.path' for use in uses)} = {shown(t.get(file))}")
+    text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {shown(folder)}"
+    t.say(
+        f"{CALIBRATION}media_dir", *(("renamed", text) if folder else ("unneeded", "media lie beside the annotations"))
     )
-    t.say(key, "approximated" if few else "renamed", f"samples = {number}{few}")
-
-
-@computed("calibration_dataset.max_sequence_length")
-def length(t: Translation) -> None:
-    key = "calibration_dataset.max_sequence_length"
-    t.put("max_sequence_length", t.get(key), source=key)
-    short = t.get(key) < VIDEO_TOKENS
-    text = f"; longer samples are left out and counted, not cut: videos want {VIDEO_TOKENS} or more" if short else ""
-    t.say(key, "approximated" if short else "renamed", f"max_sequence_length = {t.get(key)}{text}")
-
-
-@computed("quantization_method.skip_test_generation")
-def judge(t: Translation) -> None:
-    key, skip = "quantization_method.skip_test_generation", t.get("quantization_method.skip_test_generation")
-    t.put("judge", not skip, source=key)
-    text = "questions to the model and to its parent take the place of a test sentence"
-    t.say(key, "renamed" if skip else "approximated", f"judge = {str(not skip).lower()}: {text}")
 
 
 @computed("quantization_method.smoothing_strength")
@@ -132,10 +138,8 @@ FORM = SpecForm(
     QuantizeSpec,
     (
         model,
-        questions,
         samples,
-        length,
-        judge,
+        questions,
         smoothing,
         refused(
             "calibration_dataset.dataset_id",

@@ -18,7 +18,8 @@ from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
-from worldsmith.config.tree.reader import Reader, require_set, unset_tree
+from worldsmith.config.tree.plain import required_fields
+from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
 from worldsmith.config.tree.suggest import nearest_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
@@ -76,13 +77,26 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     root = reader.section([form.spec], default, inner.data)
     spec.root = root if isinstance(root, Config) else default
     _refuse_references(spec)
-    require_set(spec.root, problems)
+    problems += _missing(spec.root, problems)
     spec.broken = [problem.keys for problem in problems if problem.path]
     problems += check_sections(spec.root, spec.broken)
     spec.problems = [
         in_keys(_with_keys(problem, form.spec)).at(Place(file)) for problem in locate(problems, spec.places)
     ]
     return spec
+
+
+def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
+    """A problem for each value that must be given and is not; of a section that is not there, for each such value."""
+    broken = [problem.keys for problem in problems if problem.path]
+    found = []
+    for path, _ in unset_fields(root):
+        sections = nested_config_classes(hint_at(type(root), path))
+        below = [(*path, name) for name in required_fields(sections[0])] if sections else [path]
+        for where in below if not any(starts_with(bad, path) for bad in broken) else []:
+            hint = f"write it, or give the word {keys_of(where)}=VALUE"
+            found.append(Problem(format_path(where), "no value is given", hint=hint))
+    return found
 
 
 def _with_keys(problem: Problem, cls: type[Config]) -> Problem:

@@ -132,21 +132,23 @@ def test_an_evaluation_is_read_flat_and_nested(nested: bool, suffix: str, tmp_pa
 
 
 def test_both_generations_of_quantize_names_are_read(tmp_path: Path) -> None:
-    dataset = {"type": "LlavaDataset", "path": "train.json", "media_root": "clips"}
-    common = {"model": "/models/final", "dataset": dataset, "out": "/results"}
-    assert good(translated("quantize", QUANTIZE_72, tmp_path)) == {
-        **common,
-        "scheme": "W4A16",
-        "samples": 1,
-        "max_sequence_length": 4096,
-        "judge": False,
-    }
+    data = {"type": "LlavaDataset", "path": "train.json", "media_root": "clips"}
+    common = {"model": "/models/final", "out": "/results"}
+    assert good(translated("quantize", QUANTIZE_72, tmp_path)) == {**common, "scheme": "W4A16", "judge": False}
     assert good(translated("quantize", QUANTIZE_70, tmp_path)) == {
         **common,
         "scheme": "FP8_DYNAMIC",
-        "samples": 512,
-        "max_sequence_length": 32_768,
         "judge": True,
+        "questions": data,
+    }
+    measured = good(translated("quantize", QUANTIZE_72, tmp_path, "quantize.quantization_scheme=NVFP4"))
+    assert measured == {
+        **common,
+        "scheme": "NVFP4",
+        "judge": False,
+        "dataset": data,
+        "samples": 1,
+        "max_sequence_length": 4096,
     }
 
 
@@ -214,7 +216,15 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
         ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
         ("inference", ["device_map=balanced"], "not spread over devices", "write auto, cpu or cuda"),
         ("inference", ["type=audio"], "audio", "video"),
-        ("inference", ["~prompt"], "prompt", ""),
+        ("inference", ["~prompt"], "prompt: no value is given", "prompt=VALUE"),
+        ("evaluate", ["~dataset"], "dataset.annotation_path: no value is given", "dataset.annotation_path=VALUE"),
+        (
+            "evaluate",
+            ["~dataset.annotation_path"],
+            "dataset.annotation_path: no value",
+            "dataset.annotation_path=VALUE",
+        ),
+        ("evaluate", ["dataset.annotation_path=null"], "expected text", ""),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -264,9 +274,10 @@ def test_an_adapter_is_asked_with_its_base(tmp_path: Path) -> None:
 def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
     static = translated("quantize", QUANTIZE_72, tmp_path, "quantize.quantization_scheme=NVFP4")
     told = "\n".join(warnings(static))
-    assert "for NVFP4 take 16 or more" in told
+    assert "take 16 or more" in told
     assert "smoothing_strength is approximated" in told
-    short = translated("quantize", QUANTIZE_72, tmp_path, "quantize.max_sequence_length=2048")
+    words = ["quantize.quantization_scheme=FP8", "quantize.max_sequence_length=2048"]
+    short = translated("quantize", QUANTIZE_72, tmp_path, *words)
     assert "videos want 4096 or more" in "\n".join(warnings(short))
     assert "videos want" not in "\n".join(warnings(static))
 
