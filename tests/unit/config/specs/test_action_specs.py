@@ -224,7 +224,7 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
             "dataset.annotation_path: no value",
             "dataset.annotation_path=VALUE",
         ),
-        ("evaluate", ["dataset.annotation_path=null"], "expected text", ""),
+        ("evaluate", ["dataset=3"], "expected a section", "its keys are dataset.annotation_path"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
