@@ -105,9 +105,8 @@ class VisionLanguageTask(Task):
         return dataset.contents()
 
     @classmethod
-    def records(cls, data: ChatLoader.Config) -> ChatDataset:
-        dataset: ChatDataset = data.dataset.build()
-        return dataset
+    def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
+        return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
 
     def flags(self, dataset: ChatDataset) -> Iterable[Flag]:
         return dataset.flags()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,10 @@ class Finding:
     """Why the run could not start, or would stop in its first pass."""
 
     def refuse(self, problem: str) -> None:
-        """Notes a problem, unless it is a part of one that is known."""
-        if not any(problem in known for known in self.problems):
+        """Notes a problem, unless one that is known says the same, perhaps of the same field in other words."""
+        first, _, rest = problem.partition(" ")
+        said = rest if "." in first else problem
+        if not any(said in known for known in self.problems):
             self.problems.append(problem)
 
 
@@ -108,14 +109,17 @@ class CheckData(Action):
             except DataError as error:
                 found.refuse(str(error))
         try:
+            for problem in found.problems:
+                if problem.startswith("model.") and "looked for a local folder" in problem:
+                    raise UserError(problem)  # the hub would be asked once more
             model: Model = tree.model.config.build(device="meta")
             tasks = self.read(found, model, degrees.data)
         except (DataError, UserError, OSError, ValueError) as error:
             if self.config.limits_of is not None:
                 raise
             found.refuse(str(error))
-            with suppress(DataError):
-                found.reports = {} if (known := self.records()) is None else {"train": known}
+            if not found.reports:
+                found.reports = self.records()
             return found
         if self.config.limits_of is None:
             self.look_at_run(found, model, degrees, tasks["train"])
@@ -152,14 +156,18 @@ class CheckData(Action):
                 found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
         return tasks
 
-    def records(self) -> DataReport | None:
+    def records(self) -> dict[str, DataReport]:
         """What the records alone tell, where the data cannot be read for want of the model."""
-        dataset = task_of(self.tree.model.name).records(self.tree.dataloader_train)
+        data = self.tree.dataloader_train
+        try:
+            dataset = task_of(self.tree.model.name).records(data)
+        except DataError:  # which is a problem already
+            return {}
         if dataset is None:
-            return None
-        report = report_of(dataset, self.tree.dataloader_train.max_sequence_length)
+            return {}
+        report = report_of(dataset, data.max_sequence_length)
         report.flags = list(dataset.flags())
-        return report
+        return {"train": report}
 
     def judge(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
         """What the counts of a split mean for the run."""

@@ -149,7 +149,7 @@ def read_data(
     report.tokens = spread(tokens)
     if report.cap is not None and tokens and max(tokens) >= report.cap:
         report.over_cap, report.needed_cap = sum(count >= report.cap for count in tokens), max(tokens) + 1
-    report.seconds = spread([item.seconds for item in seen])
+    report.seconds = spread([item.seconds for item in seen]) if decode else None
     report.count_features(item.features for item in kept)
     report.duplicates = repeated(contents)
     share = len(seen) / max(1, total)

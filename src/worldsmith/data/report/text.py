@@ -20,6 +20,8 @@ def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly chosen,"
     how = "were read as for training" if report.decoded else "were opened for their headers alone"
+    if report.kept is None:
+        looked, how = "none", "was read"
     held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in a pass; {looked} {how}"
     yield from wrapped("", held, width)
     if report.kept is not None:
@@ -33,7 +35,8 @@ def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
         yield start + clip(why, width - len(start))
     for flag in report.flags:
         yield from wrapped("noted", f"{flag}", width)
-        yield titled("", clip(flag.named, width - len(INDENT)))
+        if flag.count < flag.of:
+            yield titled("", clip(flag.named, width - len(INDENT)))
     for name, count in report.notes.items():
         said, *further = report.said.get(name, [""])
         yield titled("noted", clip(f"{name} {count}{': ' if said else ''}{said}", width - len(INDENT)))
