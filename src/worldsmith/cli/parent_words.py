@@ -13,6 +13,8 @@ from worldsmith.config.words.flag_words import Flag
 
 PARENT = "--parent"
 LOAD_PATH = "checkpoint.load_path"
+RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
+"""Of which a run has one."""
 HELP = (
     "the run or result whose model is meant, by its folder, its name or the id of its record; :best, :last or :iter=N "
     "after it chooses a checkpoint. Fills model, what belongs to it, and how it was shown pictures"
@@ -32,10 +34,12 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
     fields = {field for kind in kinds for field in field_hints(kind.Config)}
     given = {flag.name.replace("-", "_") for flag in words.flags}
     settings = set() if file is None else set(read_settings(file).data)
+    settings |= set() if words.spec is None else set(words.spec.data)
     if words.loose or "model" in given | settings:
         raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
+    rates = RATES if given & RATES else frozenset()
     for field, text in as_words(find_parent(name), fields).items():
-        if field not in given and field.partition(".")[0] not in settings:
+        if field not in given | rates and field.partition(".")[0] not in settings:
             words.flags.append(Flag(field, (text,)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,28 @@ def test_it_fills_what_was_not_given(adapter: Path) -> None:
     words = sort(["--parent", str(adapter), "--base", "mine"], [kind])
     adopt_parent(words.own["--parent"], words, [kind], None)
     assert load("worldsmith export", kind, words, []).tree.base == "mine"
+
+
+def test_how_pictures_are_shown_goes_along_unless_it_is_said(tmp_path: Path) -> None:
+    """Of fps and nframes a run has one, so that one of them that is given goes before both."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / "iter_000000001").mkdir(parents=True)
+    (run / "checkpoints" / "iter_000000001" / "manifest.json").write_text('{"files": {}}')
+    (run / "config.yaml").write_text(
+        "trainer: {max_iter: 1}\n"
+        "dataloader_train: {processor: {media: {fps: 2.0, total_pixels: 4096}, outer_vision_tokens: true}}\n"
+    )
+    kind = kinds_of("infer")["answers"]
+
+    def processor(*more: str) -> Any:
+        words = sort(["--parent", str(run), "--prompt", "Why?", *more], [kind])
+        adopt_parent(words.own["--parent"], words, [kind], None)
+        return load("worldsmith infer", kind, words, []).tree.processor
+
+    media = processor().media
+    assert (media.fps, media.total_pixels, processor().outer_vision_tokens) == (2.0, 4096, True)
+    media = processor("--processor.media.nframes", "4").media
+    assert (media.fps, media.nframes, media.total_pixels) == (None, 4, 4096)
 
 
 def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:

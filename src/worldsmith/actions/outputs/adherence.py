@@ -14,10 +14,12 @@ from worldsmith.checkpoint.formats.export_folder import add_to_card
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.evaluation.adherence import Judgement, ShapePrompt, judge, load_prompts
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, write_lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +65,8 @@ class MeasureAdherence(VideoAction):
         require_writable(out)
         prompts = load_prompts(Path(config.prompts))
         judged, videos = {}, {}
-        for name, model in self.find_models().items():
+        models = self.find_models()
+        for name, model in models.items():
             videos[name] = self.generate(model, prompts, device, name)
             save_videos(out / name, prompts, videos[name])
             judged[name] = judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
@@ -73,6 +76,8 @@ class MeasureAdherence(VideoAction):
         score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
         add_to_card(Path(config.model), score, out / "contact_sheet.png")
         write_text(out / RESULT, json.dumps({"signature": self.signature(), **figures}, indent=1))
+        inputs = [Input("model", models["trained"].folder), Input("dataset", config.prompts)]
+        write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULT])
         return Result(summary(out, figures), figures)
 
     def find_models(self) -> dict[str, StoredModel]:

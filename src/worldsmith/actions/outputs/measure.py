@@ -16,6 +16,7 @@ from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.sample_order import SHEET, SHEET_SAMPLES, Order, mark_of
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.made_video import MadeVideo, find_real
@@ -23,6 +24,7 @@ from worldsmith.evaluation.measuring import EVALUATORS, REAL, Measured, measure,
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.sampling.sample_files import read_files
 
 RESULT = "evaluation.json"
@@ -117,6 +119,9 @@ class MeasureVideos(VideoAction):
             REAL: real.by_sample,
         }
         write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+        inputs = [Input("model", orders["trained"].model.folder)]
+        inputs += [Input("dataset", place) for place in self.config.input_files]
+        write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=[RESULT, SHEET])
         return Result([*table(facts["figures"]), *last], facts)
 
     def adherence(self) -> MeasureAdherence:

@@ -13,6 +13,8 @@ from worldsmith.checkpoint.formats.registry import assembling
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Seed
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.monitor.lineage import Input, write_lineage
 
 
 class Convert(Action):
@@ -71,6 +73,7 @@ class Convert(Action):
                 dtype=config.dtype,
                 force=config.force,
             )
+            self.record()
             done = (
                 f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
             )
@@ -84,5 +87,12 @@ class Convert(Action):
             seed=config.seed,
             force=config.force,
         )
+        self.record()
         done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
+
+    def record(self) -> None:
+        config = self.config
+        parts = [config.source, *filter(None, (config.vlm_model_name, config.vision_tower))]
+        inputs = [Input("model", place) for place in parts]
+        write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])

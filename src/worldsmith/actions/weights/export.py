@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction
@@ -17,6 +17,9 @@ from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.sampling.training_data import with_clip_size
 
 
@@ -56,6 +59,9 @@ class Export(WritingAction):
         config = self.config
         name, form, out, model = self.prepare()
         written = form.write(model, out, self.options())
+        if written or not (out / LINEAGE).is_file():
+            inputs = [Input("model", model.folder), *bases_of(model)]
+            write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
         lines = [done, *model.formats.left_out(name, model.config)]
@@ -114,6 +120,18 @@ class Export(WritingAction):
             raise UserError(f"--shift belongs to a noise schedule, which --format {name} does not have; leave it out")
         if config.base is not None and not form.has_weights:
             raise UserError(f"--base has no effect: --format {name} reads the adapters alone; leave it out")
+
+
+def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
+    """The weights that adapters belong to: as given, else as the record of their run has them, else its config."""
+    if not model.has_adapters or model.tree is None:
+        return []
+    if model.base is not None:
+        return [Input("base", model.base)]
+    record = record_of(model.folder.resolve())
+    if record is not None:
+        return [entry for entry in read_lineage(record).inputs if entry["role"] == "base"]
+    return [] if model.start is None else [Input("base", model.start.lasting)]
 
 
 def in_run(model: Path, name: str) -> Path:
