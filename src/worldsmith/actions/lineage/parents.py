@@ -195,11 +195,12 @@ def is_finished(run: Path, last: Path) -> bool:
 
 
 def of_checkpoint(folder: Path, why: str) -> Parent:
-    if not is_partial(folder):
+    """A run's checkpoint. The base of one that holds trained weights only is where its config says, unless it moved."""
+    if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
         return Parent(folder, why=why)
-    record = record_of(folder.resolve())
-    bases = [] if record is None else of_role(read_lineage(record), "base")
-    return Parent(folder, base=str(bases[0]) if bases else None, why=why)
+    record = read_lineage(file)
+    moved = [place for place in of_role(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
+    return Parent(folder, base=str(moved[0].resolve()) if moved else None, why=why)
 
 
 def of_result(record: Lineage, name: str, seen: tuple[Path, ...]) -> Parent:
