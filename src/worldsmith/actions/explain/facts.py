@@ -47,6 +47,18 @@ def processes(run: Run) -> str:
     return f"{run.processes} process{'es' * (run.processes > 1)}"
 
 
+def degrees(run: Run) -> str:
+    """The processes and how they share the work."""
+    names = {
+        "replicate": "data_parallel_replicate",
+        "shard": "data_parallel_shard",
+        "context": "context_parallel_shard",
+    }
+    values = {name: run.value(f"model.config.parallelism.{path}_degree") for name, path in names.items()}
+    shared = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    return f"{processes(run)}{f' ({shared})' * bool(shared)}"
+
+
 def pack(run: Run) -> str | None:
     caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
     most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
@@ -98,7 +110,7 @@ def token(run: Run) -> str:
 
 
 FACTS: Mapping[str, Callable[[Run], str | None]] = {
-    "ranks": processes,
+    "ranks": degrees,
     "pack": pack,
     "workers": workers,
     "disk": disk,

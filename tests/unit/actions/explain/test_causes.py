@@ -39,6 +39,7 @@ def test_a_partner_that_only_noticed_comes_last_wherever_it_stands() -> None:
     ranks = traceback(LOST, "[rank0]: ") + "\n" + traceback(OOM, "[rank1]: ")
     assert found(ranks) == [28, 305]
     assert found(traceback(LOST)) == [305]
+    assert found(f"{LOST}\n{OOM}") == [28, 305]
 
 
 def test_an_error_of_many_ranks_is_one_with_its_ranks_and_its_first_line() -> None:
@@ -73,3 +74,8 @@ def test_colours_and_bars_do_not_hide_an_error() -> None:
 
 def test_lines_that_differ_in_numbers_are_looked_at_once_but_exit_codes_are_not() -> None:
     assert found("exitcode  : 1 (pid: 7)\nexitcode  : -9 (pid: 8)") == [202]
+
+
+def test_what_counts_only_where_it_repeats_is_nothing_once() -> None:
+    assert found("Error processing sample: list index out of range") == []
+    assert found("Error processing sample: list index out of range\n" * 20) == [20]

@@ -17,7 +17,7 @@ type: worldsmith.training.trainer.Trainer
 job: {task: vfm, project: shapes, group: tests, name: first}
 trainer: {max_iter: 40, grad_accum_iter: 1}
 dataloader_train: {max_samples_per_batch: 32, max_sequence_length: null, num_workers: 2}
-model: {config: {lora_enabled: true}}
+model: {config: {lora_enabled: true, parallelism: {data_parallel_shard_degree: 2, data_parallel_replicate_degree: 1}}}
 """
 
 
@@ -56,7 +56,7 @@ def test_of_a_run_it_reads_the_last_start_and_reckons_with_its_values(run: Path,
     assert first[0] == "GPU out of memory (pattern 28)"
     assert first[1].strip().startswith(f"{run}/logs/rank_00001.log:5, rank 1 (3 times on ranks 0, 1)")
     assert "dataloader_train.max_samples_per_batch=16 (now 32) with trainer.grad_accum_iter=2 (now 1)" in out
-    assert "here: 2 processes; packs of at most 32 samples, 1 a step on each process" in out
+    assert "here: 2 processes (replicate 1, shard 2); packs of at most 32 samples, 1 a step on each process" in out
     assert "lora_enabled" not in out  # which is on already
     assert "data_setting" not in out  # which is a reasoner's
     assert "in consequence: another process of the run has ended" in out
