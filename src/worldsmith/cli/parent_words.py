@@ -22,25 +22,23 @@ HELP = (
 
 
 def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: str | None) -> None:
-    """Adds the flags that a parent stands for. Those that are given, or are in the settings file, stay as they are.
+    """Adds the flags that a parent stands for. What flags, a settings file or a spec give stays as it is.
 
     Raises UserError for an action that reads no model, for a model beside it, and as `find_parent` does.
     """
-    from worldsmith.actions.lineage.parents import as_words, find_parent
+    from worldsmith.actions.lineage.parents import as_words, find_parent, leaves
 
     kinds = [kind for kind in kinds if reads_model(kind)]
     if not kinds:
         raise UserError(f"{PARENT} stands for a model, and this command reads none; leave it out")
     fields = {field for kind in kinds for field in field_hints(kind.Config)}
-    given = {flag.name.replace("-", "_") for flag in words.flags}
-    settings = set() if file is None else set(read_settings(file).data)
-    settings |= set() if words.spec is None else set(words.spec.data)
-    if words.loose or "model" in given | settings:
+    below = words.spec.data if words.spec is not None else {} if file is None else read_settings(file).data
+    given = {flag.name.replace("-", "_") for flag in words.flags} | set(leaves(below))
+    if words.loose or "model" in given:
         raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
-    rates = RATES if given & RATES else frozenset()
-    for field, text in as_words(find_parent(name), fields).items():
-        if field not in given | rates and field.partition(".")[0] not in settings:
-            words.flags.append(Flag(field, (text,)))
+    given |= RATES if given & RATES else set()
+    filled = as_words(find_parent(name), fields)
+    words.flags += [Flag(field, (text,)) for field, text in filled.items() if field not in given]
 
 
 def adopt_parent_run(args: argparse.Namespace) -> None:

@@ -118,15 +118,15 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)
-        return of_result(read_lineage(record or folder), name, seen)
+        return of_result(read_lineage(record or folder), choice, name, seen)
     if is_run(folder):
         return of_checkpoint(*choose(folder, choice, name))
-    if choice:
+    if choice and (is_model(folder) or (folder / "model").is_dir()):
         raise UserError(f"--parent {name}: only a run has several checkpoints to choose from; {folder} is none")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
         return of_checkpoint(folder, "named by its folder")
     if (folder / LINEAGE).is_file():
-        return of_result(read_lineage(folder), name, seen)
+        return of_result(read_lineage(folder), choice, name, seen)
     if is_adapter(folder):
         return of_adapter(folder, None)
     if is_model(folder):
@@ -203,7 +203,7 @@ def of_checkpoint(folder: Path, why: str) -> Parent:
     return Parent(folder, base=str(moved[0].resolve()) if moved else None, why=why)
 
 
-def of_result(record: Lineage, name: str, seen: tuple[Path, ...]) -> Parent:
+def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
     """The model that a result is, else that it has made, else that it was made with."""
     folder, made = record.folder, []
     for entry in record.outputs:
@@ -217,7 +217,11 @@ def of_result(record: Lineage, name: str, seen: tuple[Path, ...]) -> Parent:
     if folder.resolve() in [place.resolve() for place in made]:
         return of_adapter(folder, record) if is_adapter(folder) else Parent(folder, why="a result of its own")
     if made:
-        return follow(one_of(made, name, "name one"), "", name, seen)
+        return follow(one_of(made, name, "name one"), choice, name, seen)
+    if choice:
+        raise UserError(
+            f"--parent {name}: {folder} stands for one model, that its {record.action} read; leave :{choice} out"
+        )
     adapters, models = of_role(record, "adapter"), of_role(record, "model")
     if adapters:
         base = [*of_role(record, "base"), *models]

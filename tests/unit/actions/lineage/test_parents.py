@@ -187,6 +187,9 @@ def test_train_quantize_evaluate_by_one_id_each(root: Path) -> None:
     assert (parent.model, parent.processor) == (small, PROCESSOR)
     evaluated = record(root / "out" / "scores", "evaluate", parent)
     assert find_parent(evaluated).model == small, "an evaluation stands for the model that it asked"
+    for name in (quantized, evaluated):
+        with pytest.raises(UserError, match=r"only a run has several|leave :last out"):
+            find_parent(f"{name}:last")
     (small / "model.safetensors").write_bytes(b"edited")
     for name in (quantized, evaluated):
         with pytest.raises(UserError, match="has changed since"):
@@ -198,6 +201,7 @@ def test_a_result_that_made_a_run_stands_for_it(root: Path, tmp_path: Path) -> N
     (tmp_path / "tuned").mkdir()
     write_lineage(tmp_path / "tuned", action="tune", settings={}, inputs=[], outputs=[str(best)])
     assert step_of(find_parent(str(tmp_path / "tuned"))) == 30
+    assert step_of(find_parent(f"{tmp_path / 'tuned'}:iter=10")) == 10
     write_lineage(tmp_path / "tuned", action="tune", settings={}, inputs=[], outputs=[str(best), str(other)])
     with pytest.raises(UserError, match="could mean 2 models"):
         find_parent(str(tmp_path / "tuned"))

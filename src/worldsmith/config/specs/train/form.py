@@ -256,6 +256,12 @@ LOGGING = (
     unneeded("profiler.sub_profiler_config", why="no profile is taken"),
 )
 ELSEWHERE = (
+    refused(
+        "parent_job_id",
+        why="which weights a run or a result stands for is found when the run starts",
+        way_out="leave it out and give --parent NAME",
+        outside=True,
+    ),
     unneeded(f"{TRAIN}timestamp", why="a run's record has the time"),
     unneeded(
         *(
