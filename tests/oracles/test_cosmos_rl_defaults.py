@@ -1,0 +1,121 @@
+"""Defaults of training specs against the classes of Cosmos-RL, and learning rates against its formula.
+
+The classes need pydantic alone. They are read from COSMOS_RL, the package's wheel or its unpacked folder, or from where
+the package is installed; its other dependencies are not imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worldsmith.config.load import load
+from worldsmith.config.specs.names import fields_of, leaf_keys
+from worldsmith.config.specs.train.form import FORM
+from worldsmith.config.specs.train.spec import Lora, TrainSpec
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.training.scheduler import multiplier
+
+CONFIG = "policy/config/__init__.py"
+OTHERWISE = {
+    "policy.parallelism.tp_size": "there is no tensor parallelism here, and a file need not say so",
+    "train.train_policy.type": "left out is told apart from sft",
+    "train.transfer_dtype": "its validator writes master_dtype there",
+    "train.train_policy.dataset.split": "its validator makes a list of it",
+    "validation.dataset.split": "its validator makes a list of it",
+}
+"""Keys with another default here, and why."""
+OF_TAO = ("custom", "train.optm_warmup_epochs", "validation.", "results_dir", "custom_script")
+"""Keys that TAO has added."""
+
+
+def source_of_the_classes() -> str | None:
+    given = os.environ.get("COSMOS_RL")
+    if given and given.endswith(".whl"):
+        with zipfile.ZipFile(given) as wheel:
+            return wheel.read(f"cosmos_rl/{CONFIG}").decode()
+    found = importlib.util.find_spec("cosmos_rl")
+    folder = Path(given) if given else Path(found.origin).parent if found and found.origin else None
+    return (folder / CONFIG).read_text(encoding="utf-8") if folder else None
+
+
+def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, Any]:
+    pytest.importorskip("pydantic")
+    text = source_of_the_classes()
+    if text is None:
+        pytest.skip("Cosmos-RL is not installed; COSMOS_RL=FILE.whl names its wheel")
+    module = types.ModuleType("cosmos_rl_config")
+    exec(compile(text, CONFIG, "exec", dont_inherit=True), module.__dict__)
+    vars(module).setdefault("logger", logging.getLogger(__name__))
+    policy = {"lora": {"target_modules": ["q_proj"]}}
+    config = module.Config.model_validate({"train": {"train_policy": {"type": "sft"}}, "policy": policy})
+    return flat(config.model_dump(mode="json"))
+
+
+def test_defaults_are_those_of_cosmos_rl(theirs: dict[str, Any]) -> None:
+    ours = TrainSpec()
+    ours.policy.lora = Lora(target_modules=["q_proj"])
+    values = {key: find(ours, fields_of(key), ABSENT) for key in leaf_keys(TrainSpec)}
+    shared = [key for key in values if key in theirs]
+    assert len(shared) > 140
+    assert {key for key in shared if values[key] != theirs[key]} == set(OTHERWISE)
+    assert [key for key in values if key not in theirs and not key.startswith(OF_TAO)] == []
+
+
+def test_every_key_of_cosmos_rl_has_a_row(theirs: dict[str, Any]) -> None:
+    assert [key for key in theirs if FORM.row_of(key) is None and key != "custom"] == []
+
+
+def factor(n: int, total: int, warm_up: int, start: float, end: float, shape: str, ratio: float | None) -> float:
+    """The factor of the step after `n` others, as its documentation and code define it."""
+    warm_up = min(warm_up, total)
+    decay = total - warm_up if ratio is None else min(round(total * ratio), total - warm_up)
+    if n < warm_up:
+        return 1.0 if warm_up == 1 else start + (1 - start) * n / (warm_up - 1)
+    if n < total + 1 - decay or shape == "none":
+        return 1.0
+    progress = (n - (total - decay)) / decay
+    fallen = {
+        "linear": 1 - progress,
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "sqrt": 1 - math.sqrt(progress),
+    }[shape]
+    return end + (1 - end) * fallen
+
+
+@pytest.mark.parametrize("shape", ["none", "linear", "cosine", "sqrt"])
+@pytest.mark.parametrize("ratio", [None, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize("warm_up", [0, 1, 2, 7, 19, 20, 30])
+def test_every_step_has_the_learning_rate_that_it_has_there(
+    shape: str, ratio: float | None, warm_up: int, tmp_path: Path
+) -> None:
+    total, start, end = 20, 0.1, 0.05
+    file = tmp_path / "spec.yaml"
+    file.write_text("train: {train_policy: {type: sft, mini_batch: 1}, train_batch_per_replica: 1}\n")
+    words = [
+        *(f"train.optm_warmup_steps={warm_up}", f"train.optm_warmup_start_factor={start}"),
+        *(f"train.optm_min_lr_factor={end}", f"train.optm_decay_type={shape}", f"train.max_num_steps={total}"),
+        "custom.train_dataset.annotation_path=annotations.json",
+        *([] if ratio is None else [f"train.optm_decay_ratio={ratio}"]),
+    ]
+    schedule = load(str(file), spec_words=words).tree.scheduler
+    schedule.check()
+    here = [multiplier(schedule, n) for n in range(total)]
+    there = [factor(n, total, warm_up, start, end, shape, ratio) for n in range(total)]
+    assert here == pytest.approx(there, abs=1e-12)
