@@ -54,10 +54,17 @@ def llava(variable: str, *, shuffle: bool = True) -> ChatLoader.Config:
 
 @counts_samples
 def count_samples(dataset: dict[str, Any]) -> int:
-    """Records that can be used as far as their file tells. Raises ValueError or OSError."""
+    """Records that can be used as far as their file tells, whether videos state their rate or not.
+
+    Raises ValueError, also when there are none, or OSError.
+    """
     try:
-        return len(resolve(LlavaDataset.Config(**dataset)).build())
+        found = resolve(LlavaDataset.Config(**{**dataset, "video_fps": "optional"})).build()
     except ConfigError as error:
         raise ValueError("; ".join(problem.message for problem in error.problems)) from error
     except DataError as error:
         raise ValueError(str(error)) from error
+    if not len(found):
+        why = f", the first: {found.rejections[0].detail}" if found.rejections else ""
+        raise ValueError(f"{found.name} has {found.num_records} records and none that can be used{why}")
+    return len(found)

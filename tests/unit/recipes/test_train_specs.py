@@ -318,6 +318,30 @@ def test_passes_over_data_that_cannot_be_read_are_refused_and_steps_are_not(read
     assert set(problems_of(read, COOKBOOK, word, *later)) == {later[1].partition("=")[0], later[2].partition("=")[0]}
 
 
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ("[]", "has 0 records and none that can be used"),
+        ('[{"id": "a", "conversations": 1}]', "none that can be used, the first: "),
+        ("{", "JSON"),
+    ],
+)
+def test_data_without_a_usable_record_is_said(read: Any, tmp_path: Path, records: str, message: str) -> None:
+    (tmp_path / "bad.json").write_text(records)
+    with pytest.raises(ConfigError, match=message) as error:
+        read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/bad.json")
+    assert [problem.path for problem in error.value.problems] == ["train.epoch"]
+
+
+def test_records_are_counted_whether_they_state_a_rate_or_not(read: Any, data: Path, tmp_path: Path) -> None:
+    records = json.loads((data / "annotations.json").read_text())
+    for record in records:
+        del record["video_fps"]
+    (tmp_path / "unstated.json").write_text(json.dumps(records))
+    loaded = read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/unstated.json")
+    assert (loaded.tree.trainer.max_iter, loaded.tree.dataloader_train.dataset.video_fps) == (10, "require")
+
+
 def test_a_step_of_more_samples_than_there_are_names_the_largest_batch(read: Any) -> None:
     words = ("train.train_batch_per_replica=256", "train.train_policy.mini_batch=8", "train.epoch=1")
     found = problems_of(read, COOKBOOK, *words, "dp_shard_size=2")

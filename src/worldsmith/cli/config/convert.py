@@ -10,6 +10,8 @@ from pathlib import Path
 from worldsmith.config.errors import UserError
 
 FORMATS = ("toml", "yaml", "json", "python")
+REST = "worldsmith train --sft-toml=FILE -- "
+"""Before the words at the end of a TOML that was a nested spec."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,20 +45,23 @@ def run(args: argparse.Namespace) -> int:
     for warning in () if loaded.report else loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     converted = convert(loaded, args.to, name=args.name)
-    if converted.rest and not (args.overrides or args.print_overrides):
-        paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
-        raise UserError(
-            f"the recipe TOML has no key for\n{paths}\n"
-            "write these as override words with --overrides FILE or --print-overrides, or choose --to yaml"
-        )
     words = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
+    text = converted.text
+    if converted.rest and not (args.overrides or args.print_overrides):
+        if not loaded.report:
+            paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
+            raise UserError(
+                f"the recipe TOML has no key for\n{paths}\n"
+                "write these as override words with --overrides FILE or --print-overrides, or choose --to yaml"
+            )
+        text += f"\n# There are no keys for the rest; start it so:\n# {REST}{shlex.join(converted.words)}\n"
     if args.overrides:
         write_new(args.overrides, words, args.force)
     if args.output:
-        write_new(args.output, converted.text, args.force)
+        write_new(args.output, text, args.force)
         print(words if args.print_overrides else "", end="")
     else:
-        print(converted.text, end="")
+        print(text, end="")
     return 0
 
 

@@ -1,0 +1,86 @@
+"""Nested specs on the command line: words, reports, and conversions that lead to the same run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from worldsmith.cli.config.convert import REST
+from worldsmith.cli.main import main
+from worldsmith.config.load import load
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples/specs").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    turns = [{"from": "human", "value": "<image>\nIs it?"}, {"from": "gpt", "value": "yes"}]
+    records = [{"id": str(number), "image": "a.png", "conversations": turns} for number in range(100)]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    for name in ("DATASET_PATH", "VAL_DATASET_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_is_a_run_and_its_conversions_are_the_same_run(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "config", "check", "--spec", str(file))[:2] == (0, f"OK: {file}\n")
+    word = "train.epoch=2"
+    wanted = load(str(file), spec_words=[word]).tree
+    for form in ("yaml", "json", "toml"):
+        code, text, said = run(capsys, "config", "convert", str(file), word, "--to", form)
+        assert code == 0
+        assert re.search(
+            r"^  renamed +train\.epoch +trainer\.max_iter = \d+; 2 passes over 100 samples", said, re.MULTILINE
+        )
+        converted = tmp_path / f"run.{form}"
+        converted.write_text(text)
+        rest = shlex.split(text.partition(REST)[2])
+        assert load(str(converted), rest).tree == wanted
+        assert bool(rest) == (form == "toml")
+
+
+def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("config", "show", "--spec", str(EXAMPLES[0]), "train.epoch=2", "num_gpus=1", "--optimizer.lr", "3e-6")
+    code, out, err = run(capsys, *words, "--", "trainer.cpu_threads=2")
+    assert code == 0, err
+    told = {line.split(":")[0].strip(): line.split("  # ")[-1] for line in out.splitlines() if "  # " in line}
+    assert told["max_iter"] == "override train.epoch=2"
+    assert told["lr"] == "flag --optimizer.lr 3e-6"
+    assert told["cpu_threads"] == "override trainer.cpu_threads=2"
+    assert told["data_parallel_shard_degree"] == "override num_gpus=1"
+
+
+MISTAKES = [
+    (("train.epoc=2",), "override: train.epoc: [train] has no key 'epoc'"),
+    (("more",), "what is 'more'?"),
+    (("~train.nothing",), "train.nothing: the spec does not have this key"),
+    (("--", "job.experiment=llava_ov"), "the file is a whole tree, made from the recipe 'cosmos_rl'"),
+    (("--", "optimizer.lrr=1"), "did you mean 'optimizer.lr'?"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_mistakes_of_the_words(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "train", "--spec", str(EXAMPLES[1]), *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_one_source_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "config", "check", "--spec", str(EXAMPLES[0]), "--sft-toml", "x.toml")
+    assert code == 2
+    assert "name one recipe or file" in err
