@@ -13,6 +13,7 @@ import yaml
 from toy_runs import VAL_ROWS, make_world, read_validations
 
 from worldsmith.actions.tune.final import FinalData
+from worldsmith.actions.tune.source import Source
 from worldsmith.config.load import load
 from worldsmith.monitor.lineage import read_lineage
 
@@ -105,7 +106,7 @@ def test_the_final_figure_is_that_of_the_stored_weights(study: Path, world: Path
     """On the data of the validation it is what the trial itself has found, of live and averaged weights."""
     best = json.loads((study / "best.json").read_text())
     run = [*RUN, f"dataloader_val.dataset.path={world / FINAL_ROWS}"]
-    final = FinalData("toy", run, [f"dataset.path={world / VAL_ROWS}"], "val/loss")
+    final = FinalData(Source("toy", run), [f"dataset.path={world / VAL_ROWS}"], "val/loss")
     found = final.validated(best["words"], study / best["run"], tmp_path / "final")
     step, live, averaged, _ = read_validations(study / best["run"])[-1]
     assert (step, found["val/loss"], found["val_ema/loss"]) == (8, live, averaged)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.actions.datasets.shares import ShareError, do_shares
 from worldsmith.actions.tune.record import Record
+from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.space import as_words
 from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.checkpoint.run.folders import read_best
 from worldsmith.config.errors import UserError
-from worldsmith.config.load import load
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
 
@@ -32,10 +32,7 @@ VALIDATION = "dataloader_val"
 class FinalData:
     """Words that change the validation data of a run, or what `evaluate` measures on, to data that no trial sees."""
 
-    source: str
-    """Of the run that is tuned."""
-    words: Sequence[str]
-    """Its changes."""
+    source: Source
     data: Sequence[str]
     metric: str
     evaluate: Sequence[str] = ()
@@ -69,8 +66,8 @@ class FinalData:
         return {**both, "data": list(self.data)}
 
     def require_unseen(self) -> None:
-        seen: Any = load(self.source, self.words).tree
-        final: Any = load(self.source, [*self.words, *self.changes]).tree
+        seen: Any = self.source.load().tree
+        final: Any = self.source.load(self.changes).tree
         model = seen.model.config.build(device="meta")
         task = task_of(seen.model.name)(model=model, objective=seen.objective, data=final.dataloader_val, world=World())
         dataset = task.loader(dry=True).dataset
@@ -94,7 +91,7 @@ class FinalData:
             "keys_to_skip_loading": [],
         }
         words = as_words({f"checkpoint.{name}": value for name, value in start.items()})
-        tree: Any = load(self.source, [*self.words, *settings, *self.changes, *words]).tree
+        tree: Any = self.source.load([*settings, *self.changes, *words]).tree
         trainer = tree.build(run_folder=folder)
         try:
             return dict(trainer.validator.run(trainer.state.ema).figures)

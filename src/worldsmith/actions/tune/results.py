@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.actions.tune.record import BEST, PAGE, RUNS, TRIALS, Record, line_of
+from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.space import Space
-from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.convert import convert
 from worldsmith.files.atomic import write_text
@@ -27,6 +27,7 @@ class Results:
 
     record: Record
     config: Any
+    source: Source
     space: Space
     direction: str
     at_work: bool = True
@@ -61,7 +62,7 @@ class Results:
             "final": self.final,
         }
         write_text(record.folder / BEST, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-        loaded = load(self.config.source, [*self.config.words, *line["words"]], keep_unset=True)
+        loaded = self.source.load(line["words"], keep_unset=True)
         write_text(record.folder / BEST_RUN, convert(loaded, "yaml").text)
         self.write_page(facts)
         return facts

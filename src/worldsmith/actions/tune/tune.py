@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -15,14 +18,15 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.actions.tune.final import FinalData
 from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
 from worldsmith.actions.tune.results import Results
+from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.space import Space, as_words
 from worldsmith.actions.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, Plan, Strategy
-from worldsmith.actions.tune.trial_run import TrialRun, environment_of, visible_devices
+from worldsmith.actions.tune.trial_run import TrialRun, environment_of, program, visible_devices
 from worldsmith.actions.tune.trials import Trials, last_or_best
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.load import load
+from worldsmith.config.specs.policy import Route, route
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
@@ -35,8 +39,8 @@ LOSSES = ("loss", "perplexity", "error")
 class Tune(Action):
     """Searches for settings of a run: trials are runs of their own, of which trial 0 is the run as it is.
 
-    SOURCE is a recipe's name, a recipe TOML, a YAML tree or a run folder, and WORDS change it, as after -- of
-    `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as
+    SOURCE is a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder, and WORDS change it, as those
+    of `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as
     optimizer.lr=log:1e-6..1e-3. The same command goes on with a study that was stopped or killed.
     """
 
@@ -45,7 +49,7 @@ class Tune(Action):
 
     class Config(Action.Config):
         source: Annotated[str, Example("videophy2_nano_tiny")]
-        """The run: a recipe's name, a recipe TOML, a YAML tree or a run folder."""
+        """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
         out: Annotated[str, Example("studies/first")]
@@ -82,19 +86,27 @@ class Tune(Action):
         """No trial ends before so many validations."""
         seed: Seed = 0
         """Seed of what is drawn; the runs have their own."""
+        request: str = ""
+        """What was asked for, in words, such as "plain training": automl_policy=auto|off among `words` counts more."""
+        schemas: str | None = None
+        """Folder of `worldsmith schema --all`: without a readable schema and template in it there is no search."""
         checkpoints: Literal["best", "all"] = "best"
         """Which trials keep their checkpoints: the best and the run as it is, or all."""
 
     config: Config
 
     def run(self) -> Result:
-        """Raises UserError."""
+        """Raises UserError. Where the policy asks for no search, the process becomes that of the training."""
+        if not self.route.search:
+            print(self.route.said, file=sys.stderr, flush=True)
+            words = program(self.source.command())
+            os.execv(words[0], words)
         config, out = self.config, Path(self.config.out)
         self.check()
         deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
         with held(out), StopSignals() as stop:
             record = Record(out, self.about, self.direction)
-            results = Results(record, config, self.space, self.direction)
+            results = Results(record, config, self.source, self.space, self.direction)
             if config.final_data:
                 self.final.check()
             ending = self.trials(results).work(lambda: stop.asked, deadline)
@@ -107,6 +119,10 @@ class Tune(Action):
         return Result(list(results.tell(ending)), facts, PREEMPTED if ending == "stopped" else 0)
 
     def plan(self) -> Iterator[str]:
+        yield f"policy      {self.route.said}"
+        if not self.route.search:
+            yield f"run         worldsmith {shlex.join(self.source.command())}"
+            return
         self.check()
         require_same_study(Path(self.config.out), self.about)
         config = self.config
@@ -130,9 +146,21 @@ class Tune(Action):
             tried[number] = plan.settings
 
     @cached_property
+    def route(self) -> Route:
+        """Whether there is a search at all. Raises UserError for a policy that there is not."""
+        config = self.config
+        return route(
+            "train", config.words, request=config.request, folder=Path(config.schemas) if config.schemas else None
+        )
+
+    @cached_property
+    def source(self) -> Source:
+        return Source(self.config.source, self.route.words)
+
+    @cached_property
     def base(self) -> Loaded:
         """The run as it is. Raises ConfigError."""
-        return load(self.config.source, self.config.words)
+        return self.source.load()
 
     @cached_property
     def space(self) -> Space:
@@ -177,7 +205,7 @@ class Tune(Action):
     @cached_property
     def final(self) -> FinalData:
         config = self.config
-        return FinalData(config.source, config.words, config.final_data, config.metric, config.evaluate)
+        return FinalData(self.source, config.final_data, config.metric, config.evaluate)
 
     @cached_property
     def kept_best(self) -> bool:
@@ -224,7 +252,7 @@ class Tune(Action):
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
         """Why the run cannot be with these settings; None if it can, as far as its config tells."""
         try:
-            load(self.config.source, [*self.config.words, *as_words(settings)])
+            self.source.load(as_words(settings))
         except ConfigError as error:
             problem = error.problems[0]
             return f"{problem.path}: {problem.message}" if problem.path else problem.message
@@ -250,11 +278,11 @@ class Tune(Action):
     def make_run(self, record: Record, plan: Plan, slot: int) -> TrialRun:
         config, folder = self.config, record.path(plan.number)
         place = {"job.project": record.folder.absolute().name, "job.group": RUNS, "job.name": folder.name}
-        words = [*config.words, *as_words(plan.settings), *as_words(place)]
+        words = [*as_words(plan.settings), *as_words(place)]
         after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
         return TrialRun(
             folder,
-            ["train", config.source, "--", *words],
+            self.source.command(words),
             config.metric,
             slot=slot,
             after=after if config.evaluate else (),

@@ -1,0 +1,90 @@
+"""What is tuned: a recipe or a spec, whose words are told from those of the run, and whether there is a search."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from worldsmith.actions.tune.source import Source
+from worldsmith.cli.main import main
+
+ROOT = Path(__file__).parents[4]
+SPEC = str(ROOT / "examples/specs/lora_one_gpu.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve records for training and for validation, without their videos."""
+    turns = [{"from": "human", "value": "<video>\nIs it possible?"}, {"from": "gpt", "value": "yes"}]
+    records = [{"id": str(n), "video": f"{n}.mp4", "video_fps": 8, "conversations": turns} for n in range(64)]
+    for name in ("DATASET_PATH", "VAL_DATASET_PATH"):
+        folder = tmp_path / name.lower()
+        folder.mkdir()
+        (folder / "annotations.json").write_text(json.dumps(records))
+        monkeypatch.setenv(name, str(folder))
+
+
+def test_words_of_a_spec_change_it_and_others_the_run_that_it_leads_to() -> None:
+    source = Source(SPEC, ["train.epoch=2", "trainer.validation_iter=1", "num_epochs=3", "~custom.vision"])
+    assert source.split() == (["train.epoch=2", "num_epochs=3", "~custom.vision"], ["trainer.validation_iter=1"])
+    command = source.command(["optimizer.lr=0.5"])
+    assert command == [
+        *("train", "--spec", SPEC, "train.epoch=2", "num_epochs=3", "~custom.vision"),
+        *("--", "trainer.validation_iter=1", "optimizer.lr=0.5"),
+    ]
+    loaded = Source(SPEC, ["train.optm_lr=1e-5", "trainer.validation_iter=1"]).load(["trainer.seed=7"])
+    assert (loaded.tree.optimizer.lr, loaded.tree.trainer.validation_iter, loaded.tree.trainer.seed) == (1e-5, 1, 7)
+    assert Source("toy", ["optimizer.lr=1"]).command() == ["train", "toy", "--", "optimizer.lr=1"]
+
+
+def test_the_fields_of_a_spec_are_searched_in_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    held_out = tmp_path / "val_dataset_path"
+    validation = [
+        "validation.enable=true",
+        "validation.freq=5",
+        f"custom.val_dataset.annotation_path={held_out}/annotations.json",
+        f"custom.val_dataset.media_path={held_out}",
+    ]
+    words = ["tune", SPEC, *validation, "-o", str(tmp_path / "study"), "--dryrun"]
+    assert main(words) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    for name in ("optimizer.lr", "model.config.lora_rank", "model.config.lora_alpha"):
+        assert f"search      {name}: " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["automl_policy=off"], "automl_policy is off for this run"),
+        (["--request", "fine-tune it, plain training please"], "automl_policy is off for this run"),
+        (["--schemas", "nowhere"], "AutoML is enabled but not runnable until schemas are generated"),
+    ],
+)
+def test_without_a_search_it_is_the_training_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], why: str
+) -> None:
+    given = ["tune", "videophy2_nano_tiny", "trainer.max_iter=5", *words, "-o", str(tmp_path / "study")]
+    assert main([*given, "--dryrun"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert why in said[0]
+    assert said[1:] == ["run         worldsmith train videophy2_nano_tiny -- trainer.max_iter=5"]
+    started: list[str] = []
+
+    def start(program: str, words: list[str]) -> None:
+        started.extend(words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", start)
+    assert main(given) == 0
+    assert started[1:4] == ["-m", "worldsmith", "train"]
+    assert started[-3:] == ["videophy2_nano_tiny", "--", "trainer.max_iter=5"]
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_another_policy_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["tune", "videophy2_nano_tiny", "automl_policy=maybe", "-o", str(tmp_path / "study")]) == 2
+    assert "expected auto or off, found 'maybe'" in capsys.readouterr().err
