@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def quantizer(folder: Path, scheme: Any, group_size: int | None = None) -> Quantizer:
+def quantizer(folder: Path, scheme: Any, group_size: int | None = None, method: Any = "nearest") -> Quantizer:
     model = find_model(folder)
-    return model.formats.quantizer(model, scheme, group_size)
+    return model.formats.quantizer(model, scheme, group_size, method)
 
 
 def nearest(weight: Tensor, size: int, scheme: str) -> Tensor:
@@ -137,6 +137,42 @@ def test_observed_ranges_are_those_of_plain_transformers(tmp_path: Path, scheme:
     assert len(found) == 14
     for layer, value in found.items():
         assert value == pytest.approx(seen[layer] / most if most else 448 * 6 / seen[layer], rel=0.005)
+
+
+def test_gptq_keeps_scales_and_loses_less(tmp_path: Path) -> None:
+    """On inputs that plain transformers shows: the errors of each layer's outputs."""
+    write_model(write_folder(tmp_path / "model"), qwen3_vl())
+    samples = [conversation(n, [("image", (1, 4, 6))]) for n in range(12)]
+    plain, seen = from_pretrained(tmp_path / "model", dtype=torch.float32).eval(), dict[str, list[Tensor]]()
+    layers = {n: m for n, m in plain.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
+    for layer, module in layers.items():
+        module.register_forward_pre_hook(
+            lambda _, given, at=layer: seen.setdefault(at, []).append(given[0].flatten(0, -2))
+        )
+    with torch.no_grad():
+        for sample in samples:
+            plain(**plain_inputs(sample))
+    folders = {}
+    for method in ("nearest", "gptq"):
+        made = quantizer(tmp_path / "model", "W4A16", 32, method)
+        if method == "gptq":
+            ours = load_model(tmp_path / "model")
+            ours.network.float()
+            made.observe(ours, samples, normalize=lambda patches, kind: (patches.float() / 255 - 0.5) / 0.5)
+        (tmp_path / method).mkdir()
+        made.fill(tmp_path / method, method)
+        folders[method] = load_file(tmp_path / method / "model.safetensors")
+    changed = {n for n, value in folders["gptq"].items() if not torch.equal(value, folders["nearest"][n])}
+    assert changed == {f"{layer}.weight_packed" for layer in layers}
+    dense = {}
+    for method in folders:
+        model = from_pretrained(tmp_path / method, dtype="auto")
+        model(input_ids=torch.arange(4)[None], mm_token_type_ids=torch.zeros(1, 4).int())
+        dense[method] = dict(model.named_parameters())
+    for layer, module in layers.items():
+        rows = torch.cat(seen[layer])
+        lost = [float((rows @ (d[f"{layer}.weight"].float() - module.weight).T).norm()) for d in dense.values()]
+        assert lost[1] < 0.9 * lost[0], layer
 
 
 def test_a_text_decoder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from worldsmith.actions.answers.answering import AnswerAction
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.weights.compare_answers import Asked, Said, ask, compare
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
-from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Range
@@ -50,8 +50,11 @@ class Quantize(AnswerAction, WritingAction):
         of 16; FP8 and NVFP4 fix the range of activations beforehand, by the calibration data."""
         group_size: Count | None = None
         """How many weights of a row have a common scale (W4A16, W8A16); null: 128."""
+        method: Method = "nearest"
+        """How weights are rounded: each to the nearest number; or by GPTQ, whose later columns make up for the errors
+        of the earlier ones, as far as the calibration data show."""
         dataset: ChatDataset.Config | None = None
-        """Conversations that activations are observed with, where the scheme asks for it; null: the run's training
+        """Conversations that activations are observed with, where scheme or method ask for it; null: the run's training
         data."""
         samples: Count = 512
         """So many of them, evenly spread; all if there are fewer."""
@@ -92,6 +95,7 @@ class Quantize(AnswerAction, WritingAction):
         device = find_device(config.device)
         facts: dict[str, Any] = {
             "scheme": config.scheme,
+            "method": config.method,
             "model": str(model.folder),
             "weights": model.weights,
             **self.how(model),
@@ -135,7 +139,7 @@ class Quantize(AnswerAction, WritingAction):
         require_place(out, INDEX)
         require_free(out, INDEX, force=config.force)
         model = self.find()
-        quantizer = model.formats.quantizer(model, config.scheme, config.group_size)
+        quantizer = model.formats.quantizer(model, config.scheme, config.group_size, config.method)
         data = questions = None
         if quantizer.needs_data:
             data = dataset_of(model, config.dataset, "dataset", "dataloader_train", "observe activations with")
@@ -143,7 +147,7 @@ class Quantize(AnswerAction, WritingAction):
             for name in ("dataset", "max_sequence_length"):
                 if getattr(config, name) is not None:
                     why = f"{config.scheme} needs no calibration"
-                    raise wrong(config, name, "scheme", why=why, remedy=f"leave {name} out")
+                    raise wrong(config, name, "scheme", "method", why=why, remedy=f"leave {name} out")
         if config.judge:
             purpose = "judge the result by (or give --no-judge)"
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+    from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
     from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -203,7 +203,7 @@ class FamilyFormats:
         """`model_type` in the config.json of a native export."""
         return self.family
 
-    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> Quantizer:
+    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
         """What quantizes the model. Raises UserError when it cannot be."""
         raise UserError(f"models of the family '{self.family}' are not quantized")
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Scheme = Literal["FP8_DYNAMIC", "FP8", "W8A8", "W8A16", "W4A16", "NVFP4", "NVFP4A16"]
 """By the names of compressed-tensors: bits of weights and of activations."""
 
+Method = Literal["nearest", "gptq"]
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

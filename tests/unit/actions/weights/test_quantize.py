@@ -50,8 +50,9 @@ def quantize(world: Path, out: Path, scheme: str, *words: str) -> int:
 def test_a_good_result_is_published_and_recorded(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """FP8 with observed ranges; so much freedom that it passes."""
+    """FP8 with observed ranges, and GPTQ; so much freedom that it passes."""
     data = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data"), "--max-sequence-length", "40"]
+    data += ["--method", "gptq"]
     assert quantize(world, tmp_path / "small", "FP8", "--tolerance", "100", *data) == 0
     said = capsys.readouterr().out
     assert "passed: accuracy 1.000 before" in said

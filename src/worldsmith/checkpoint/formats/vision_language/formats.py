@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+    from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
     from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -127,10 +127,10 @@ class VisionLanguageFormats(FamilyFormats):
         }
         return model
 
-    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> Quantizer:
+    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
         from worldsmith.checkpoint.formats.vision_language.quantized_folder import ReasonerQuantizer
 
-        return ReasonerQuantizer(model, scheme, group_size)
+        return ReasonerQuantizer(model, scheme, group_size, method)
 
     def is_quantized(self, folder: Path) -> bool:
         return is_quantized(folder)

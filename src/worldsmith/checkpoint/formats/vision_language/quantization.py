@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from worldsmith.checkpoint.formats.export_folder import count_numbers
 from worldsmith.checkpoint.formats.quantizer import Scheme, Sizes
+from worldsmith.checkpoint.formats.vision_language.gptq import round_columns
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
+from worldsmith.models.vision_language.watch import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,8 +30,8 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class Quantization:
     """A scheme for the linear layers of a network of transformers.
 
-    Weights are rounded to the nearest number, with the scale at which the largest one of a group just fits. Raises
-    UserError for a network that the scheme does not fit, and where compressed-tensors is not installed.
+    The scale is that at which the largest weight of a group just fits. Raises UserError for a network that the scheme
+    does not fit, and where compressed-tensors is not installed.
     """
 
     def __init__(self, scheme: Scheme, network: nn.Module, group_size: int | None = None) -> None:
@@ -76,13 +78,16 @@ class Quantization:
                 f"fit); {way}"
             )
 
-    def compress(self, weight: Tensor, largest: Tensor, largest_input: Tensor | None) -> dict[str, Tensor]:
+    def compress(
+        self, weight: Tensor, largest: Tensor, largest_input: Tensor | None, moments: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """A layer's tensors in the folder, by their names in the layer.
 
         Args:
             weight: [outputs, inputs].
             largest: the largest absolute weight of all layers that share a global scale with it.
             largest_input: the largest absolute activation that was observed.
+            moments: of the inputs, for GPTQ; None: each weight becomes the nearest number.
         """
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -95,6 +100,8 @@ class Quantization:
             state["weight_scale"], _ = calculate_qparams(-top, top, self.weights, global_scale=shared)
         else:  # rounded before it is used: this is what the folder holds
             state["weight_scale"] = calculate_qparams(-top, top, self.weights)[0].to(DTYPE).float()
+        if moments is not None:
+            state["weight"] = self.round_columns(state, moments)
         packed: dict[str, Tensor] = BaseCompressor.get_value_from_registry(self.scheme.format.value).compress(
             state, self.scheme
         )
@@ -107,6 +114,20 @@ class Quantization:
             else:
                 packed["input_scale"] = calculate_qparams(-largest_input, largest_input, self.inputs)[0].to(DTYPE)
         return packed
+
+    def round_columns(self, state: Mapping[str, Tensor], moments: Tensor) -> Tensor:
+        """The weight of `state`, rounded by GPTQ with its scales, where the moments are."""
+        from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+
+        each = self.weights.model_copy(update={"strategy": "channel", "group_size": None})
+        scales = (state["weight_scale"].float() / state.get("weight_global_scale", 1.0)).to(moments.device)
+        size = self.weights.group_size or state["weight"].shape[1]
+
+        def nearest(column: Tensor, index: int) -> Tensor:
+            scale = scales if self.weights.strategy == "tensor" else scales[:, index // size, None]
+            return fake_quantize(column[:, None], scale.expand(len(column), 1), None, each)[:, 0]
+
+        return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
 
     def tops(self, weight: Tensor) -> Tensor:
         """The largest absolute weight of each part that has a scale of its own."""
@@ -137,8 +158,8 @@ class QuantizedWeights(WeightSource):
         self.source, self.quantization, self.average = source, quantization, average
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
         self.average_shapes, self.copies, self.unknown = {}, {}, []
-        self.largest_inputs: dict[str, Tensor] = {}
-        """The largest absolute input of each layer, where the scheme asks for it."""
+        self.seen = Seen()
+        """What the layers get, where it was observed."""
         self.shapes = {key: shape for key, shape in source.shapes.items() if layer_of(key) not in quantization.layers}
         self.dtypes, self.parts = dict[str, torch.dtype](), dict[str, tuple[str, str]]()
         blanks: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -166,7 +187,10 @@ class QuantizedWeights(WeightSource):
             layers.setdefault(layer, {})[part] = tensors[name]
         for layer, parts in layers.items():
             made = self.quantization.compress(
-                self.weight(layer), self.largest_together(layer), self.largest_inputs.get(layer)
+                self.weight(layer),
+                self.largest_together(layer),
+                self.seen.largest.get(layer),
+                self.seen.moments.get(first_together(layer, self.quantization.layers)),
             )
             for part, tensor in parts.items():
                 tensor.copy_(made[part])
@@ -178,13 +202,22 @@ class QuantizedWeights(WeightSource):
         """The largest absolute weight of all layers that share a global scale with this one."""
         if not self.quantization.has_global_scale:
             return torch.ones(1)
-        before, _, name = layer.rpartition(".")
-        group = next((names for names in TOGETHER if name in names), (name,))
-        near = [f"{before}.{other}" for other in group if f"{before}.{other}" in self.quantization.layers]
+        near = together(layer, self.quantization.layers)
         return torch.stack([self.weight(other).abs().amax() for other in near]).amax()
 
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
         return self.dtypes[name] if name in self.dtypes else self.source.dtype(name, average=self.average)
+
+
+def together(layer: str, layers: Collection[str]) -> list[str]:
+    """The layers with the same input as this one, and it."""
+    before, _, name = layer.rpartition(".")
+    group = next((names for names in TOGETHER if name in names), (name,))
+    return [path for path in (f"{before}.{other}" for other in group) if path in layers]
+
+
+def first_together(layer: str, layers: Collection[str]) -> str:
+    return together(layer, layers)[0]
 
 
 def layer_of(key: str) -> str:

@@ -14,11 +14,16 @@ import torch
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import facts_of, origin_of
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
-from worldsmith.checkpoint.formats.quantizer import Quantizer, Scheme
+from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
 from worldsmith.checkpoint.formats.vision_language.conversion import FolderWeights, find_conversion
 from worldsmith.checkpoint.formats.vision_language.export_folder import base_config, facts, folder_config
 from worldsmith.checkpoint.formats.vision_language.model_card import quantized_card
-from worldsmith.checkpoint.formats.vision_language.quantization import Quantization, QuantizedWeights, require_library
+from worldsmith.checkpoint.formats.vision_language.quantization import (
+    Quantization,
+    QuantizedWeights,
+    first_together,
+    require_library,
+)
 from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
 from worldsmith.config.errors import UserError
 from worldsmith.models.vision_language.quantized import QuantizedReasoner
@@ -36,14 +41,14 @@ LEAST_SHARE = 0.5
 class ReasonerQuantizer(Quantizer):
     """Raises UserError for a model whose weights do not lie in linear layers."""
 
-    def __init__(self, model: StoredModel, scheme: Scheme, group_size: int | None) -> None:
-        self.model, self.scheme, self.spec = model, scheme, model.merged_spec
+    def __init__(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> None:
+        self.model, self.method, self.scheme, self.spec = model, method, scheme, model.merged_spec
         model.require_effect()
         conversion = find_conversion(base_config(self.spec))
         self.quantization = Quantization(scheme, conversion.model, group_size)
         source = FolderWeights(model.open(), conversion)
         self.weights = QuantizedWeights(source, self.quantization, average=model.average)
-        self.needs_data = self.quantization.needs_inputs
+        self.needs_data = self.quantization.needs_inputs or method == "gptq"
         self.sizes = self.weights.sizes()
         self.require_linear(conversion.model)
 
@@ -58,13 +63,15 @@ class ReasonerQuantizer(Quantizer):
             )
 
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        with watch_inputs(model.network, self.quantization.layers) as largest:
+        layers = self.quantization.layers
+        moments = {first_together(layer, layers) for layer in layers} if self.method == "gptq" else set()
+        with watch_inputs(model.network, layers, moments) as seen:
             for sample in samples:
                 model.read(sample, normalize=normalize)
-        unseen = [name for name in self.quantization.layers if name not in largest]
+        unseen = [name for name in layers if name not in seen.largest]
         if unseen:
             raise UserError(f"no sample has reached {unseen[0]} ({len(unseen)} layers); give other data")
-        self.weights.largest_inputs = largest
+        self.weights.seen = seen
 
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
         model, formats = self.model, self.model.formats
@@ -73,6 +80,7 @@ class ReasonerQuantizer(Quantizer):
             "versions": {p: version(p) for p in ("torch", "safetensors", "transformers", "compressed-tensors")},
             "format": "quantized",
             "scheme": self.scheme,
+            "method": self.method,
             "source": asdict(origin_of(model, merge=True)),
             "dtype": "bfloat16",
             "generation": {},
