@@ -15,6 +15,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
 from worldsmith.files.atomic import write_text
+from worldsmith.monitor.page.run_page import refresh_page
 
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
@@ -61,6 +62,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
         write_text(out / DIRECTIONALITY, json.dumps(directionality(facts), indent=2) + "\n")
         if settings.item_files:
             write_items(out / ITEMS, rows, str(facts["dataset"]))
+    refresh_page(out)
     failed = 1 - facts["coverage"]
     lines += summary(facts)
     if failed > settings.max_failed:

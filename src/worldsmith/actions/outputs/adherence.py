@@ -20,6 +20,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.page.run_page import refresh_page
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,7 @@ class MeasureAdherence(VideoAction):
         write_text(out / RESULT, json.dumps({"signature": self.signature(), **figures}, indent=1))
         inputs = [Input("model", models["trained"].folder), Input("dataset", config.prompts)]
         write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULT])
+        refresh_page(out)
         return Result(summary(out, figures), figures)
 
     def find_models(self) -> dict[str, StoredModel]:

@@ -25,6 +25,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.sampling.sample_files import read_files
 
 RESULT = "evaluation.json"
@@ -119,6 +120,7 @@ class MeasureVideos(VideoAction):
             REAL: real.by_sample,
         }
         write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+        refresh_page(out)
         inputs = [Input("model", orders["trained"].model.folder)]
         inputs += [Input("dataset", place) for place in self.config.input_files]
         write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=[RESULT, SHEET])

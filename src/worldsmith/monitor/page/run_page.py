@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import count, duration, figure
@@ -19,6 +21,8 @@ from worldsmith.monitor.page.series import MetricsReader
 from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import MEANING, Status, find_status
 
+logger = logging.getLogger(__name__)
+
 LOUD = ("warning", "error")
 SHOWN_ENTRIES = 50
 """Of a quarantine list."""
@@ -29,6 +33,17 @@ def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
     """Rebuilds `report.html` in a run folder; `known` as in `find_status`. Raises UserError or OSError."""
     page = page_of(read_run(folder), Place(folder), known=known)
     return write_html(page, folder / FILE)
+
+
+def refresh_page(below: Path) -> None:
+    """Rebuilds the page of the run in whose folder something was written, if it has one. It is never worth an error."""
+    for folder in below.resolve().parents:
+        if not all((folder / name).is_file() for name in (FILE, "config.yaml")):
+            continue
+        try:
+            write_page(folder)
+        except (UserError, OSError) as error:
+            logger.warning("the page of %s could not be rebuilt: %s", folder, error)
 
 
 def live_page(folder: Path, metrics: MetricsReader) -> Page:

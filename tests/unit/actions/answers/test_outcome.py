@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from run_folders import write_run
 from tiny_runs import moving_gradient
 
 from worldsmith.actions.answers.asked import duration, mark_of, template
@@ -19,6 +20,7 @@ from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
 from worldsmith.evaluation.answers.results import Row, read_results
 from worldsmith.evaluation.answers.tasks import Tasks
+from worldsmith.monitor.page.run_page import write_page
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -62,6 +64,17 @@ def test_each_question_about_a_clip_has_a_file_of_its_own(tmp_path: Path) -> Non
     assert sorted(file.name for file in (tmp_path / "without").iterdir()) == [
         "directionality_score.json", "metrics.json", "results.json",
     ]  # fmt: skip
+
+
+def test_the_page_of_a_run_shows_its_evaluation_at_once(tmp_path: Path) -> None:
+    page = write_page(write_run(tmp_path))
+    assert "asked" not in page.read_text()
+    out = page.parent / "asked"
+    out.mkdir()
+    write(out, [Row("a", gt="yes", full_response="yes")], "binary")
+    shown = page.read_text()
+    assert "<h3>asked</h3>" in shown
+    assert 'alt="true classes and answers"' in shown
 
 
 def test_too_many_failures_are_an_exit_code(tmp_path: Path) -> None:

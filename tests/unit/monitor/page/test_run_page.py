@@ -20,7 +20,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.files.record_lock import FILE as LOCK
 from worldsmith.monitor.page import samples
 from worldsmith.monitor.page.run_files import read_run
-from worldsmith.monitor.page.run_page import page_of, write_page
+from worldsmith.monitor.page.run_page import page_of, refresh_page, write_page
 from worldsmith.monitor.page.samples import Place
 from worldsmith.monitor.page.status import find_status
 
@@ -299,6 +299,20 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
     assert "broken" not in shown
     (folder / "asked/metrics.json").write_text("[1")
     assert any("asked/metrics.json cannot be read" in problem for problem in read_run(folder).problems)
+
+
+def test_an_evaluation_rebuilds_the_page_of_its_run_and_no_other(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    measured = folder / "deep/asked"
+    measured.mkdir(parents=True)
+    (measured / "metrics.json").write_text('{"task": "binary", "accuracy": 0.25}')
+    refresh_page(measured)
+    assert not (folder / "report.html").exists()  # a run without one has not asked for it
+    write_page(folder).write_text("old")
+    (tmp_path / "report.html").write_text("a page of something else")
+    refresh_page(measured)
+    assert "<td>0.25</td>" in (folder / "report.html").read_text()
+    assert (tmp_path / "report.html").read_text() == "a page of something else"
 
 
 EVALUATIONS: dict[str, Any] = {
