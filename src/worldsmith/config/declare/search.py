@@ -17,6 +17,9 @@ from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import format_path, parse_path
 
+TIMES = "times "
+"""In a condition: what is drawn is a factor of the field that follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Popular(Mark):
@@ -99,7 +102,7 @@ class Search(Mark):
         """What is said under ``x-automl``."""
         scale = "choice" if self.choices else "power_of_two" if self.power_of_two else "log" if self.log else "linear"
         said = {"minimum": self.low, "maximum": self.high, "choices": list(self.choices), "weights": list(self.weights)}
-        cond = [*([self.when] if self.when else []), *([f"times {self.ratio_of}"] if self.ratio_of else [])]
+        cond = [*([self.when] if self.when else []), *([f"{TIMES}{self.ratio_of}"] if self.ratio_of else [])]
         return {
             "enabled": self.on,
             "scale": scale,

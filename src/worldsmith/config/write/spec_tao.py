@@ -6,9 +6,11 @@ There is no infinity: a side without a limit has no key.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from worldsmith.config.declare.search import TIMES
 from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.write.json_schema import Schema
 from worldsmith.config.write.spec_schema import spec_schema
@@ -82,19 +84,20 @@ def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def _property(key: str, field: Schema) -> Schema:
-    automl, told = field.get("x-automl", {}), {ours: field[ours] for ours in COPIED if ours in field}
+    automl, told = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
     if "properties" in field:
         inner = {name: _property(name, below) for name, below in _live(field)}
         return {"title": key, "type": "collection", **told, "properties": inner, "automl_enabled": "FALSE"}
-    choices = automl.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
-    kind = "ordered_int" if automl.get("choices") and field.get("type") == "integer" else _kind(field)
-    limits = {name: automl.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
-    condition = CONDITIONS.get(automl.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
+    drawn = {} if TIMES in automl.get("cond", "") else automl  # what is drawn there is a factor, not the value
+    choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
+    kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
+    limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
+    condition = CONDITIONS.get(drawn.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
     said = {
-        **limits,
+        **{name: limit for name, limit in limits.items() if limit != sys.float_info.max},
         "enum": choices,
-        "option_weights": automl.get("weights"),
-        "math_cond": condition,
+        "option_weights": drawn.get("weights"),
+        "math_cond": condition if drawn is automl else "> depends_on",
         "parent_param": "TRUE" if field.get("x-parent") else None,
         "depends_on": ", ".join(field.get("x-depends-on", [])) or None,
         "automl_enabled": "TRUE" if automl.get("enabled") else "FALSE",

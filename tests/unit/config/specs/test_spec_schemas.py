@@ -234,6 +234,24 @@ def test_the_export_has_the_keys_of_tao_and_no_infinity(action: str) -> None:
     assert sorted(key.rpartition(".")[2] for key in named) == sorted(keys)
 
 
+def test_what_the_export_says_of_a_search_can_be_drawn_from() -> None:
+    train = tao_schema(form_of("train"))["properties"]
+    lora = train["policy"]["properties"]["lora"]["properties"]
+    assert (lora["r"]["minimum"], lora["r"]["maximum"], lora["r"]["math_cond"]) == (4, 256, "^ 2")
+    assert lora["r"]["parent_param"] == "TRUE"
+    alpha = lora["lora_alpha"]
+    assert (alpha["depends_on"], alpha["math_cond"], alpha["automl_enabled"]) == (
+        "policy.lora.r",
+        "> depends_on",
+        "TRUE",
+    )
+    assert not {"enum", "maximum"} & set(alpha)
+    rate = train["train"]["properties"]["optm_lr"]
+    assert rate["minimum"] < rate["default"] < rate["maximum"]
+    decay = train["train"]["properties"]["optm_decay_type"]
+    assert (decay["type"], len(decay["enum"])) == ("categorical", len(decay["option_weights"]))
+
+
 def test_the_folder_is_the_same_bytes_whatever_the_hashes(tmp_path: Path) -> None:
     """Two processes, each with its own order of sets; and what this one makes."""
     for seed in ("1", "2"):
