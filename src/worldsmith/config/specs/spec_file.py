@@ -78,7 +78,8 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     spec.root = root if isinstance(root, Config) else default
     _refuse_references(spec)
     problems += _missing(spec.root, problems)
-    spec.broken = [problem.keys for problem in problems if problem.path]
+    unset = [path for path, _ in unset_fields(spec.root)]
+    spec.broken = [*unset, *(problem.keys for problem in problems if problem.path)]
     problems += check_sections(spec.root, spec.broken)
     spec.problems = [
         in_keys(_with_keys(problem, form.spec)).at(Place(file)) for problem in locate(problems, spec.places)

@@ -217,6 +217,7 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
         ("inference", ["device_map=balanced"], "not spread over devices", "write auto, cpu or cuda"),
         ("inference", ["type=audio"], "audio", "video"),
         ("inference", ["~prompt"], "prompt: no value is given", "prompt=VALUE"),
+        ("evaluate", ["~model"], "model.model_name: no value is given", "model.model_name=VALUE"),
         ("evaluate", ["~dataset"], "dataset.annotation_path: no value is given", "dataset.annotation_path=VALUE"),
         (
             "evaluate",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 import tomllib
@@ -28,7 +29,7 @@ from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.specs.forms import MODULES, form_of
 from worldsmith.config.specs.names import keys_of, leaf_keys
 from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import translate
+from worldsmith.config.specs.translation import report, translate
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.write.spec_folder import as_text, spec_files
 from worldsmith.config.write.spec_schema import defaults, spec_schema
@@ -158,6 +159,29 @@ def test_a_broken_spec_is_refused_by_the_schema_and_by_the_reader(
     assert list(judge(action).iter_errors(broken)) != []
     assert ours(action, tmp_path, broken) != ""
     assert ours(action, tmp_path, good) == ""
+
+
+ODD: list[Any] = [None, True, 0, -1, 2.5, 10**30, "", "x", "${a.b}", "\u2028", [], ["x"], {}, {"type": "x"}, {"": 1}]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_both_judge_odd_values_alike_and_none_stops_the_reader(action: str, tmp_path: Path) -> None:
+    """Twenty seeded documents; also what is refused is translated as far as it goes."""
+    dice, file, schema = random.Random(5), tmp_path / "spec.json", judge(action)
+    good = defaults(form_of(action).spec, examples=True)
+    leaves = [key for key in leaf_keys(form_of(action).spec) if key.count(".") < 2]
+    for _ in range(20):
+        key = dice.choice(leaves)
+        key = dice.choice([key, key, key.partition(".")[0]])
+        document = put(good, key, copy.deepcopy(dice.choice(ODD)))
+        if dice.random() < 0.2:
+            document.pop(key.partition(".")[0])
+        file.write_text(json.dumps(document), encoding="utf-8")
+        spec = read_spec(form_of(action), str(file))
+        told = [problem.render() for problem in spec.problems]
+        report(translate(spec))
+        references = [text for text in told if "a reference stands for text only" in text]
+        assert bool(told) == (list(schema.iter_errors(document)) != []) or references, (document, told)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
