@@ -68,7 +68,7 @@ def test_each_question_about_a_clip_has_a_file_of_its_own(tmp_path: Path) -> Non
 
 def test_the_page_of_a_run_shows_its_evaluation_at_once(tmp_path: Path) -> None:
     page = write_page(write_run(tmp_path))
-    assert "asked" not in page.read_text()
+    assert "<h3>asked</h3>" not in page.read_text()
     out = page.parent / "asked"
     out.mkdir()
     write(out, [Row("a", gt="yes", full_response="yes")], "binary")
