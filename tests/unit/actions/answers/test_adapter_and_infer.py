@@ -12,16 +12,19 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from reasoner_runs import make_world
-from reasoners import from_pretrained
+from reasoners import from_pretrained, model_config, write_run
 from safetensors.torch import load_file, save_file
 
 from worldsmith.cli.main import main
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.vision_language.model import VisionLanguageModel
 
 TARGETS = ["q_proj", "down_proj", "qkv"]
 TOKENS = "5"
+HOW = ["--task", "text", "--metrics", "rouge", "--max-new-tokens", TOKENS, "--dtype", "float32"]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(world: Path, model: str, out: str, *words: str) -> int:
     data = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
-    how = ["--task", "text", "--metrics", "rouge", "--max-new-tokens", TOKENS, "--dtype", "float32"]
-    return main(["evaluate", str(world / model), *data, *how, "-o", str(world / out), *words])
+    return main(["evaluate", str(world / model), *data, *HOW, "-o", str(world / out), *words])
 
 
 def said(folder: Path) -> dict[str, str]:
@@ -109,6 +111,27 @@ def test_a_merged_folder_is_used_for_what_it_was_made_of(world: Path) -> None:
     save_file({name: tensor * 2 for name, tensor in matrices.items()}, copy / "adapter_model.safetensors")
     evaluate(world, "model", "once", "--adapter", str(copy), *words)
     assert len([path for path in place.iterdir() if path.is_dir()]) == 2
+
+
+def test_a_run_and_its_exported_adapter_say_the_same(world: Path) -> None:
+    """The run merges as it is read; the adapter knows its base as a parent."""
+    settings = {"lora_enabled": True, "lora_rank": 2, "lora_alpha": 4, "lora_target_modules": "q_proj,qkv"}
+    trained = VisionLanguageModel(model_config(world / "model", **settings), seed=5)
+    weights = load_file(world / "model/model.safetensors")
+    for name, parameter in native_parameters(trained.network).items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.3)
+        elif name in weights:
+            parameter.data.copy_(weights[name])
+    run = write_run(world / "run", trained.config, trained.network, load_path=str(world / "model"))
+    assert main(["export", str(run), "--format", "adapter", "--dtype", "float32", "-o", str(world / "exported")]) == 0
+    evaluate(world, "run", "of_run")
+    evaluate(world, "model", "of_adapter", "--adapter", str(world / "exported"))
+    data = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
+    assert main(["evaluate", "--parent", str(world / "exported"), *data, *HOW, "-o", str(world / "of_parent")]) == 0
+    assert said(world / "of_run") == said(world / "of_adapter") == said(world / "of_parent")
+    assert figures(world / "of_parent")["merged"]["layers"] == 2
+    assert evaluate(world, "run", "twice", "--adapter", str(world / "exported")) == 2  # it has them already
 
 
 def test_answers_of_another_adapter_are_not_taken_over(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

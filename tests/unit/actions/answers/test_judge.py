@@ -195,6 +195,41 @@ def test_nothing_to_ask_is_an_error(world: Path, capsys: pytest.CaptureFixture[s
     assert "no record has the field 'weather'; there are: conversations, id, image, video" in capsys.readouterr().err
 
 
+def test_a_flat_spec_of_ten_tables(world: Path) -> None:
+    """As the evaluator of TAO reads it; results lie where it has them."""
+    (world / "spec.toml").write_text(f"""
+num_gpus = 1
+results_dir = "{world}/flat"
+[task]
+type = ""
+[dataset]
+annotation_path = "{world}/data/annotations.json"
+media_dir = "{world}/data"
+system_prompt = "Answer briefly."
+[model]
+model_name = "{world}/model"
+save_folder = "zero_shot"
+[evaluation]
+answer_type = "freeform"
+limit = 2
+[vision]
+nframes = 4
+[generation]
+max_tokens = 3
+temperature = 0
+[metrics]
+names = ["rouge"]
+[results]
+save_confusion_matrix = true
+""")
+    assert main(["evaluate", "--spec", str(world / "spec.toml")]) == 0
+    figures = figures_in(world / "flat/zero_shot/general")
+    assert (figures["task"], figures["num_records"]) == ("binary", 2)
+    assert figures["generation"]["processor"]["media"]["nframes"] == 4
+    assert figures["generation"]["max_new_tokens"] == 3
+    assert (world / "flat/zero_shot/general/confusion.png").is_file()
+
+
 def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(world, "planned", "--dryrun", "--shard", "1/4") == 0
     said = capsys.readouterr().out
