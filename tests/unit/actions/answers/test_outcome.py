@@ -14,6 +14,7 @@ from tiny_runs import moving_gradient
 
 from worldsmith.actions.answers.asked import duration, mark_of, template
 from worldsmith.actions.answers.outcome import describe, write_outcome
+from worldsmith.actions.answers.saved_answers import SavedAnswers
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
@@ -21,6 +22,7 @@ from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
 from worldsmith.evaluation.answers.results import Row, read_results
 from worldsmith.evaluation.answers.tasks import Tasks
 from worldsmith.monitor.page.run_page import write_page
+from worldsmith.sampling.answers import Answer
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -102,6 +104,24 @@ def test_results_are_read_again_also_those_of_tao(tmp_path: Path) -> None:
         (tmp_path / "old.json").write_text(content)
         with pytest.raises(UserError, match=r"old\.json"):
             read_results(tmp_path / "old.json")
+
+
+def test_no_failure_takes_the_place_of_an_answer(tmp_path: Path) -> None:
+    """Whichever process wrote first; a later answer takes the place of a failure."""
+    saved = SavedAnswers(tmp_path)
+    saved.begin({"seed": 1}, anew=False)
+    answer, failure = Answer("a", "yes"), Answer("a", error="generation: no memory")
+    saved.add(answer, "mark", number=0, count=2)
+    saved.add(failure, "mark", number=1, count=2)
+    saved.add(failure, "other", number=0, count=2)
+    assert saved.read()["a", "mark"]["said"] == "yes"
+    assert saved.read()["a", "other"]["status"] == "gen_error"
+    saved.add(answer, "other", number=1, count=2)
+    assert "error" not in saved.read()["a", "other"]
+    with pytest.raises(UserError, match="seed was 1 and is 2"):
+        saved.begin({"seed": 2}, anew=False)
+    saved.begin({"seed": 2}, anew=True)
+    assert saved.read() == {}
 
 
 def test_a_picture_of_the_table(tmp_path: Path) -> None:

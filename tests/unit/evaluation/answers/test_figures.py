@@ -147,7 +147,7 @@ def test_records_that_state_their_kind() -> None:
 
 
 def test_spatial_kinds_have_a_quarter_each() -> None:
-    rows = rows_of(["3", "4", "10.9 m", "11.1", "left", "B"], ["3", "3", "10", "10", "right", "B"])
+    rows = rows_of(["30", "31", "10.9 m", "11.1", "left", "B"], ["30", "30", "10", "10", "right", "B"])
     kinds = ("count", "count", "distance", "distance", "left_right", "mcq")
     _, found = judged(rows, "metropolis_sgd", {row.id: kind for row, kind in zip(rows, kinds)})
     assert found["final_weighted_score"] == pytest.approx((0.5 + 0.5 + 0 + 1) / 4)
