@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from reasoners import from_pretrained, logits, model_config, write_decoder, write_reasoner, write_run
 from safetensors.torch import load_file
 
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.models.lora import adapter_state
+from worldsmith.config.specs.train.model import LINEAR
+from worldsmith.models.lora import adapter_state, match_targets
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.model import VisionLanguageModel
 
@@ -88,3 +90,13 @@ def test_adapters_that_change_nothing_are_not_exported(base: Path, tmp_path: Pat
     run = stored_run(adapted(base, trained=False), tmp_path / "run")
     with pytest.raises(ValueError, match="zero, as before training"):
         run.formats.exports()[form].write(run, tmp_path / "out", ExportOptions())
+
+
+def test_all_linear_of_a_spec_names_the_layers_that_peft_means_by_it(tmp_path: Path) -> None:
+    write_reasoner(tmp_path / "base")
+    network = from_pretrained(tmp_path / "base")
+    linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
+    ours = {layer for layers in match_targets(LINEAR, linear).values() for layer in layers}
+    adapted_by_peft = get_peft_model(network, LoraConfig(r=2, target_modules="all-linear"))
+    theirs = [name for name, module in adapted_by_peft.named_modules() if isinstance(module, LoraLayer)]
+    assert ours == {name.removeprefix("base_model.model.") for name in theirs}

@@ -10,6 +10,7 @@ from typing import Any
 from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import read_draft
 from worldsmith.config.recipes.registry import is_recipe
+from worldsmith.config.specs.policy import choose_policy, take_policy
 from worldsmith.config.tree.draft import Draft, Loaded, finish
 from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
@@ -38,7 +39,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if args.spec:
-        args.spec_words, args.source = [word for word in (args.source, *extra) if word], None
+        args.spec_words, args.source = without_search([word for word in (args.source, *extra) if word]), None
         extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
     if extra:
         parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
@@ -49,6 +50,14 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
         print_help(parser, args, topic)
         raise SystemExit(0)
     return args
+
+
+def without_search(words: list[str]) -> list[str]:
+    """The words of a spec without ``automl_policy=off``. Raises UserError for a policy that asks for a search."""
+    policy, rest = take_policy(words)
+    if policy is not None and choose_policy(policy) == "auto":
+        raise UserError("automl_policy=auto asks for a search, which is `worldsmith tune`; leave it out to train once")
+    return rest
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:

@@ -53,8 +53,8 @@ def test_an_example_is_a_run_and_its_conversions_are_the_same_run(
 
 
 def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("config", "show", "--spec", str(EXAMPLES[0]), "train.epoch=2", "num_gpus=1", "--optimizer.lr", "3e-6")
-    code, out, err = run(capsys, *words, "--", "trainer.cpu_threads=2")
+    words = ("config", "show", "--spec", str(EXAMPLES[0]), "train.epoch=2", "automl_policy=off", "num_gpus=1")
+    code, out, err = run(capsys, *words, "--optimizer.lr", "3e-6", "--", "trainer.cpu_threads=2")
     assert code == 0, err
     told = {line.split(":")[0].strip(): line.split("  # ")[-1] for line in out.splitlines() if "  # " in line}
     assert told["max_iter"] == "override train.epoch=2"
@@ -66,6 +66,8 @@ def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFi
 MISTAKES = [
     (("train.epoc=2",), "override: train.epoc: [train] has no key 'epoc'"),
     (("more",), "what is 'more'?"),
+    (("automl_policy=auto",), "asks for a search, which is `worldsmith tune`"),
+    (("automl_policy=of",), "automl_policy: expected auto or off, found 'of'"),
     (("~train.nothing",), "train.nothing: the spec does not have this key"),
     (("--", "job.experiment=llava_ov"), "the file is a whole tree, made from the recipe 'cosmos_rl'"),
     (("--", "optimizer.lrr=1"), "did you mean 'optimizer.lr'?"),

@@ -11,6 +11,7 @@ import pytest
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
 from worldsmith.config.specs.names import leaf_keys
+from worldsmith.config.specs.train.draft import has_spec_keys
 from worldsmith.config.specs.train.form import FORM, RL_KEYS
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
@@ -507,6 +508,13 @@ def test_without_any_frames_those_of_the_old_hook_are_taken_and_it_is_said(read:
     assert any("nothing is said of frames" in warning for warning in loaded.warnings)
 
 
+def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_beside_nframes(read: Any) -> None:
+    loaded = read(COOKBOOK, "custom.vision.total_pixels=3136000", "custom.vision.max_frames=16")
+    media = loaded.tree.dataloader_train.processor.media
+    assert (media.total_pixels, media.max_frames, media.nframes) == (6272000, None, 8)
+    assert any("custom.vision.max_frames is dead" in warning for warning in loaded.warnings)
+
+
 def test_a_default_of_two_for_tensor_parallelism_is_said(read: Any) -> None:
     text = COOKBOOK.replace("tp_size = 1\n", "")
     assert any("tp_size is approximated: it is left out" in warning for warning in read(text).warnings)
@@ -529,6 +537,21 @@ def test_no_key_is_without_a_row_and_none_has_two() -> None:
     assert len(told) == len(set(told))
     inside = [key for row in FORM.rows if not row.outside for key in row.keys]
     assert [key for key in inside if not any(f"{leaf}.".startswith(f"{key}.") for leaf in keys)] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"train": {"epoch": 1}}, True),
+        ({"policy": {"lora": {}}, "custom": {}}, True),
+        ({"train": {"steps": 1}}, False),
+        ({"train": 3, "logging": {"logger": []}}, False),
+        ({"train": {"epoch": 1}, "dialect": "other"}, False),
+        ({"train": {"epoch": 1}, "recipe": "llava_ov"}, False),
+    ],
+)
+def test_a_spec_is_known_by_its_tables(data: dict[str, Any], expected: bool) -> None:
+    assert has_spec_keys(data) == expected
 
 
 def test_a_file_of_ours_is_no_spec(tmp_path: Path) -> None:

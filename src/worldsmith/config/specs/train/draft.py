@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import ConfigError, Place
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.specs.spec_file import SUFFIXES, read_document, read_spec
 from worldsmith.config.specs.train.form import FORM, RECIPE
+from worldsmith.config.specs.train.spec import Policy
+from worldsmith.config.specs.train.training import Training
 from worldsmith.config.specs.translation import report, translate, warnings
 from worldsmith.config.tree.draft import Draft, recipe_task
 
 OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
-SPEC_KEYS = {"train", "policy", "validation", "logging"}
 
 
 def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
@@ -40,5 +42,8 @@ def is_train_spec(file: str) -> bool:
 
 
 def has_spec_keys(data: Mapping[str, Any]) -> bool:
-    tables = {key for key, value in data.items() if isinstance(value, dict)}
-    return bool(tables & SPEC_KEYS) and not data.keys() & OUR_KEYS
+    """A table `train` or `policy` with a key of a spec's: other systems have such tables too."""
+    known = [
+        (name, table) for name, table in (("train", Training), ("policy", Policy)) if isinstance(data.get(name), dict)
+    ]
+    return not data.keys() & OUR_KEYS and any(data[name].keys() & set(field_names(table)) for name, table in known)
