@@ -43,19 +43,19 @@ def test_a_run_from_a_parent(world: Path, parent: Path, tmp_path: Path) -> None:
     """It takes the weights of the parent's last checkpoint, and goes on in its own folder when it is started again."""
     config = toy_config(world, steps=4, save_iter=2)
     config.trainer.max_iter = 2
-    config.checkpoint.load_path = str(find_parent(str(parent)).model)
-    Trainer(config, run_folder=tmp_path).train()
-    last = parent / "checkpoints" / "iter_000000004"
-    (base,) = (entry for entry in read_lineage(tmp_path).inputs if entry["role"] == "base")
+    own = shutil.copytree(parent, tmp_path / "own")
+    config.checkpoint.load_path = str(find_parent(str(own)).model)
+    Trainer(config, run_folder=tmp_path / "run").train()
+    last, before = own / "checkpoints" / "iter_000000004", read_lineage(tmp_path / "run")
+    (base,) = (entry for entry in before.inputs if entry["role"] == "base")
     assert (base["path"], base["fingerprint"]) == (str(last), fingerprint(last))
-    assert base["record"] == str(parent / "lineage.json")
-    (tmp_path / "copy").mkdir()
-    shutil.copy(tmp_path / "lineage.json", tmp_path / "copy")
+    assert base["record"] == str(own / "lineage.json")
+    shutil.rmtree(own)
     config.trainer.max_iter = 3
-    again = Trainer(config, run_folder=tmp_path)
+    again = Trainer(config, run_folder=tmp_path / "run")
     assert again.iteration == 2, "its own checkpoint"
-    assert read_lineage(tmp_path).inputs == read_lineage(tmp_path / "copy").inputs
-    assert read_lineage(tmp_path).data["settings"]["trainer"]["max_iter"] == 3
+    after = read_lineage(tmp_path / "run")
+    assert (after.inputs, after.data["settings"]["trainer"]["max_iter"]) == (before.inputs, 3)
     again.lock.release()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from worldsmith.config.errors import UserError
@@ -25,6 +25,8 @@ class Annotations:
         self.by_name: dict[str, list[str]] = {}
         seen: dict[str, int] = {}
         for number, record in enumerate(read_records(place)):
+            if not isinstance(record, Mapping):
+                continue
             name = name_of(record) or f"{place.rpartition('/')[2]}[{number}]"
             key = unique(name, seen)
             self.by_key[key] = record
@@ -81,7 +83,7 @@ def bare(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_records(place: str) -> Sequence[Mapping[str, Any]]:
+def read_records(place: str) -> list[Any]:
     text = read_bytes(place)
     try:
         data = json.loads(text)
@@ -93,6 +95,6 @@ def read_records(place: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(data, Mapping):
         wrapped = [data[name] for name in WRAPPERS if isinstance(data.get(name), list)]
         data = wrapped[0] if wrapped else [data]
-    if not isinstance(data, list) or not all(isinstance(record, Mapping) for record in data):
+    if not isinstance(data, list) or not any(isinstance(record, Mapping) for record in data):
         raise UserError(f"{place}: expected a list of records, or an object with one under {' or '.join(WRAPPERS)}")
     return data

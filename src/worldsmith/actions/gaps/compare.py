@@ -53,14 +53,14 @@ READ: Mapping[str, Callable[[str], str | None]] = {
 def compare(row: Mapping[str, Any], mode: Mode) -> Gap | None:
     """The gap of a row of results; None where its answer is the true one in this mode.
 
-    Raises ValueError for a true answer that the mode cannot read.
+    Raises ValueError for an answer whose true one the mode cannot read.
     """
     said, true = row.get("response"), text_of(row.get("gt"))
+    if said is None or row.get("status") in FAILED:
+        return Gap("missing", None)
     wanted = READ[mode](true)
     if wanted is None:
         raise ValueError(f"its true answer {true!r:.60} cannot be read as {mode}")
-    if said is None or row.get("status") in FAILED:
-        return Gap("missing", None)
     found = READ[mode](text_of(said))
     return None if found == wanted else Gap(kind_of(text_of(said), true), found)
 

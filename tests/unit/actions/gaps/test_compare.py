@@ -20,8 +20,8 @@ CASES: list[tuple[Any, Any, str, str, str, str]] = [
     ("Yes!", "no", "FP", "FP", "FP", "-"),
     ("yes or no", "no", "unparsed", "unparsed", "unparsed", "-"),
     ("", "no", "unparsed", "unparsed", "unparsed", "-"),
-    (None, "no", "missing", "missing", "missing", "-"),
-    (NONE, "no", "missing", "missing", "missing", "-"),
+    (None, "no", "missing", "missing", "missing", "missing"),
+    (NONE, "no", "missing", "missing", "missing", "missing"),
     ("B", "b", RIGHT, RIGHT, "-", RIGHT),
     ("(B)", "B", "format", RIGHT, "-", RIGHT),
     ("B) the red one", "B", "format", "format", "-", RIGHT),
@@ -31,9 +31,9 @@ CASES: list[tuple[Any, Any, str, str, str, str]] = [
     ("A red square.", "red square", "format", RIGHT, "-", "-"),
     ("a blue square", "red square", "wrong", "wrong", "-", "-"),
     ("", "", RIGHT, RIGHT, "-", "-"),
-    (NONE, "", "missing", "missing", "-", "-"),
+    (NONE, "", "missing", "missing", "missing", "missing"),
     (3, "3", RIGHT, RIGHT, "-", "-"),
-    (None, None, "missing", "missing", "-", "-"),
+    (None, None, "missing", "missing", "missing", "missing"),
 ]
 
 

@@ -135,6 +135,32 @@ def test_an_answer_that_is_not_there(evaluated: Path) -> None:
     assert [(r["error_type"], r["prediction"]) for r in rows] == [("missing", None)] * 2
 
 
+def test_a_record_that_could_not_be_asked(evaluated: Path) -> None:
+    """It is called by its place, has no true answer, and is missing in every mode; what is no record is not counted."""
+    nameless = {**annotation("", "yes"), "id": None}
+    write(evaluated / "kpi.json", [annotation("a", "yes"), "no record", nameless])
+    failed = {"id": "kpi.json[2]", "video_id": "kpi.json[2]", "question": "", "response": "", "gt": ""}
+    write(evaluated / "out" / "zero_shot" / "general" / "results.json", [{**failed, "status": "prep_error"}])
+    for mode in ("exact", "yes_no"):
+        rows, _ = find(evaluated, mode=mode, force=True)
+        assert [(r["record_id"], r["error_type"]) for r in rows] == [("kpi.json[2]", "missing")]
+    write(evaluated / "kpi.json", ["no record"])
+    with pytest.raises(UserError, match=r"kpi\.json: expected a list of records"):
+        find(evaluated, force=True)
+
+
+def test_records_in_lines_and_a_single_one(evaluated: Path) -> None:
+    lines = "\n".join(json.dumps(annotation(name, truth)) for name, (_, truth) in ANSWERS.items())
+    (evaluated / "kpi.json").write_text(f"{lines}\n", encoding="utf-8")
+    assert len(find(evaluated)[0]) == 4
+    write(evaluated / "kpi.json", annotation("b", "yes"))
+    write(evaluated / "out" / "zero_shot" / "general" / "results.json", [row("b", "no", "yes")])
+    assert [r["record_id"] for r in find(evaluated, force=True)[0]] == ["b"]
+    (evaluated / "kpi.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match="neither JSON nor one JSON object a line"):
+        find(evaluated, force=True)
+
+
 def test_an_answer_to_no_record(evaluated: Path) -> None:
     write(evaluated / "kpi.json", [annotation("a", "yes")])
     with pytest.raises(UserError, match=r"Video 'b', 'd', 'e' not found in annotations .*kpi\.json \(3 of the wrong"):
