@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.files.fingerprint import LINEAGE, is_record
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 
 if TYPE_CHECKING:
@@ -30,15 +30,18 @@ class ShowLineage(Action):
 
     class Config(Action.Config):
         result: str
-        """Folder of a result, a run, one of its checkpoints, or a file that an action has written."""
+        """Folder of a result, a run, one of its checkpoints, a file that an action has written; or a run's name, or the
+        id of a record, below the output root."""
 
     config: Config
 
     def run(self) -> Result:
         place = Path(self.config.result)
         if not place.exists():
-            raise FileNotFoundError(f"{place}: there is no such file or folder")
-        record = record_of(place.resolve())
+            from worldsmith.actions.lineage.parents import find_place
+
+            place = find_place(self.config.result, "RESULT")
+        record = place if is_record(place.name) else record_of(place.resolve())
         if record is None:
             raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it was made from")
         facts = chain(read_lineage(record))

@@ -13,6 +13,7 @@ from typing import Any
 
 from worldsmith.checkpoint.formats.peft_adapter import CONFIG as ADAPTER_CONFIG
 from worldsmith.checkpoint.run.folders import (
+    BEST,
     NAME,
     best_of,
     checkpoint_folders,
@@ -32,6 +33,7 @@ from worldsmith.files.manifest import MANIFEST
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 from worldsmith.training.run_folder import output_root
 
+PARENT = "--parent"
 CHOICE = re.compile(r"(?P<place>.+):(?P<choice>best|last|iter=\d+)")
 MODEL_FILES = (ABOUT, ADAPTER_CONFIG, "config.json", "model_index.json")
 UNSEARCHED = ("checkpoints", "wandb", "metrics", "logs")
@@ -70,14 +72,17 @@ def find_parent(name: str) -> Parent:
     return replace(parent, processor=processor_of(parent.model))
 
 
-def find_place(name: str) -> Path:
-    """The folder that a name, without a choice of a checkpoint, stands for."""
+def find_place(name: str, label: str = PARENT) -> Path:
+    """The folder, or file with a record, that a name without a choice of a checkpoint stands for.
+
+    `label` is what the name was given for. Raises UserError for none, and for several.
+    """
     path = Path(os.path.expanduser(name))
-    if path.is_dir() or path.name == "best":
+    if path.is_dir() or (path.name == BEST and path.parent.name == "checkpoints"):
         return Path(best_of(str(path)))
     if path.exists():
         if record_of(path) is None:
-            raise UserError(f"--parent {name}: this is a file; give the run's or the result's folder")
+            raise UserError(f"{label} {name}: this is a file; give the run's or the result's folder")
         return path
     root = output_root()
     runs = [] if path.is_absolute() else [root / name, *root.glob(f"*/*/{glob.escape(name)}")]
@@ -86,10 +91,10 @@ def find_place(name: str) -> Path:
         found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
     if not found:
         raise UserError(
-            f"--parent {name}: there is no such folder, no run of this name below {root}, and no record with this id "
+            f"{label} {name}: there is no such folder, no run of this name below {root}, and no record with this id "
             "there; give a path"
         )
-    return one_of(found, name, "call it by its path")
+    return one_of(found, f"{label} {name}", "call it by its path")
 
 
 def records_below(root: Path) -> Iterator[Path]:
@@ -104,17 +109,17 @@ def place_of(record: Lineage) -> Path:
     return record.folder if record.file.name == LINEAGE else record.file
 
 
-def one_of(found: list[Path], name: str, advice: str) -> Path:
+def one_of(found: list[Path], what: str, advice: str) -> Path:
     if len(found) > 1:
         listing = "".join(f"\n  {path}" for path in found)
-        raise UserError(f"--parent {name} could mean {len(found)} models; {advice}:{listing}")
+        raise UserError(f"{what} could mean {len(found)} models; {advice}:{listing}")
     return found[0]
 
 
 def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
     """The model that a folder stands for."""
     if folder.resolve() in seen:
-        raise UserError(f"--parent {name}: the records of {folder} lead back to it; give the model's own folder")
+        raise UserError(f"{PARENT} {name}: the records of {folder} lead back to it; give the model's own folder")
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)
@@ -122,7 +127,7 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     if is_run(folder):
         return of_checkpoint(*choose(folder, choice, name))
     if choice and (is_model(folder) or (folder / "model").is_dir()):
-        raise UserError(f"--parent {name}: only a run has several checkpoints to choose from; {folder} is none")
+        raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is none")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
         return of_checkpoint(folder, "named by its folder")
     if (folder / LINEAGE).is_file():
@@ -133,8 +138,8 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
         return Parent(folder, why="named by its folder")
     inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
     if not inside:
-        raise UserError(f"--parent {name}: {folder} holds no run, no checkpoint, no model and no {LINEAGE}")
-    return follow(one_of(inside, name, "name one"), choice, name, seen)
+        raise UserError(f"{PARENT} {name}: {folder} holds no run, no checkpoint, no model and no {LINEAGE}")
+    return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)
 
 
 def is_run(folder: Path) -> bool:
@@ -154,13 +159,13 @@ def choose(run: Path, choice: str, name: str) -> tuple[Path, str]:
     parent = run / "checkpoints"
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
-        raise UserError(f"--parent {name}: {run} has no complete checkpoint")
+        raise UserError(f"{PARENT} {name}: {run} has no complete checkpoint")
     best, named = read_best(parent), read_pointer(parent)[0]
     last = named if named in found else found[0]
 
     def refusal(reason: str) -> UserError:
         steps = "".join(f"\n  {run}:iter={folder_iteration(f)}{remark(f, best, last)}" for f in reversed(found))
-        return UserError(f"--parent {name}: {reason}; its checkpoints:{steps}")
+        return UserError(f"{PARENT} {name}: {reason}; its checkpoints:{steps}")
 
     if choice == "best":
         if best is None:
@@ -212,23 +217,23 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
             continue
         problem = None if is_run(place) else record.change(entry, place)  # a run may have gone on
         if problem is not None:
-            raise UserError(f"--parent {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
+            raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
         made.append(place)
     if folder.resolve() in [place.resolve() for place in made]:
         return of_adapter(folder, record) if is_adapter(folder) else Parent(folder, why="a result of its own")
     if made:
-        return follow(one_of(made, name, "name one"), choice, name, seen)
+        return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:
         raise UserError(
-            f"--parent {name}: {folder} stands for one model, that its {record.action} read; leave :{choice} out"
+            f"{PARENT} {name}: {folder} stands for one model, that its {record.action} read; leave :{choice} out"
         )
     adapters, models = of_role(record, "adapter"), of_role(record, "model")
     if adapters:
         base = [*of_role(record, "base"), *models]
         return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True, why="adapters")
     if not models:
-        raise UserError(f"--parent {name}: {folder} was made by {record.action}, which read no model")
-    return follow(one_of(models, name, "name one"), "", name, seen)
+        raise UserError(f"{PARENT} {name}: {folder} was made by {record.action}, which read no model")
+    return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
 
 
 def of_adapter(folder: Path, record: Lineage | None) -> Parent:

@@ -9,7 +9,7 @@ import pytest
 from worldsmith.actions.lineage.draw import ShowLineage
 from worldsmith.cli.main import main
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def draw(place: Path) -> tuple[list[str], int]:
     return list(result.lines), result.code
 
 
-def test_the_tree(scores: Path, tmp_path: Path) -> None:
+def test_the_tree(scores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, code = draw(scores)
     chats = fingerprint(tmp_path / "chats.json").removeprefix("sha256:")[:8]
     assert code == 0
@@ -56,7 +56,10 @@ def test_the_tree(scores: Path, tmp_path: Path) -> None:
         f"└── dataset {tmp_path}/chats.json [{chats}]",
         "nothing is missing or has changed",
     ]
-    assert draw(scores / "results.json")[0] == lines, "a file that it wrote"
+    assert draw(scores / "results.json")[0] == draw(scores / "lineage.json")[0] == lines, "a file that it wrote"
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    assert draw(Path(read_lineage(scores).id))[0] == lines, "by its id"
+    assert draw(tmp_path / "run" / "checkpoints" / "iter_000000004")[0][0].startswith(f"train {tmp_path}/run ")
 
 
 def test_what_has_changed_or_is_gone(scores: Path, tmp_path: Path) -> None:
@@ -72,5 +75,7 @@ def test_the_command(scores: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["lineage", str(scores), "--json"]) == 0
     shown = capsys.readouterr().out
     assert '"made_by": {' in shown
+    assert main(["lineage", str(tmp_path / "nothing")]) == 2
+    assert "RESULT" in capsys.readouterr().err
     assert main(["lineage", str(tmp_path)]) == 2
     assert "no action has recorded what it was made from" in capsys.readouterr().err
