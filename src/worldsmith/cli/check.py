@@ -19,6 +19,8 @@ from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
 
 SPLITS = ("train", "val")
+SPEC_CAP = "policy.model_max_length"
+"""What a spec calls the most tokens of a sample."""
 HELP = (
     "Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of "
     "training; tokens, packs, sizes, duplicates, steps of a pass, free disk. Nothing is written."
@@ -67,19 +69,28 @@ def run(args: argparse.Namespace) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         from worldsmith.actions.datasets.check import CheckData
 
+        fields, samples = caps(loaded)
         config = CheckData.Config(
-            run=loaded.tree, limits_of=recipe, decode=not args.headers, cap_fields=cap_fields(loaded)
+            run=loaded.tree, limits_of=recipe, decode=not args.headers, cap_fields=fields, cap_samples=samples
         )
         for name in ("processes", "workers", "sample"):
             setattr(config, name, getattr(args, name))
         return show(config.build().run(), as_json=args.json)
 
 
-def cap_fields(loaded: Loaded) -> dict[str, str]:
-    """By split the value that the cap of its packs refers to, where it is a reference."""
-    steps = {split: loaded.sources.get((f"dataloader_{split}", "max_sequence_length"), []) for split in SPLITS}
-    found = {split: [step for step in taken if isinstance(step, tuple)] for split, taken in steps.items()}
-    return {split: format_path(paths[0]) for split, paths in found.items() if paths}
+def caps(loaded: Loaded) -> tuple[dict[str, str], dict[str, int]]:
+    """By split the field of which the cap of its packs is made, and for that of a spec the samples of a pack."""
+    fields, samples = {}, {}
+    for split in SPLITS:
+        path = (f"dataloader_{split}", "max_sequence_length")
+        steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
+        place = loaded.places.get(path)
+        if steps:
+            fields[split] = format_path(steps[0])
+        elif loaded.report and place is not None and place.file not in ("flag", "override"):
+            fields[split] = SPEC_CAP
+            samples[split] = getattr(loaded.tree, path[0]).max_samples_per_batch
+    return fields, samples
 
 
 def load(args: argparse.Namespace) -> tuple[Loaded, str | None]:

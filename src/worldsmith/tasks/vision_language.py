@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,11 @@ class VisionLanguageTask(Task):
         return dataset.contents()
 
     @classmethod
+    def relaxed(cls, data: ChatLoader.Config) -> ChatLoader.Config:
+        relaxed = replace(data, on_overlong="drop", dataset=without_required_rates(data.dataset))
+        return data if relaxed == data else relaxed
+
+    @classmethod
     def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
         return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
 
@@ -114,6 +120,16 @@ class VisionLanguageTask(Task):
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()
         yield "batches", self.model.describe_batches()
+
+
+def without_required_rates(dataset: ChatDataset.Config) -> ChatDataset.Config:
+    """A rate that is missing is then that of the file, as it will be where it is annotated."""
+    if isinstance(dataset, MixedDataset.Config):
+        members = {name: without_required_rates(member) for name, member in dataset.datasets.items()}
+        return replace(dataset, datasets=members)
+    if isinstance(dataset, ChatFile.Config) and dataset.video_fps == "require":
+        return replace(dataset, video_fps="optional")
+    return dataset
 
 
 def trace_of(turns: Sequence[Turn]) -> str:

@@ -15,6 +15,7 @@ import reasoner_runs
 from hub_server import serving_hub
 
 from worldsmith.actions.datasets.check import CheckData
+from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -296,3 +297,58 @@ def test_what_the_machine_has(world: Path, tmp_path: Path) -> None:
     assert 0 < facts["machine"]["needed"] < facts["machine"]["free"]
     assert 0 < facts["disk"]["checkpoint"] * facts["disk"]["checkpoints_kept"] < facts["disk"]["free"]
     assert "a process holds" in text
+
+
+SPEC = """
+[train]
+epoch = 1
+train_batch_per_replica = {batch}
+[train.train_policy]
+type = "sft"
+mini_batch = {mini}
+[train.ckpt]
+enable_checkpoint = true
+[policy]
+model_name_or_path = "{world}/model"
+model_max_length = {longest}
+[policy.parallelism]
+tp_size = 1
+dp_shard_size = {shards}
+[custom.train_dataset]
+annotation_path = "{annotations}"
+media_path = "{world}/data"
+[custom.vision]
+nframes = 4
+"""
+
+
+def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """c7, c12, d15: what is needed is said of the field that the spec has, and of all records, also without rates."""
+    file, records = tmp_path / "spec.toml", tmp_path / "rated.json"
+    found = json.loads((world / "data" / "annotations.json").read_text())
+    records.write_text(json.dumps([{**record, "video_fps": 8.0} for record in found]))
+
+    def checked(longest: int, *, batch: int = 2, mini: int = 1, shards: int = 1, rated: bool = True) -> Any:
+        annotations = records if rated else world / "data" / "annotations.json"
+        numbers = {"batch": batch, "mini": mini, "shards": shards, "longest": longest}
+        file.write_text(SPEC.format(**numbers, world=world, annotations=annotations))
+        code = main(["check", "--spec", str(file), "--json", "--workers", "0", "--headers"])
+        facts = json.loads(capsys.readouterr().out)
+        return code, facts["data"]["train"], facts["problems"], facts["remarks"]
+
+    code, train, problems, remarks = checked(500)
+    assert (code, problems, remarks) == (0, [], [])
+    most = int(train["tokens"]["max"])
+    code, _, problems, _ = checked(20)
+    assert code == 2
+    assert f"none fits into a pack: set policy.model_max_length to at least {most} (now 20)" in problems[0]
+    assert checked(most)[1]["over_cap"] == 0
+    assert f"set policy.model_max_length to at least {most} (now {most - 1})" in checked(most - 1)[3][0]
+    half = -(-most // 2)
+    assert f"set policy.model_max_length to at least {half} (now {half - 1})" in checked(half - 1, mini=2)[3][0]
+    code, train, problems, _ = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
+    assert (code, len(train["packs"])) == (2, 2)
+    assert "a step takes 3 packs on each process, and a pass over" in problems[0]
+    code, train, problems, _ = checked(500, rated=False)
+    assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
+    assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Action, Result, share_done
@@ -62,7 +62,7 @@ class CheckData(Action):
         limits_of: str | None = None
         """The recipe that `run` is, where only a data set was named."""
         processes: Count | None = None
-        """Processes that the run would have; null: as many as the launch has, else one."""
+        """Processes that the run would have; null: as many as the launch has, else the fewest that its degrees take."""
         workers: NotNegative | None = None
         """Processes that read; 0: this one alone, null: one for each CPU."""
         sample: Count | None = None
@@ -70,7 +70,9 @@ class CheckData(Action):
         decode: bool = True
         """False: of images and videos headers alone are read, which is fast and tells tokens, sizes and rates."""
         cap_fields: dict[str, str] = field(default_factory=dict)
-        """By split the field that its max_sequence_length refers to, where it is written elsewhere."""
+        """By split the field that its max_sequence_length is made of, where it is written elsewhere."""
+        cap_samples: dict[str, int] = field(default_factory=dict)
+        """By split, where that field is the most tokens of a sample, the samples of a pack."""
 
     config: Config
 
@@ -96,10 +98,18 @@ class CheckData(Action):
         chosen = self.config.workers
         return len(os.sched_getaffinity(0)) if chosen is None else chosen
 
+    @property
+    def processes(self) -> int:
+        asked = self.tree.model.config.parallelism
+        if self.config.processes is not None or "WORLD_SIZE" in os.environ:
+            return self.config.processes or world_size()
+        shards, copies = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+        return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
+
     def look(self) -> Finding:
         """Raises ValueError for processes that do not fit the run's degrees; what else is wrong is a problem."""
         tree, found = self.tree, Finding()
-        degrees = plan_degrees(tree.model.config, self.config.processes or world_size())
+        degrees = plan_degrees(tree.model.config, self.processes)
         if self.config.limits_of is None:
             found.needs = look_at_files(tree)
             found.problems += found.needs.problems
@@ -134,9 +144,9 @@ class CheckData(Action):
             data = getattr(tree, f"dataloader_{split}")
             if split == "val" and (data is None or not tree.trainer.run_validation):
                 continue
-            ends = getattr(data, "on_overlong", "drop") == "error"  # all are counted, not the first one alone
-            data = replace(data, on_overlong="drop") if ends else data
-            task = task_of(tree.model.name)(model=model, objective=tree.objective, data=data, split=split)
+            kind = task_of(tree.model.name)
+            relaxed = kind.relaxed(data)
+            task = kind(model=model, objective=tree.objective, data=relaxed, split=split)
             tally = task.quarantine = Tally(split)
             loader = task.loader(dry=True)
             tasks[split], datasets[split] = task, loader.dataset
@@ -144,12 +154,13 @@ class CheckData(Action):
             found.reports[split] = report = read_data(
                 loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=self.config.decode,
-                cap_field=self.config.cap_fields.get(split, ""), shown=share_done(f"reading {split} data"),
+                cap_field=self.config.cap_fields.get(split, ""), cap_samples=self.config.cap_samples.get(split),
+                shown=share_done(f"reading {split} data"),
             )  # fmt: skip
-            report.flags = list(task.flags(loader.dataset))
+            report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
             for problem in report.problems:
                 found.refuse(problem)
-            self.judge(found, report, split, ends_at_long_ones=ends)
+            self.judge(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
         if "val" in tasks:
             found.overlap = tasks["val"].overlap(datasets["val"], datasets["train"])
             if found.overlap:
@@ -192,7 +203,7 @@ class CheckData(Action):
         """What the machine has for the run."""
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
-        look_at_machine(needs, tree, model, degrees, self.config.processes or world_size())
+        look_at_machine(needs, tree, model, degrees, self.processes)
         cache = getattr(tree.dataloader_train, "latent_cache", "")
         if cache and task.cell_bytes:
             look_at_latents(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
@@ -203,6 +214,10 @@ class CheckData(Action):
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.config.limits_of is not None:
             yield titled("limits", f"those of the recipe {self.config.limits_of}; --recipe NAME chooses another one")
+        if self.config.processes is None and self.processes > world_size():
+            yield titled(
+                "processes", f"{self.processes}, as model.config.parallelism asks; --processes N says otherwise"
+            )
         for split, report in found.reports.items():
             if len(found.reports) > 1:
                 yield titled(split, "-" * (width - 13))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,7 +57,9 @@ class DataReport:
     cap: int | None = None
     """Tokens that a pack, and so a sample, stays below."""
     cap_field: str = ""
-    """The field that says so."""
+    """The field that says so, as the user wrote it."""
+    cap_samples: int | None = None
+    """Where that field is the most tokens of a sample, itself allowed, the samples of a pack; None: it is the cap."""
     over_cap: int = 0
     """Samples that were looked at and do not."""
     needed_cap: int | None = None
@@ -116,19 +119,20 @@ def read_data(
     sample: int | None = None,
     decode: bool = True,
     cap_field: str = "",
+    cap_samples: int | None = None,
     shown: Callable[[int, int], None] | None = None,
 ) -> DataReport:
     """Reads the first pass of a loader whose quarantine is `tally`, or `sample` of it, evenly chosen.
 
     `contents`: see `Task.contents`. The pass is shared by `ranks`, each of which does `packs_a_step` packs in a step.
-    Without `decode` headers alone are read, which tell tokens and sizes. `cap_field`: what sets the cap, if another
-    field than the loader's does.
+    Without `decode` headers alone are read, which tell tokens and sizes. `cap_field` and `cap_samples` are those of the
+    report, where another field than the loader's sets the cap.
     """
     dataset, config = loader.dataset, loader.config
     loader.maker.decodes = decode
     report = start_report(loader)
     report.decoded, report.packer = decode, config.packer
-    report.cap_field = cap_field or f"{tally.section}.max_sequence_length"
+    report.cap_field, report.cap_samples = cap_field or f"{tally.section}.max_sequence_length", cap_samples
     total = len(dataset)
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[Seen] = []
@@ -191,10 +195,10 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
 
 def larger_cap(report: DataReport) -> str:
     """What to do where samples are too long."""
-    return (
-        f"set {report.cap_field} to at least {report.needed_cap} (now {report.cap}) for all of them, or use smaller or "
-        "shorter ones"
-    )
+    least, now = report.needed_cap or 0, report.cap or 0
+    if report.cap_samples is not None:
+        least, now = math.ceil((least - 1) / report.cap_samples), (now - 1) // report.cap_samples
+    return f"set {report.cap_field} to at least {least} (now {now}) for all of them, or use smaller or shorter ones"
 
 
 def count_packs(
