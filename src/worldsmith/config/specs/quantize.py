@@ -80,14 +80,19 @@ def model(t: Translation) -> None:
     put_model(t, "model.model_path", "model.", base_to="base")
 
 
+def is_measured(t: Translation) -> bool:
+    """Whether the model reads records before it is quantized."""
+    return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
+
+
 @computed("quantization_method.scheme", *(f"{CALIBRATION}{name}" for name in ("num_calibration_samples", LENGTH)))
 def samples(t: Translation) -> None:
     scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
     length = t.get(f"{CALIBRATION}{LENGTH}")
     t.move("quantization_method.scheme", "scheme", "renamed")
-    if scheme not in STATIC:
+    if not is_measured(t):
         for name in ("num_calibration_samples", LENGTH):
-            t.say(f"{CALIBRATION}{name}", "unneeded", f"{scheme} measures no ranges ahead")
+            t.say(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
         return
     few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
     cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
@@ -100,27 +105,26 @@ def samples(t: Translation) -> None:
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
 def questions(t: Translation) -> None:
-    """The records are what ranges are measured with, and what the model and the result are asked."""
+    """The records are what GPTQ and the ranges look at, and what the model and the result are asked."""
     file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
-    uses = [
-        *(["dataset"] if t.get("quantization_method.scheme") in STATIC else []),
-        *(["questions"] if judge else []),
-    ]
+    uses = ["dataset", *(["questions"] if judge else [])]
     t.put("judge", judge, source="quantization_method.skip_test_generation")
     told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
     t.say("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
-    if not t.get(file) or not uses:
-        text = "the data of the run that made the model" if uses else "nothing reads it"
+    if not t.get(file):
+        text = "the data of the run that made the model, where there is need of some"
         t.say(file, "unneeded", text)
         t.say(f"{CALIBRATION}media_dir", "unneeded", text)
         return
+    t.put("method", "gptq", source=file)
     for use in uses:
         t.put(f"{use}.type", LLAVA, source=file)
         t.put(f"{use}.path", t.get(file), source=file)
         if folder:
             t.put(f"{use}.media_root", folder, source=f"{CALIBRATION}media_dir")
-    t.say(file, "renamed", f"{' and '.join(f'{use}.path' for use in uses)} = {shown(t.get(file))}")
+    paths = " and ".join(f"{use}.path" for use in uses)
+    t.say(file, "renamed", f"{paths} = {shown(t.get(file))}, method = gptq")
     text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {shown(folder)}"
     t.say(
         f"{CALIBRATION}media_dir", *(("renamed", text) if folder else ("unneeded", "media lie beside the annotations"))

@@ -133,23 +133,24 @@ def test_an_evaluation_is_read_flat_and_nested(nested: bool, suffix: str, tmp_pa
 
 def test_both_generations_of_quantize_names_are_read(tmp_path: Path) -> None:
     data = {"type": "LlavaDataset", "path": "train.json", "media_root": "clips"}
-    common = {"model": "/models/final", "out": "/results"}
-    assert good(translated("quantize", QUANTIZE_72, tmp_path)) == {**common, "scheme": "W4A16", "judge": False}
-    assert good(translated("quantize", QUANTIZE_70, tmp_path)) == {
-        **common,
-        "scheme": "FP8_DYNAMIC",
-        "judge": True,
-        "questions": data,
-    }
-    measured = good(translated("quantize", QUANTIZE_72, tmp_path, "quantize.quantization_scheme=NVFP4"))
-    assert measured == {
-        **common,
-        "scheme": "NVFP4",
+    common = {"model": "/models/final", "out": "/results", "method": "gptq", "dataset": data}
+    small = {"samples": 1, "max_sequence_length": 4096, "judge": False}
+    large = {"samples": 512, "max_sequence_length": 32_768, "judge": True, "questions": data}
+    assert good(translated("quantize", QUANTIZE_72, tmp_path)) == {**common, **small, "scheme": "W4A16"}
+    assert good(translated("quantize", QUANTIZE_70, tmp_path)) == {**common, **large, "scheme": "FP8_DYNAMIC"}
+
+
+def test_without_records_a_model_is_quantized_by_itself_or_by_the_data_of_its_run(tmp_path: Path) -> None:
+    document = changed(QUANTIZE_72, dataset__annotation_path="", dataset__media_dir="")
+    assert good(translated("quantize", document, tmp_path)) == {
+        "model": "/models/final",
+        "out": "/results",
+        "scheme": "W4A16",
         "judge": False,
-        "dataset": data,
-        "samples": 1,
-        "max_sequence_length": 4096,
     }
+    static = good(translated("quantize", document, tmp_path, "quantize.quantization_scheme=NVFP4"))
+    assert (static["samples"], static["max_sequence_length"]) == (1, 4096)
+    assert not {"dataset", "method"} & set(static)
 
 
 def test_a_question_is_read(tmp_path: Path) -> None:
