@@ -111,6 +111,35 @@ def test_a_good_rate_is_found_for_the_tiny_reasoner_and_again_after_a_kill(tmp_p
     assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_figure_of_evaluate_is_searched_for_and_measured_on_final_data(tmp_path: Path) -> None:
+    train, unseen, tune, _ = script()
+    for words in (train, unseen):
+        assert run(tmp_path, [*words[:3], "--clips", "4", "--val-clips", "2", *words[7:]]).wait() == 0, said(tmp_path)
+    small = ["trainer.max_iter=2", "scheduler.warm_up_steps=[1]", "dataloader_train.max_samples_per_batch=2"]
+    figure = [
+        "--metric",
+        "num_records",
+        "--direction",
+        "max",
+        "--trials",
+        "2",
+        "--search",
+        "optimizer.lr=log:1e-4..1e-3",
+    ]
+    asked = ["dataset=LlavaDataset", "dataset.path=data/videophy2_val", "max_new_tokens=2"]
+    evaluate = [word for setting in asked for word in ("--evaluate", setting)]
+    final = ["--final-data", "dataset.path=unseen/videophy2_val", "--final-data", "limit=5"]
+    assert run(tmp_path, [*tune[:2], *small, "-o", "asked", *figure, *evaluate, *final]).wait() == 0, said(tmp_path)
+    best = json.loads((tmp_path / "asked/best.json").read_text())
+    assert [line["value"] for line in lines(tmp_path / "asked")] == [12, 12]
+    assert (best["trial"], best["value"]) == (0, 12)
+    assert (best["final"]["best"], best["final"]["as_it_is"]) == (5, 5)
+    assert (tmp_path / "asked/trials/0001/evaluation/results.json").exists()
+    assert not list((tmp_path / "asked").glob("final_*"))
+
+
 def run(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "DATASET_PATH": "data", "OMP_NUM_THREADS": "1"}
     environment.pop("WORLDSMITH_OUTPUT_ROOT", None)

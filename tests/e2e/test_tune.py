@@ -125,3 +125,29 @@ def test_a_trial_that_fails_has_a_reason_and_no_score(world: Path, tmp_path: Pat
     assert "'nothing'" in failed["reason"]
     trials = json.loads((again / "best.json").read_text())["trials"]
     assert (trials["complete"], trials["failed"]) == (2, 1)
+
+
+def test_a_run_that_diverges_as_it_is_has_no_score_and_others_have(world: Path, tmp_path: Path) -> None:
+    again, said = tmp_path / "study", tmp_path / "said.txt"
+    given = [word for word in words(world, again) if word not in SEARCH and "final" not in word]
+    more = ["optimizer.lr=1e38", "trainer.max_iter=2", "--trials=2", "--search=optimizer.lr=log:1e-3..1e-2"]
+    assert forked_study.tune([*given, *more], said) == 0, said.read_text()
+    assert [(line["state"], line["reason"]) for line in lines(again)] == [
+        ("failed", "the figure is not finite"),
+        ("complete", None),
+    ]
+    best = json.loads((again / "best.json").read_text())
+    assert (best["trial"], best["as_it_is"], best["final"]) == (1, None, None)
+    assert "as it is: none" in said.read_text()
+
+
+@pytest.mark.slow
+def test_two_at_once_are_the_same_trials_again_also_after_a_kill(world: Path, tmp_path: Path) -> None:
+    """Whichever of the two ends first."""
+    one, two, said = tmp_path / "one", tmp_path / "two", tmp_path / "said.txt"
+    assert forked_study.tune(words(world, one, "--parallel=2"), said) == 0, said.read_text()
+    assert forked_study.tune(words(world, two, "--parallel=2"), said, deadly=(2, 3)) == -9
+    assert len(lines(two)) < 4
+    assert forked_study.tune(words(world, two, "--parallel=2"), said) == 0, said.read_text()
+    assert lines(two) == lines(one)
+    assert [line["trial"] for line in lines(one)] == [0, 1, 2, 3, 4]

@@ -44,10 +44,10 @@ class FinalData:
             in_own_process(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """The figure of the best trial, and that of the run as it is. Raises UserError."""
-        both: dict[str, float] = {}
+        """The figure of the best trial, and that of the run as it is; None: not finite. Raises UserError."""
+        both: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
-            if trial.number == 0 and best.number == 0 and both:
+            if trial.number == best.number and both:
                 both[name] = both["best"]
                 continue
             run, folder = record.path(trial.number), record.folder / f"final_{trial.number:04d}"
@@ -60,9 +60,7 @@ class FinalData:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             value = figures.get(self.metric)
-            if value is None or not math.isfinite(value):
-                raise UserError(f"--final-data: {self.metric} of trial {trial.number} is not finite on these data")
-            both[name] = value
+            both[name] = value if value is not None and math.isfinite(value) else None
         return {**both, "data": list(self.data)}
 
     def require_unseen(self) -> None:

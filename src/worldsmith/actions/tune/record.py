@@ -7,6 +7,7 @@ when they have ended, in the order of their numbers; what is at work is known fr
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -20,7 +21,8 @@ from worldsmith.actions.tune.strategy import Direction, Plan
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.lock import lock
+from worldsmith.files.record_lock import FILE as LOCK
+from worldsmith.files.record_lock import try_lock
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -165,10 +167,12 @@ def open_study(path: Path, direction: str) -> Study:
 def held(folder: Path) -> Iterator[None]:
     """Within the block no other command works on the study. Raises UserError while one does."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = lock(folder)
-    if handle is None:
-        raise UserError(f"{folder}: another `worldsmith tune` works on this study; wait for it, or choose another -o")
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have
     try:
+        if not try_lock(handle, fcntl.LOCK_EX, folder / LOCK):
+            raise UserError(
+                f"{folder}: another `worldsmith tune` works on this study; wait for it, or choose another -o"
+            )
         yield
     finally:
         os.close(handle)
@@ -179,7 +183,7 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
     if not folder.exists():
         return
     if not (folder / STUDY).exists():
-        if any(folder.iterdir()):
+        if any(path.name != LOCK for path in folder.iterdir()):
             raise UserError(f"{folder} is not empty and holds no study ({STUDY}); choose another -o")
         return
     before = read_json_object(folder / STUDY)

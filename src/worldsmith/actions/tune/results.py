@@ -21,6 +21,10 @@ BEST_RUN = "best.yaml"
 """The run with the best settings, in a form that `worldsmith train` takes."""
 
 
+def figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
 @dataclass(slots=True)
 class Results:
     """The results of the study in `record`. `config` is that of `Tune`."""
@@ -39,9 +43,9 @@ class Results:
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
-        value = f"{self.config.metric} {line['value']:.6g}" if line["value"] is not None else ""
+        value = f"{self.config.metric} {figure(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
-        beside = f"; best: trial {best.number}, {best.value:.6g}" if best and best.number != trial.number else ""
+        beside = f"; best: trial {best.number}, {figure(best.value)}" if best and best.number != trial.number else ""
         settings = " ".join(line["words"]) or "the run as it is"
         print(f"trial {trial.number} of {self.config.trials}: {what} ({settings}){beside}", file=sys.stderr, flush=True)
         self.write()
@@ -114,11 +118,11 @@ class Results:
         if best is None or ending == "stopped":
             return
         first = record.finished[0]
-        yield f"best: trial {best.number}, {config.metric} {best.value:.6g}; as it is: {first.value:.6g}"
+        yield f"best: trial {best.number}, {config.metric} {figure(best.value)}; as it is: {figure(first.value)}"
         for word in line_of(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
-            yield f"on data that no trial saw: {self.final['best']:.6g}; as it is: {self.final['as_it_is']:.6g}"
+            yield f"on data that no trial saw: {figure(self.final['best'])}; as it is: {figure(self.final['as_it_is'])}"
         elif best.number:
             yield (
                 f"that is the best of {counts['complete']} figures on the same data, which flatters it: --final-data "

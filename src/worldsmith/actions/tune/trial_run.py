@@ -16,7 +16,6 @@ from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.recipes.registry import registered
 from worldsmith.distributed.process_signals import signal_at_parents_end
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.record_lock import in_use
 from worldsmith.monitor.page.series import numbers
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
@@ -66,10 +65,6 @@ class TrialRun:
     def facts(self) -> dict[str, float | None]:
         """The numbers that the second command has found, by name. Raises UserError."""
         return dict(numbers(read_json_object(self.measured)))
-
-    def is_free(self) -> bool:
-        """Whether nobody works in the run folder: a process of a command that was killed may still save."""
-        return in_use(self.folder) is None
 
     def code(self) -> int | None:
         """The exit code, negative for a signal; None while the process works."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from worldsmith.actions.tune.strategy import ExhaustedError, Judge, Plan, Strate
 from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.stop_signals import PREEMPTED
+from worldsmith.files.record_lock import in_use
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 POLL = 0.2
 """Seconds between two looks at the runs."""
+NOT_FINITE = "the figure is not finite"
 FAILURES = 5
 """Trials that fail in a row until the study is stopped."""
 
@@ -52,8 +55,8 @@ class Trials:
     """The run of a plan in a slot."""
     refusal: Callable[[Mapping[str, Any]], str | None]
     """Why settings cannot run."""
-    score: Callable[[TrialRun], float]
-    """The value of a run that has ended well. Raises UserError where there is none."""
+    score: Callable[[TrialRun], float | None]
+    """The value of a run that has ended well; None for one that is not finite. Raises UserError where there is none."""
     environment: Callable[[int], Mapping[str, str]]
     """What the processes of a slot see."""
     changed: Callable[[], None]
@@ -63,6 +66,8 @@ class Trials:
     at_work: dict[int, AtWork] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
     """Trials that have ended before one with a lower number."""
+    told: set[int] = field(default_factory=set)
+    """Trials of which it was said that they wait."""
     failed: int = 0
     """In a row, of this command."""
 
@@ -131,8 +136,11 @@ class Trials:
         if run.process is None:
             if run.asked:
                 del self.at_work[number]
-            elif run.is_free():
+            elif (holder := in_use(run.folder)) is None:
                 run.start(self.environment(run.slot))
+            elif number not in self.told:
+                self.told.add(number)
+                print(f"trial {number} waits for its folder {run.folder}: {holder}", file=sys.stderr, flush=True)
             return None
         code = run.code()
         self.listen(trial)
@@ -160,7 +168,7 @@ class Trials:
             judge.hear(value)
 
     def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
-        """Raises UserError for the run as it is, when it has failed."""
+        """Raises UserError when the run as it is has failed; one whose figure is not finite has only no score."""
         run, judge, value, reason = trial.run, trial.judge, None, None
         if pruned:
             reason = f"behind the others at validation {len(judge.heard)}"
@@ -171,12 +179,13 @@ class Trials:
                 value = self.score(run)
             except UserError as error:
                 reason = str(error)
-        state = "pruned" if pruned else "failed" if value is None else "complete"
-        if state == "failed" and trial.plan.number == 0:
+        if reason and not pruned and trial.plan.number == 0:
             raise UserError(f"trial 0, the run as it is, has failed: {reason}. Its log is {run.log}")
+        state = "pruned" if pruned else "failed" if value is None else "complete"
+        reason = NOT_FINITE if state == "failed" and reason is None else reason
         heard = judge.heard
         if pruned and not math.isfinite(heard[-1]):
-            state, reason = "failed", f"the figure was not finite at validation {len(heard)}"
+            state, reason = "failed", f"{NOT_FINITE} at validation {len(heard)}"
         return ended(
             trial.plan,
             state,
@@ -210,9 +219,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float:
-    """The value of a run's validations: the last, or the best where that one's weights are kept. Raises UserError."""
+def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:
+    """The value of a run's validations: the last, or the best where the run keeps that one's weights."""
     finite = [value for value in values if value is not None]
-    if not finite or (best is None and values[-1] is None):
-        raise UserError("the figure is not finite" if values else "the run has not validated")
-    return best(finite) if best else finite[-1]
+    return best(finite) if best and finite else values[-1]

@@ -288,8 +288,8 @@ class Tune(Action):
             after=after if config.evaluate else (),
         )
 
-    def score(self, run: TrialRun) -> float:
-        """Raises UserError where there is no figure."""
+    def score(self, run: TrialRun) -> float | None:
+        """The trial's value; None for one that is not finite. Raises UserError where there is no such figure."""
         metric = self.config.metric
         figures = run.facts() if self.config.evaluate else dict.fromkeys(run.figures)
         if metric not in figures:

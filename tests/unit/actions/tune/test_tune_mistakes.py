@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from worldsmith.actions.tune.record import held
 from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
 
 RUN = ["videophy2_nano_tiny", "trainer.max_iter=20"]
 
@@ -70,3 +73,15 @@ def test_a_dry_run_says_what_is_searched_and_tried_first(capsys: pytest.CaptureF
     assert "search      trainer.grad_accum_iter: 1, 2" in said
     assert [line.split()[:2] for line in said if line.startswith("trial")] == [["trial", str(n)] for n in range(4)]
     assert not (tmp_path / "study").exists()
+
+
+def test_two_commands_do_not_work_on_one_study(tmp_path: Path) -> None:
+    with held(tmp_path / "study"):
+        child = os.fork()
+        if child == 0:
+            try:
+                with held(tmp_path / "study"):
+                    os._exit(0)
+            except UserError as error:
+                os._exit(7 if "another `worldsmith tune` works on this study" in str(error) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
