@@ -136,3 +136,9 @@ def test_a_run_with_adapters_is_exported_both_ways(world: Path, tmp_path: Path) 
     adapted = PeftModel.from_pretrained(from_pretrained(world / "model"), tmp_path / "adapter")
     assert (logits(adapted.get_base_model()) - merged).abs().max() < 1e-5 * merged.abs().max()
     assert json.loads((tmp_path / "adapter" / "worldsmith.json").read_text())["base_model"] == str(world / "model")
+    for name in ("run", "merged"):
+        out = ["-o", str(tmp_path / f"small_{name}"), "--scheme", "W8A8", "--no-judge"]
+        assert main(["quantize", str(tmp_path / name), *out]) == 0
+    small, same = (load_file(tmp_path / f"small_{name}" / "model.safetensors") for name in ("run", "merged"))
+    assert small.keys() == same.keys()
+    assert all(torch.equal(value, same[key]) for key, value in small.items())

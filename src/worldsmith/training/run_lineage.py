@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 def write_run_lineage(folder: Path, config: Trainer.Config, loaders: Mapping[str, PackingDataLoader]) -> None:
     """Writes the record of a run at its start. One that goes on keeps what is known of its first weights."""
-    inputs = [*weights_of(folder, config), *(i for split, loader in loaders.items() for i in data_of(split, loader))]
+    inputs = [
+        *weights_of(folder, config),
+        *(i for split, loader in loaders.items() for i in data_of(split, loader.dataset)),
+    ]
     write_lineage(folder, action="train", settings=without_secrets(to_dict(config)), inputs=inputs)
 
 
@@ -37,9 +40,8 @@ def weights_of(folder: Path, config: Trainer.Config) -> list[Input | dict[str, A
     return [Input("base", place.parent if (place / METADATA).is_file() and place.name == "model" else place)]
 
 
-def data_of(split: str, loader: PackingDataLoader) -> Iterator[Input]:
+def data_of(split: str, dataset: Any) -> Iterator[Input]:
     """The files of a data set, each member of a mixture by itself."""
-    dataset: Any = loader.dataset
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 

@@ -25,7 +25,8 @@ from worldsmith.data.conversations.datasets import llava, llava_onevision, manif
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.files.atomic import folder_aside
-from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.lineage import write_lineage
+from worldsmith.training.run_lineage import data_of
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_sample import ChatSample
@@ -123,7 +124,8 @@ class Quantize(AnswerAction, WritingAction):
             force = config.force or not passed
             require_free(place, INDEX, force=force)
             publish_export(aside, place, about, force=force)
-        used = [Input("dataset", d.name, {"records": d.num_records}) for d in (data, questions) if d is not None]
+        read = (("calibration", data), ("questions", questions))
+        used = [entry for split, dataset in read if dataset is not None for entry in data_of(split, dataset)]
         write_lineage(
             place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
         )
@@ -146,8 +148,8 @@ class Quantize(AnswerAction, WritingAction):
         else:
             for name in ("dataset", "max_sequence_length"):
                 if getattr(config, name) is not None:
-                    why = f"{config.scheme} needs no calibration"
-                    raise wrong(config, name, "scheme", "method", why=why, remedy=f"leave {name} out")
+                    why = f"{config.scheme} needs no calibration without GPTQ"
+                    raise wrong(config, name, why=why, remedy=f"leave {name} out, or give the method gptq")
         if config.judge:
             purpose = "judge the result by (or give --no-judge)"
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
