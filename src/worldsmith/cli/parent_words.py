@@ -44,25 +44,44 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
 def adopt_parent_run(args: argparse.Namespace) -> None:
     """The weights of `args.parent`, if one is given, as the flag of what a run starts from.
 
-    Raises UserError when the words say that too, for adapters alone, and as `find_parent` does.
+    A run that goes on keeps its own start, whatever has become of the parent. Raises UserError when the words say that
+    too, for adapters alone, and as `find_parent` does.
     """
     if args.parent is None:
         return
     from worldsmith.actions.lineage.parents import find_parent
 
-    parent = find_parent(args.parent)
-    if parent.is_adapter:
-        raise UserError(
-            f"{PARENT} {args.parent}: {parent.model} holds adapters alone, which no run starts from; give the run that "
-            "trained them, or a folder in which they are merged"
-        )
     given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
     if LOAD_PATH in given:
         raise UserError(
             f"{LOAD_PATH} and {PARENT} {args.parent} both say what the run starts from; leave one of them out"
         )
-    args.flags.append(Flag(LOAD_PATH, (str(parent.model),)))
+    start = start_of_run_that_goes_on(args)
+    if start is None:
+        parent = find_parent(args.parent)
+        if parent.is_adapter:
+            raise UserError(
+                f"{PARENT} {args.parent}: {parent.model} holds adapters alone, which no run starts from; give the run "
+                "that trained them, or a folder in which they are merged"
+            )
+        start = str(parent.model)
+    args.flags.append(Flag(LOAD_PATH, (start,)))
     args.parent = None
+
+
+def start_of_run_that_goes_on(args: argparse.Namespace) -> str | None:
+    """What the run of these words started from, if its folder has checkpoints; None for a new run."""
+    from worldsmith.actions.lineage.parents import is_run, read_tree
+    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.cli.run_source import load_run
+    from worldsmith.training.run_folder import run_path
+
+    trial = argparse.Namespace(**{**vars(args), "flags": [*args.flags, Flag(LOAD_PATH, (args.parent,))]})
+    folder = run_path(load_run(trial)[0].tree.job)
+    if not is_run(folder) or not checkpoint_folders(folder / "checkpoints"):
+        return None
+    known = read_tree(folder / "config.yaml").get("checkpoint", {}).get("load_path")
+    return known if isinstance(known, str) else None
 
 
 def reads_model(kind: type[Action]) -> bool:

@@ -97,6 +97,22 @@ def test_a_run_starts_from_the_weights_of_its_parent(tmp_path: Path, monkeypatch
         adopt_parent_run(args)
 
 
-def test_no_run_starts_from_adapters_alone(adapter: Path) -> None:
+def test_a_run_that_goes_on_does_not_ask_for_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be gone, or have another best checkpoint by now."""
+    monkeypatch.setenv("DATASET_PATH", str(tmp_path))
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    words = words_of_train("moving_shapes", "--parent", "gone:best", "--job.name", "mine")
+    with pytest.raises(UserError, match="no run of this name"):
+        adopt_parent_run(words)
+    job = run_source.load_run(words)[0].tree.job
+    run = tmp_path / job.project / job.group / "mine"
+    (run / "checkpoints" / "iter_000000001").mkdir(parents=True)
+    (run / "config.yaml").write_text("checkpoint: {load_path: where/it/was}")
+    adopt_parent_run(words)
+    assert run_source.load_run(words)[0].tree.checkpoint.load_path == "where/it/was"
+
+
+def test_no_run_starts_from_adapters_alone(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_PATH", str(adapter))
     with pytest.raises(UserError, match=r"adapters alone, which no run starts from"):
         adopt_parent_run(words_of_train("moving_shapes", "--parent", str(adapter)))
