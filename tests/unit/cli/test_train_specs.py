@@ -13,6 +13,7 @@ from worldsmith.cli.config.convert import REST
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 
+GUIDE = Path(__file__).parents[3] / "docs/specs.md"
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/specs").iterdir())
 
 
@@ -80,6 +81,21 @@ def test_mistakes_of_the_words(words: tuple[str, ...], message: str, capsys: pyt
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_the_commands_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = GUIDE.read_text(encoding="utf-8").partition("```bash\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLES[0].read_text(encoding="utf-8")
+    Path("spec.toml").write_text(
+        text.replace("[policy.parallelism]", "[policy.lora]\ntarget_modules = ['q_proj']\n\n[policy.parallelism]")
+    )
+    train, convert = (shlex.split(line)[1:] for line in block.strip().splitlines())
+    assert run(capsys, "config", "check", *train[1:])[0] == 0
+    assert run(capsys, *convert)[0] == 0
+    assert load("run.yaml").tree == load("spec.toml", spec_words=["train.epoch=2"]).tree
 
 
 def test_one_source_is_named(capsys: pytest.CaptureFixture[str]) -> None:

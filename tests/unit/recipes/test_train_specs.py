@@ -11,8 +11,9 @@ import pytest
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
 from worldsmith.config.specs.names import leaf_keys
+from worldsmith.config.specs.train.aliases import RL_KEYS
 from worldsmith.config.specs.train.draft import has_spec_keys
-from worldsmith.config.specs.train.form import FORM, RL_KEYS
+from worldsmith.config.specs.train.form import FORM
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 
@@ -513,6 +514,13 @@ def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_be
     media = loaded.tree.dataloader_train.processor.media
     assert (media.total_pixels, media.max_frames, media.nframes) == (6272000, None, 8)
     assert any("custom.vision.max_frames is dead" in warning for warning in loaded.warnings)
+
+
+def test_reading_ahead_without_readers_is_dead(read: Any) -> None:
+    words = ("train.train_policy.dataloader_num_workers=0", "train.train_policy.dataloader_prefetch_factor=4")
+    loaded = read(COOKBOOK, *words)
+    assert any("prefetch_factor is dead" in warning for warning in loaded.warnings)
+    assert read(COOKBOOK, words[1]).tree.dataloader_train.prefetch_factor == 4
 
 
 def test_a_default_of_two_for_tensor_parallelism_is_said(read: Any) -> None:

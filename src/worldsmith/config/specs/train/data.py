@@ -139,6 +139,20 @@ def put_frames(t: Translation, values: dict[str, Any]) -> None:
             t.put(f"{loader}.processor.media.{name}", value, source=source)
 
 
+@computed(
+    *(f"train.train_policy.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
+    *(f"validation.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
+)
+def readers(t: Translation) -> None:
+    for loader, above in zip(LOADERS, ("train.train_policy.", "validation.")):
+        workers, ready = f"{above}dataloader_num_workers", f"{above}dataloader_prefetch_factor"
+        t.move(workers, f"{loader}.num_workers", "renamed")
+        if t.get(workers):
+            t.move(ready, f"{loader}.prefetch_factor", "renamed")
+        elif t.is_stated(ready):
+            t.say(ready, "dead", f"{workers} is 0: nobody reads ahead")
+
+
 FRAMES = ("fps", "nframes", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
 UNCUT = {
     "video_start": "cut the clips beforehand",

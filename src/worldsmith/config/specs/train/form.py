@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from worldsmith.config.specs.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
-from worldsmith.config.specs.train.data import data_sets, frames, longest, names, trackers
+from worldsmith.config.specs.train.aliases import ALIASES, RL_KEYS, SAMPLING_KEYS
+from worldsmith.config.specs.train.data import data_sets, frames, longest, names, readers, trackers
 from worldsmith.config.specs.train.model import adapters, learning_rates, model, trained
 from worldsmith.config.specs.train.spec import TrainSpec
 from worldsmith.config.specs.train.steps import steps_of_the_run
@@ -13,32 +14,6 @@ from worldsmith.config.specs.translation import Translation
 
 RECIPE = "cosmos_rl"
 """The recipe that a spec starts from: it holds what specs have no key for."""
-ALIASES = {
-    "dp_shard_size": "policy.parallelism.dp_shard_size",
-    "dp_replicate_size": "policy.parallelism.dp_replicate_size",
-    "num_gpus": "policy.parallelism.dp_shard_size",  # gpu_spec_key
-    "num_nodes": "policy.parallelism.dp_replicate_size",  # node_spec_key
-    "num_epochs": "train.epoch",
-    "batch_size": "train.train_batch_per_replica",
-    "learning_rate": "train.optm_lr",
-    "mini_batch": "train.train_policy.mini_batch",
-}
-RL_KEYS = (
-    *("variant", "prompt_column_name", "response_column_name", "reward_function", "use_remote_reward", "remote_reward"),
-    *("filter_reward_metric", "bypass_reward", "group_reward_calculation", "temperature", "epsilon_low"),
-    *("epsilon_high", "advantage_low", "advantage_high", "positive_nll_coef", "lower_bound_ratio", "loss_type"),
-    *("unbiased_loss_max_tokens", "unbiased_advantage", "algo", "overlong_reward", "kl_beta", "dpo_reference_policy"),
-    *("unbiased_kl_estimate", "off_policy_masking_delta", "aipo_rho", "mu_iterations", "batch_size_per_optimize"),
-    *("max_token_len_per_mini_batch", "entropy_coeff", "allowed_outdated_steps", "on_policy"),
-    *("uncentralized_training", "outdated_rollout_fetch_batch_size", "max_inflight_steps"),
-    *("min_filter_prefix_tokens", "max_retry_for_on_policy", "reference_reset_interval"),
-    *("reset_optimizer_with_reference", "use_decoupled_loss", "behav_imp_weight_cap", "rollout_as_token_ids"),
-    *("collect_rollout_logprobs", "use_rollout_logprobs_for_loss"),
-)
-SAMPLING_KEYS = (
-    *("temperature", "top_p", "top_k", "repetition_penalty", "n_generation", "max_response_length"),
-    *("reward_function", "use_remote_reward", "remote_reward"),
-)
 FLIPS = "it is of reinforcement learning, and without `type` it turned the whole run into that: rollouts, host names"
 FOR_RL = "it is of reinforcement learning, which a fine-tuning never reads"
 
@@ -187,12 +162,9 @@ SAVING = (
     ),
 )
 LOADING = (
+    readers,
     renamed(f"{SFT}dataloader_shuffle", "dataloader_train.shuffle"),
     renamed(f"{SFT}dataloader_seed", "dataloader_train.seed"),
-    renamed(f"{SFT}dataloader_num_workers", "dataloader_train.num_workers"),
-    renamed(f"{SFT}dataloader_prefetch_factor", "dataloader_train.prefetch_factor"),
-    renamed("validation.dataloader_num_workers", "dataloader_val.num_workers"),
-    renamed("validation.dataloader_prefetch_factor", "dataloader_val.prefetch_factor"),
     approximated(
         f"{SFT}balance_dp_token", "", "the loss is the mean over all supervised tokens of a step", but=(True,)
     ),
