@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -88,3 +88,8 @@ def test_lists_have_limits_and_so_have_their_items() -> None:
     schema = value_schema(annotated_hints(Limited)["pair"])
     assert (schema["minItems"], schema["maxItems"]) == (2, 2)
     assert schema["items"]["anyOf"][0] == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+
+
+def test_a_single_choice_is_a_constant() -> None:
+    assert value_schema(Literal["a"]) == {"const": "a"}
+    assert value_schema(Literal["a", "b"]) == {"enum": ["a", "b"]}

@@ -73,7 +73,7 @@ class _Types:
                 schema = schema if isinstance(limits, Mark) else _limited(schema, limits)
             return schema
         if origin is Literal:
-            return {"enum": list(arguments)}
+            return {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
         if origin in (Union, types.UnionType):
             return _any_of([self.value(member, instance) for member in arguments])
         if origin is list:
