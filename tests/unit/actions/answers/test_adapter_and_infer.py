@@ -24,7 +24,7 @@ from worldsmith.models.vision_language.model import VisionLanguageModel
 
 TARGETS = ["q_proj", "down_proj", "qkv"]
 TOKENS = "5"
-HOW = ["--task", "text", "--metrics", "rouge", "--max-new-tokens", TOKENS, "--dtype", "float32"]
+HOW = ["--task", "text", "--metrics", "bleu", "--max-new-tokens", TOKENS, "--dtype", "float32"]
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,12 @@ def peft_says(world: Path) -> dict[str, str]:
 def test_adapter_merged_folder_and_peft_agree(world: Path) -> None:
     (world / "adapter").chmod(0o555)
     assert evaluate(world, "model", "plain") == 0
-    assert evaluate(world, "model", "adapted", "--adapter", str(world / "adapter")) == 0
-    merged = figures(world / "adapted")["merged"]
+    words = ("--against", str(world / "plain"), "--slices", "duration")
+    assert evaluate(world, "model", "adapted", "--adapter", str(world / "adapter"), *words) == 0
+    found = figures(world / "adapted")
+    assert found["against"]["shared"] == 6
+    assert {name: part["total"] for name, part in found["slices"]["duration"].items()} == {"0 to 2 s": 4, "no video": 2}
+    merged = found["merged"]
     assert evaluate(world, os.path.relpath(merged["folder"], world), "merged_alone") == 0
     assert said(world / "adapted") == said(world / "merged_alone") == peft_says(world)
     assert said(world / "adapted") != said(world / "plain")
@@ -89,7 +93,7 @@ def test_adapter_merged_folder_and_peft_agree(world: Path) -> None:
     base, whole = (load_file(folder / "model.safetensors") for folder in (world / "model", Path(merged["folder"])))
     assert merged["max_change"] == max(float((whole[name] - base[name]).abs().max()) for name in whole)
     record = json.loads((world / "adapted/lineage.json").read_text())
-    assert [entry["role"] for entry in record["inputs"]] == ["base", "adapter", "dataset"]
+    assert [entry["role"] for entry in record["inputs"]] == ["base", "adapter", "dataset", "results"]
 
 
 def test_a_merged_folder_is_used_for_what_it_was_made_of(world: Path) -> None:

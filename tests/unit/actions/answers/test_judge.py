@@ -19,7 +19,7 @@ from worldsmith.distributed.world import World
 
 BROKEN = {"id": "chat1", "video": "gone.mp4", "conversations": [
     {"from": "human", "value": "<video>\nWhere is it?"}, {"from": "gpt", "value": "nowhere"}]}  # fmt: skip
-HOW = ["--max-new-tokens", "3", "--batch-size", "4", "--dtype", "float32", "--task", "text", "--metrics", "rouge"]
+HOW = ["--max-new-tokens", "3", "--batch-size", "4", "--dtype", "float32", "--task", "text", "--metrics", "bleu"]
 SILENT = {"id": "mute", "conversations": [{"from": "human", "value": "Is it?"}]}
 
 

@@ -13,10 +13,12 @@ from run_folders import write_run
 from tiny_runs import moving_gradient
 
 from worldsmith.actions.answers.asked import duration, mark_of, template
+from worldsmith.actions.answers.judge import JudgeAnswers
 from worldsmith.actions.answers.outcome import describe, write_outcome
 from worldsmith.actions.answers.saved_answers import SavedAnswers
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
 from worldsmith.evaluation.answers.results import Row, read_results
@@ -141,6 +143,28 @@ def test_parts_of_the_data_have_names(tmp_path: Path) -> None:
     assert [duration(name) for name in (str(tmp_path / "clip.mp4"), "", "gone.mp4")] == [
         "2 to 5 s", "no video", "unreadable",
     ]  # fmt: skip
+
+
+def test_records_say_what_is_asked_of_them(tmp_path: Path) -> None:
+    records = [
+        {"id": f"r{index}", "task": kind, "conversations": [
+            {"from": "human", "value": "Is it?"}, {"from": "gpt", "value": truth}]}
+        for index, (kind, truth) in enumerate([("bcq", "yes"), ("mcq", "B"), ("scene_description", "A red ball.")])
+    ]  # fmt: skip
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+
+    def prepared(**settings: Any) -> Any:
+        data = LlavaDataset.Config(path=str(tmp_path))
+        return JudgeAnswers.Config(model="", out="", dataset=data, **settings).build().prepare()
+
+    exam = prepared(task="by_record", slices=["task", "question"])
+    assert [task.name for task in exam.tasks.values()] == ["binary", "mcq", "scene_description"]
+    assert exam.asked.rows[2].slice == {"task": "scene_description", "question": "Is it?"}
+    assert prepared().kinds == "text"
+    with pytest.raises(UserError, match="a record of the kind 'bcq'; metropolis_sgd knows count"):
+        prepared(task="metropolis_sgd", task_field="task")
+    with pytest.raises(UserError, match="no record has the field 'category'; there are: conversations, id, task"):
+        prepared(task="metropolis_sgd")
 
 
 def test_a_question_is_the_same_in_another_folder(tmp_path: Path) -> None:
