@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,12 +113,17 @@ class Quantize(AnswerAction, WritingAction):
             about = quantizer.fill(aside, out.name)
             facts["size"] = sizes_of(quantizer, aside)
             passed = True
-            if before is not None:
+            if before is not None and questions is not None:
                 answerer = Answerer(model.formats.load_quantized(aside, device), self.settings(model))
                 check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
-                check["left_out"] += min(config.max_questions, len(questions or [])) - len(asked)
+                check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
-                facts["check"] = {**check, "tolerance": config.tolerance / 100, "passed": passed}
+                facts["check"] = {
+                    "dataset": questions.name,
+                    **check,
+                    "tolerance": config.tolerance / 100,
+                    "passed": passed,
+                }
             (aside / FIGURES).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             place = out if passed else out.with_name(f"{out.name}.rejected")
             force = config.force or not passed
@@ -186,6 +191,11 @@ class Quantize(AnswerAction, WritingAction):
                 except SampleError as error:
                     left_out[error.reason] += 1
                 show(done, len(indices))
+            if not used:
+                advice = (
+                    f"; the longest has {longest} tokens, raise max_sequence_length" if "too_long" in left_out else ""
+                )
+                raise UserError(f"{data.name} has no conversation to calibrate with: {reasons(left_out)}{advice}")
 
         media: Any = answerer.processor.media
         quantizer.observe(answerer.model, samples(), normalize=lambda patches, kind: media.normalize(patches, kind))
@@ -248,6 +258,10 @@ def describe(quantizer: Quantizer) -> str:
     )
 
 
+def reasons(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
+
+
 def summary(facts: dict[str, Any], place: Path) -> list[str]:
     """For people; the last line says whether the result may be used."""
     size = facts["size"]
@@ -258,8 +272,10 @@ def summary(facts: dict[str, Any], place: Path) -> list[str]:
     ]
     if "calibration" in facts:
         data = facts["calibration"]
-        left = ", ".join(f"{reason} {count}" for reason, count in sorted(data["left_out"].items())) or "none"
-        lines.append(f"calibration  {data['used']} conversations of {data['dataset']}, left out: {left}")
+        lines.append(
+            f"calibration  {data['used']} conversations of {data['dataset']}, left out: {reasons(data['left_out'])}; "
+            f"the longest has {data['longest']} tokens"
+        )
     if "check" not in facts:
         return [*lines, "not judged: the result was asked nothing"]
     check = facts["check"]
@@ -271,6 +287,8 @@ def summary(facts: dict[str, Any], place: Path) -> list[str]:
         f"latency      {1000 * check['seconds_per_answer_before']:.0f} ms an answer before, "
         f"{1000 * check['seconds_per_answer_after']:.0f} ms now (here, through transformers)",
     ]
+    if check["dataset"] == facts.get("calibration", {}).get("dataset"):
+        lines.append("warning      the questions are those that it was calibrated with; others would say more")
     if not check["accuracy_before"]:
         lines.append("warning      the model itself answers none of them right: this check says nothing of the result")
     verdict = "passed" if check["passed"] else "REJECTED"

@@ -76,8 +76,18 @@ def test_a_good_result_is_published_and_recorded(
 
 def test_a_bad_result_is_put_aside(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Random weights in 4 bits say something else: 2 points are less than one answer of six."""
-    assert quantize(world, tmp_path / "small", "W4A16", "--group-size", "32") == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("REJECTED: accuracy 1.000 before, 0.")
+    same = [
+        "--dataset",
+        "LlavaDataset",
+        "--dataset.path",
+        str(world / "own"),
+        "--dataset.media_root",
+        str(world / "data"),
+    ]
+    assert quantize(world, tmp_path / "small", "W4A16", "--group-size", "32", "--method", "gptq", *same) == 1
+    said = capsys.readouterr().out
+    assert "the questions are those that it was calibrated with" in said
+    assert said.splitlines()[-1].startswith("REJECTED: accuracy 1.000 before, 0.")
     assert [path.name for path in tmp_path.iterdir()] == ["small.rejected"]
     assert not json.loads((tmp_path / "small.rejected/quantization.json").read_text())["check"]["passed"]
 
@@ -96,6 +106,10 @@ def test_what_cannot_be_done_is_said_before_anything_is(
     ):
         assert main(["quantize", *words, *out]) == 2, words
         assert reason in " ".join(capsys.readouterr().err.split()), words
+    own = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data"), "--no-judge", "--scheme", "FP8"]
+    assert main(["quantize", model, *out, *own, "--max-sequence-length", "9"]) == 2
+    reason = "no conversation to calibrate with: too_long 6; the longest has 47 tokens, raise max_sequence_length"
+    assert reason in " ".join(capsys.readouterr().err.split())
     assert not any(tmp_path.iterdir())
     assert main(["quantize", model, "--no-judge", "--dryrun", *out]) == 0
     assert "times smaller than in bfloat16" in capsys.readouterr().out
