@@ -77,4 +77,5 @@ def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -
         yield f"{place.source}:{place.line}: {cut(text)}"
         yield "This error is not among those that are known here."
         return
-    yield f"No known error in {sum(len(stream.lines) for stream in streams)} lines."
+    count = sum(len(stream.lines) for stream in streams)
+    yield f"No known error in {count} line{'s' * (count != 1)}."

@@ -76,6 +76,12 @@ def test_lines_that_differ_in_numbers_are_looked_at_once_but_exit_codes_are_not(
     assert found("exitcode  : 1 (pid: 7)\nexitcode  : -9 (pid: 8)") == [202]
 
 
+def test_reasons_are_explained_where_they_end_a_run_and_not_where_they_are_counted() -> None:
+    assert found("data         12 records, 11 windows; left out: missing_file 1 (12 clips opened)") == []
+    assert found("error: 9 of 12 samples are bad, 1 are allowed (left out: missing_file 9; listed in q)") == [24]
+    assert found("error: chats has 12 records and no usable sample (left out: no_video_fps 12). Set it") == [15]
+
+
 def test_what_counts_only_where_it_repeats_is_nothing_once() -> None:
     assert found("Error processing sample: list index out of range") == []
     assert found("Error processing sample: list index out of range\n" * 20) == [20]
