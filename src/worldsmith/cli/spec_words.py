@@ -8,7 +8,7 @@ from worldsmith.cli.parent_words import PARENT
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
 from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import require_translated
+from worldsmith.config.specs.translation import Translation, require_translated
 from worldsmith.config.words.command_words import Words
 
 SPEC = "--spec"
@@ -18,6 +18,11 @@ HELP = (
 )
 PARENT_KEY = "parent_job_id"
 MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
+SAMPLING = {
+    "fps": ("vision.fps", "fps"),
+    "nframes": ("vision.nframes", "num_frames"),
+    "total_pixels": ("vision.total_pixels", "total_pixels"),
+}
 _DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
 
 
@@ -42,8 +47,18 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     if parent and key:
         if spec.is_stated(key):
             raise UserError(f"{file}: {key} and a parent, {parent}, both name the model; leave one of them out")
-        spec = read_spec(form, file, [*dotted, f"{key}={parent}"])
+        section = key[: key.rfind(".") + 1]
+        spec = read_spec(form, file, [*dotted, f"{key}={PARENT_KEY}", f"{section}enable_lora=false"])
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if parent and key:
-        words.spec.data.pop("model", None)
+        leave_to_parent(words.spec)
+
+
+def leave_to_parent(t: Translation) -> None:
+    """Takes away what a parent knows better: the model, and how pictures are shown as far as the spec is silent."""
+    t.data.pop("model", None)
+    media = t.data.get("processor", {}).get("media", {})
+    for name, keys in SAMPLING.items():
+        if not any(t.is_stated(key) for key in keys):
+            media.pop(name, None)

@@ -10,6 +10,7 @@ import pytest
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.action import SETTINGS, load, sort
 from worldsmith.cli.main import main
+from worldsmith.cli.parent_words import adopt_parent
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.errors import ConfigError
@@ -96,6 +97,32 @@ def test_a_parent_stands_for_the_model(template: str) -> None:
         assert "model" not in sorted_words.spec.data
     with pytest.raises(ConfigError, match=r"model\.model_path"):
         read("quantize", SPEC, template)
+
+
+@pytest.mark.parametrize("enable_lora", ["true", "false"])
+def test_a_parent_shows_pictures_as_it_saw_them_where_the_spec_is_silent(tmp_path: Path, enable_lora: str) -> None:
+    checkpoint = tmp_path / "run/checkpoints/iter_000000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
+    media = "dataloader_train: {processor: {media: {fps: 2.0, total_pixels: 4096}}}"
+    (tmp_path / "run/config.yaml").write_text(f"trainer: {{max_iter: 1}}\n{media}\n")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"parent_job_id: {tmp_path / 'run'}\nprompt: Why?\nmedia: a.mp4\nresults_dir: r\nenable_lora: {enable_lora}\n"
+    )
+    (kind,) = kinds_of("infer").values()
+
+    def settings(*more: str) -> Any:
+        words = sort([SPEC, str(spec), *more], [kind])
+        read_spec_words("infer", words, settings=SETTINGS)
+        adopt_parent(words.own["--parent"], words, [kind], None)
+        return load("worldsmith infer", kind, words, []).tree
+
+    assert settings().model == str(checkpoint)
+    shown = settings().processor.media
+    assert (shown.fps, shown.nframes, shown.total_pixels) == (2.0, None, 4096)
+    shown = settings("num_frames=4").processor.media
+    assert (shown.fps, shown.nframes, shown.total_pixels) == (None, 4, 4096)
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
