@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -65,12 +65,17 @@ class Lineage:
         path = Path(entry["path"])
         return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
 
-    def change(self, entry: Mapping[str, Any], place: Path) -> str | None:
-        """What is wrong with an input or output that should lie at `place`, in words; None when it is what it was."""
+    def change(
+        self, entry: Mapping[str, Any], place: Path, look: Callable[[Path], str] | None = fingerprint
+    ) -> str | None:
+        """What is wrong with an input or output that should lie at `place`, in words; None when it is what it was.
+
+        `look` gives the present fingerprint; None: it is enough that something is there.
+        """
         if not place.exists():
             return "is missing" if entry["fingerprint"] else None
         try:
-            same = entry["fingerprint"] in (None, fingerprint(place))
+            same = look is None or entry["fingerprint"] in (None, look(place))
         except (OSError, UserError) as error:
             return f"cannot be read: {error}"
         return None if same else "has changed since"

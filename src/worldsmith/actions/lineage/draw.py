@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.files.fingerprint import LINEAGE, is_record
+from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+Look = Callable[[Path], str]
 DEEPEST = 50
 """Records in a row, as a guard against records that lead back to themselves."""
 SHOWN = 8
@@ -44,42 +46,45 @@ class ShowLineage(Action):
         record = place if is_record(place.name) else record_of(place.resolve())
         if record is None:
             raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it was made from")
-        facts = chain(read_lineage(record))
+        facts = chain(read_lineage(record), functools.cache(fingerprint))
         changes = [*all_changes(facts)]
         last = "nothing is missing or has changed" if not changes else f"missing or changed: {len(changes)}"
         return Result([*draw(facts), last], facts, code=1 if changes else 0)
 
 
-def chain(record: Lineage, depth: int = 0) -> dict[str, Any]:
-    """A record with those of its inputs below them, and what has become of each input and output."""
+def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
+    """A record with those of its inputs below them, and what has become of each input and output.
+
+    `look` gives the fingerprint of what is there now.
+    """
     return {
         "action": record.action,
         "id": record.id,
         "folder": str(record.folder),
         "created": record.data.get("created"),
-        "outputs": [look_at(record, entry, record.folder / entry["path"]) for entry in record.outputs],
+        "outputs": [look_at(record, entry, record.folder / entry["path"], look) for entry in record.outputs],
         "inputs": [
             {
-                **look_at(record, entry, record.locate(entry)),
+                **look_at(record, entry, record.locate(entry), look),
                 "role": entry["role"],
-                "made_by": made_by(record, entry, depth),
+                "made_by": made_by(record, entry, look, depth),
             }
             for entry in record.inputs
         ],
     }
 
 
-def look_at(record: Lineage, entry: Mapping[str, Any], place: Path) -> dict[str, Any]:
-    problem = record.change(entry, place)
+def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) -> dict[str, Any]:
+    problem = record.change(entry, place, look)
     state = "as it was" if entry["fingerprint"] else "not on this machine then"
     path = str(place) if place.exists() else entry["path"]
     return {"path": path, "fingerprint": entry["fingerprint"], "state": problem or state, "same": problem is None}
 
 
-def made_by(record: Lineage, entry: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
+def made_by(record: Lineage, entry: Mapping[str, Any], look: Look, depth: int) -> dict[str, Any] | None:
     """The chain behind an input; None where none is recorded, or its record is gone."""
     found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
-    return None if found is None else chain(read_lineage(found), depth + 1)
+    return None if found is None else chain(read_lineage(found), look, depth + 1)
 
 
 def all_changes(facts: Mapping[str, Any]) -> list[str]:

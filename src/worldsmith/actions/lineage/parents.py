@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
-from worldsmith.files.fingerprint import LINEAGE, is_record
+from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
@@ -215,7 +215,7 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
         place = folder / entry["path"]
         if not is_model(place) and not is_run(place):
             continue
-        problem = None if is_run(place) else record.change(entry, place)  # a run may have gone on
+        problem = None if is_run(place) else record.change(entry, place, look())  # a run may have gone on
         if problem is not None:
             raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
         made.append(place)
@@ -253,12 +253,17 @@ def of_role(record: Lineage, role: str) -> list[Path]:
     for entry in record.inputs:
         if entry["role"] == role:
             place = record.locate(entry)
-            problem = record.change(entry, place)
+            problem = record.change(entry, place, look())
             if problem is not None:
                 was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was made"
                 raise UserError(f"the {role} {place} {problem}; {was}. Put it back, or name the model itself")
             places.append(place if place.exists() else Path(entry["path"]))
     return places
+
+
+def look() -> Callable[[Path], str] | None:
+    """What tells a change: one process of a launch reads the content for all."""
+    return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
 
 def processor_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:

@@ -153,6 +153,16 @@ def test_a_run_of_trained_weights_only_needs_its_base(root: Path) -> None:
         find_parent("first")
 
 
+def test_one_process_of_a_launch_reads_for_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(root, lora=True)
+    (root.parent / "base" / "model.safetensors").write_bytes(b"others")
+    monkeypatch.setenv("RANK", "1")
+    assert step_of(find_parent("first")) == 30
+    shutil.rmtree(root.parent / "base")
+    with pytest.raises(UserError, match="base is missing"):
+        find_parent("first")
+
+
 def test_what_moved_together_is_found_again(root: Path, tmp_path: Path) -> None:
     make_run(root, lora=True)
     shutil.move(tmp_path / "all", tmp_path / "elsewhere")
