@@ -11,11 +11,14 @@ import pytest
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
 from worldsmith.config.specs.names import leaf_keys
+from worldsmith.config.specs.spec_file import read_spec
 from worldsmith.config.specs.train.aliases import RL_KEYS
 from worldsmith.config.specs.train.draft import has_spec_keys
 from worldsmith.config.specs.train.form import FORM
+from worldsmith.config.specs.translation import translate
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.write.spec_template import spec_template
 
 SAMPLES = 112
 
@@ -536,6 +539,35 @@ def test_every_stated_key_is_in_the_report_once(read: Any) -> None:
     for key in keys:
         assert sum(line.split()[1] == key for line in stated.splitlines()[1:]) == 1
     assert "train.epsilon" in report.partition("left out")[2]
+
+
+SAYING = (
+    *("train.seed=-1", "train.optm_warmup_epochs=1", "train.optm_decay_ratio=0.5", "train.max_num_steps=9"),
+    *("custom.system_prompt=a", "custom.train_dataset.system_prompt=a", "train.train_policy.system_prompt=a"),
+    *("custom.vision={nframes: 8, min_frames: 2, min_pixels: 5}", "train.fa_version=2", "policy.model_revision=x"),
+    *("policy.freeze_pattern=[a]", "logging.group_name=g", "train.train_policy.mini_batch=1"),
+    "policy.lora={r: 4, lora_names: [default], lora_path: '', primary_adapter: null, target_modules: [q_proj]}",
+)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_no_stated_key_is_left_out_of_the_report(
+    read: Any, data: Path, tmp_path: Path, enabled: bool, saved: bool, passes: int
+) -> None:
+    """The template with every key, switched on and off."""
+    file = tmp_path / "every.yaml"
+    file.write_text(spec_template(FORM, str(file)))
+    words = (
+        *(f"custom.{name}_dataset.annotation_path={data}/annotations.json" for name in ("train", "val")),
+        *(f"validation.enable={str(enabled).lower()}", f"validation.freq_in_epoch={passes}"),
+        *(f"train.ckpt.enable_checkpoint={str(saved).lower()}", f"train.ckpt.save_freq_in_epoch={passes}"),
+    )
+    translation = translate(read_spec(FORM, str(file), [*words, *SAYING]))
+    assert [problem.render() for problem in translation.problems] == []
+    told = {line.key for line in translation.lines}
+    assert [key for key in leaf_keys(FORM.spec) if translation.is_stated(key) and key not in told] == []
 
 
 def test_no_key_is_without_a_row_and_none_has_two() -> None:

@@ -68,6 +68,8 @@ def put_prompt(t: Translation, key: str, to: str) -> None:
             t.say(name, "renamed", f"{to}.system_prompt = {shown(t.get(name))}")
         elif t.get(name) != t.get(given[0]):
             t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
+        elif key != VAL:
+            t.say(name, "kept", f"the same as {given[0]}")
 
 
 def put_validation(t: Translation) -> None:
@@ -76,8 +78,9 @@ def put_validation(t: Translation) -> None:
     t.put("trainer.run_validation", enabled, source="validation.enable")
     t.say("validation.enable", "renamed", f"trainer.run_validation = {shown(enabled)}")
     if not enabled:
-        if t.get(VAL) is not None:
-            t.say(VAL, "unneeded", "validation.enable is false: it is never measured")
+        for name in (VAL, "validation.val_before_train", "validation.batch_size"):
+            if t.is_stated(name):
+                t.say(name, "unneeded", "validation.enable is false: nothing is measured")
         return
     if not t.get(key):
         held = f"; {shown(test_size)} of the training data would be held out" if test_size else ""

@@ -13,6 +13,7 @@ from worldsmith.config.specs.translation import Translation
 
 BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
 EPOCH, MOST = "train.epoch", "train.max_num_steps"
+LAST = "train.train_policy.dataloader_drop_last"
 SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
 UNKNOWN = "steps = epochs x samples / (train_batch_per_replica x data-parallel processes)"
 
@@ -33,7 +34,7 @@ class Steps:
 
 
 @computed(
-    *(BATCH, MINI, EPOCH, MOST, "train.train_policy.dataloader_drop_last"),
+    *(BATCH, MINI, EPOCH, MOST, LAST),
     *(f"train.optm_{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_start_factor", "decay_type")),
     *("train.optm_decay_ratio", "train.optm_min_lr_factor"),
     *(f"train.ckpt.{name}" for name in ("enable_checkpoint", "save_freq", "save_freq_in_epoch")),
@@ -41,6 +42,8 @@ class Steps:
 )
 def steps_of_the_run(t: Translation) -> None:
     processes = data_processes(t)
+    drop = t.get(LAST)
+    t.say(LAST, "kept", f"the number of steps of all passes is rounded {'down' if drop else 'up'}")
     put_batch(t, processes)
     steps = count_steps(t, processes)
     if steps is None:
@@ -91,13 +94,7 @@ def count_steps(t: Translation, processes: int) -> Steps | None:
         put_total(t, most, MOST)
         return Steps(most, None)
     exact = epochs * samples / step
-    drop = t.get("train.train_policy.dataloader_drop_last")
-    total = math.floor(exact) if drop else math.ceil(exact)
-    t.say(
-        "train.train_policy.dataloader_drop_last",
-        "kept",
-        "the number of steps is rounded " + ("down" if drop else "up"),
-    )
+    total = math.floor(exact) if t.get(LAST) else math.ceil(exact)
     if total == 0:
         mini, share = t.get(MINI), samples * epochs // processes
         fits = share // mini * mini or share
@@ -128,6 +125,7 @@ def put_saves(t: Translation, steps: Steps) -> None:
         t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
         text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
         t.say("train.ckpt.enable_checkpoint", "approximated", text)
+        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_passes)
         return
     t.say("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
     put_cadence(t, steps, key, in_passes, "checkpoint.save_iter")
@@ -136,6 +134,8 @@ def put_saves(t: Translation, steps: Steps) -> None:
 def put_validations(t: Translation, steps: Steps) -> None:
     if t.get("validation.enable"):
         put_cadence(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
+    else:
+        say_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
 
 
 def put_cadence(t: Translation, steps: Steps, key: str, in_passes: str, to: str) -> None:
@@ -153,3 +153,11 @@ def put_cadence(t: Translation, steps: Steps, key: str, in_passes: str, to: str)
     else:
         t.put(to, every, source=key)
         t.say(key, "renamed", f"{to} = {every}")
+        say_unused(t, f"{key} says it in steps", in_passes)
+
+
+def say_unused(t: Translation, why: str, *keys: str) -> None:
+    """For keys that are stated although others make them say nothing."""
+    for key in keys:
+        if t.is_stated(key):
+            t.say(key, "unneeded", why)
