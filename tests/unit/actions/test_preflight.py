@@ -352,3 +352,13 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
     assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]
+
+
+def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:
+    """d24: all are missing, and it is said where they are."""
+    facts, code, text = check(run_of(world, tmp_path, on(f"{DATA}.media_root", str(world))))
+    assert (code, facts["data"]["train"]["left_out"]["missing_file"]["count"]) == (2, 5)
+    (found,) = (one for one in facts["data"]["train"]["flags"] if one["name"] == "media_elsewhere")
+    assert (found["count"], found["of"]) == (5, 5)
+    assert f"set media_root = '{world / 'data'}'" in found["said"]
+    assert "5 of 5 images and videos that were looked for are not there" in text
