@@ -27,6 +27,7 @@ class Hub:
         """What it says of files, other than their own."""
         self.down = 0
         """A status with which it answers everything."""
+        self.url = ""
         self.asked: list[str] = []
         """Method and path of every request."""
 
@@ -96,6 +97,7 @@ def serving_hub(
     address, template = f"http://127.0.0.1:{server.server_port}", constants.HUGGINGFACE_CO_URL_TEMPLATE
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template[template.index("/{repo_id}") :])
     monkeypatch.setattr(constants, "ENDPOINT", address)
+    hub.url = address
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no_token"))

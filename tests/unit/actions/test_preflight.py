@@ -6,6 +6,9 @@ The names of the rows: c1 … c15 are checks before a launch, d15 … d27 what g
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hub_server import serving_hub
 from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.training.run_folder import ROOT_VARIABLES
@@ -289,6 +293,26 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert "HF_TOKEN is set" in text
         assert "hf_hidden" not in text + json.dumps(facts)
         assert len(hub.asked) == 2
+
+
+@pytest.mark.slow
+def test_a_hub_of_ones_own(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c2: by HF_ENDPOINT and HF_TOKEN, which the library reads when it is imported."""
+    config = run_of(world, tmp_path, on("model.config.policy.backbone.safetensors_path", "hf://org/model"))
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    command = [sys.executable, "-m", "worldsmith", "check", str(tmp_path / "run.yaml"), "--headers", "--workers", "0"]
+    with serving_hub({"org/model": {"model.safetensors": b"x"}}, monkeypatch, tmp_path / "cache") as hub:
+        hub.gated, hub.tokens = {"org/model"}, {"hf_good": {"org/model"}, "hf_poor": set()}
+        for token, code, words in (
+            ("hf_good", 0, "org/model is on the hub"),
+            ("hf_poor", 2, "the token has no access to it"),
+            ("hf_old", 2, "does not accept the token"),
+        ):
+            env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HOME": str(tmp_path / "home")}
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+            assert done.returncode == code, done.stderr
+            assert words in " ".join(done.stdout.split())
+            assert token not in done.stdout + done.stderr
 
 
 def test_what_the_machine_has(world: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
+from worldsmith.data.conversations.media.frames import rates_differ
 from worldsmith.data.json_records import read_lines, records_in
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import VideoInfo, examine
@@ -17,8 +18,6 @@ from worldsmith.data.video_file import VideoInfo, examine
 FPS, ORIGIN = "video_fps", "video_fps_from"
 STREAM = "stream"
 """The origin of a rate that was read from the file."""
-TOLERANCE = 0.01
-"""By so much a rate may differ from another before they are told apart."""
 READERS = 8
 
 
@@ -81,13 +80,13 @@ def choose(
         done.without_video += 1
         return None
     rates = [info.fps for info in found if isinstance(info, VideoInfo)]
-    if isinstance(found, str) or apart(min(rates), max(rates)):
+    if isinstance(found, str) or rates_differ(min(rates), max(rates)):
         why = found if isinstance(found, str) else f"its videos have different rates: {', '.join(map(str, rates))}"
         done.unreadable.append({**known, "detail": why})
         done.stated += stated is not None
         return None
     if stated is not None:
-        other = apart(stated, rates[0])
+        other = rates_differ(stated, rates[0])
         if other:
             done.disagrees.append({**known, "detail": f"states {stated:g}, the stream has {rates[0]:g}"})
         done.stated += not (other and replace)
@@ -99,10 +98,6 @@ def choose(
     if any(info.variable_rate for info in found if isinstance(info, VideoInfo)):
         done.uneven.append({**known, "detail": f"its frames are unevenly spaced, {rates[0]:g} a second on average"})
     return rates[0]
-
-
-def apart(rate: float, other: float) -> bool:
-    return abs(rate / other - 1) > TOLERANCE
 
 
 def rewritten(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:

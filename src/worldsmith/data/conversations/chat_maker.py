@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.media.frames import rates_differ
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
@@ -15,9 +16,6 @@ from worldsmith.data.video_file import examine
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_loader import ChatLoader
-
-FPS_TOLERANCE = 0.01
-"""By so much a rate that a record states may differ from its video's before that is said."""
 
 
 class ChatMaker(SampleMaker[ChatSample]):
@@ -50,7 +48,7 @@ class ChatMaker(SampleMaker[ChatSample]):
         for video in (medium for medium in plan.media if isinstance(medium, VideoPlan)):
             if len(video.indices) == 1:
                 notes["single_frame_videos"] = f"{key}: {video.source} has a single frame, which is shown twice"
-            if video.fps is not None and abs(video.fps / video.info.fps - 1) > FPS_TOLERANCE:
+            if video.fps is not None and rates_differ(video.fps, video.info.fps):
                 notes["video_fps_disagrees"] = (
                     f"{key} (record {self.dataset.number(index)}) states {video.fps:g} frames a second, {video.source} "
                     f"has {video.info.fps:g}; video_fps = 'probe' takes the file's"

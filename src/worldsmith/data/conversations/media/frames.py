@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+TOLERANCE = 0.01
+"""By so much a rate that is stated may differ from another before they are told apart."""
+
+
+def rates_differ(rate: float, other: float) -> bool:
+    return abs(rate / other - 1) > TOLERANCE
+
 
 def choose_frames(
     total: int, fps: float, *, wanted_fps: float | None, wanted: int | None, min_frames: int, max_frames: int
