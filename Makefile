@@ -1,4 +1,4 @@
-# `make demo`, `make demo-reasoner` and `make test` set up everything that they need, and when run again do only what is left to do.
+# `make demo`, `make demo-reasoner`, `make demo-loop` and `make test` set up everything that they need, and when run again do only what is left to do.
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-reasoner install test lint slow clean
+.PHONY: demo demo-reasoner demo-loop install test lint slow clean
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
 demo-reasoner: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_reasoner.sh
+
+demo-loop: $(READY)
+	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_loop.sh
 
 install: $(READY)
 

@@ -7,7 +7,7 @@ annotations ask all questions about a clip in one conversation; the held-out one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,17 @@ import numpy as np
 
 from worldsmith.data.clip_plan import ClipPlan
 from worldsmith.data.falling_objects import COLOURS, ROUND, SHAPES, Scene, render, sample_scene
-from worldsmith.data.falling_questions import ANSWER_HINT, DESCRIBE, SCORE_PROMPT, Question, ask, describe
+from worldsmith.data.falling_questions import (
+    ANSWER_HINT,
+    DESCRIBE,
+    DESCRIPTION,
+    SCORE_PROMPT,
+    TOPICS,
+    Question,
+    Topic,
+    ask,
+    describe,
+)
 from worldsmith.data.made_folder import complete_folder, prepare_folder, write_json
 from worldsmith.data.video_writer import write_video
 
@@ -37,6 +47,13 @@ class FallingPlan(ClipPlan):
     clips: int = 1200
     val_clips: int = 120
     num_frames: int = 16
+    topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
+    """What annotations.json holds of each clip."""
+
+    def check(self, out: Path | None = None) -> None:
+        super().check(out)
+        if not self.topics or len(set(self.topics)) < len(self.topics) or not set(self.topics) <= set(TOPICS):
+            raise ValueError(f"{self.kind}: topics must be some of {', '.join(TOPICS)}, each once; found {self.topics}")
 
 
 def make_dataset(
@@ -105,10 +122,12 @@ def llava_records(plan: FallingPlan, split: str, scenes: list[Scene]) -> Iterato
     """The LLaVA-style records of a split."""
     rng = np.random.default_rng([plan.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
-        questions = ask(scene)
+        questions = [question for question in ask(scene) if question.topic in plan.topics]
         if split == "train":
-            if index % DESCRIBED_OF == 0:
-                yield record(index, "description", [(DESCRIBE, describe(scene))])
+            if DESCRIPTION in plan.topics and index % DESCRIBED_OF == 0:
+                yield record(index, DESCRIPTION, [(DESCRIBE, describe(scene))])
+            if not questions:
+                continue
             yield record(index, "questions", [turn(questions[i]) for i in rng.permutation(len(questions))])
         else:
             for question in questions:

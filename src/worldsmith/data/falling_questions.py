@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from worldsmith.data.falling_objects import VIOLATIONS, Scene
 
@@ -18,6 +19,9 @@ QUESTIONS = {
     "left": "Is the object on the left?",
     "red": "Is the object red at the start?",
 }
+Topic = Literal["rises", "passes", "vanishes", "changes", "left", "red", "description"]
+TOPICS: list[Topic] = list(get_args(Topic))
+DESCRIPTION = TOPICS[-1]
 
 
 @dataclass(frozen=True, slots=True)

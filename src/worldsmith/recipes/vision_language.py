@@ -214,3 +214,18 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     )
     config.dataloader_val = dataclasses.replace(loader, dataset=ManifestDataset.Config(path=val))
     return config
+
+
+@recipe("falling_questions", starts_from="falling_objects")
+def falling_questions(config: Trainer.Config) -> Trainer.Config:
+    """A small part of the reasoner's demo that learns in a minute: questions with the answer yes or no."""
+    config.job.experiment = config.job.name = "falling_questions"
+    loader = cast(ChatLoader.Config, config.dataloader_train)
+    train, val = (LlavaDataset.Config(path="${oc.env:DATASET_PATH}/videophy2_" + split) for split in ("train", "val"))
+    loader.dataset = train
+    config.dataloader_val = dataclasses.replace(loader, dataset=val)
+    config.trainer.max_iter = 100
+    config.trainer.run_validation = True
+    config.trainer.validation_iter = config.checkpoint.save_iter = 50
+    config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(dataset=val, every=50)
+    return config

@@ -118,3 +118,22 @@ def test_a_complete_dataset_is_left_alone_and_another_plan_refused(folder):
 def test_impossible_plans_are_refused(tmp_path, change, said):
     with pytest.raises(ValueError, match=said):
         make_dataset(tmp_path, replace(PLAN, **change))
+
+
+def test_only_the_topics_that_are_wanted_are_asked(tmp_path):
+    plan = replace(PLAN, topics=["red", "left"])
+    make_dataset(tmp_path / "set", plan)
+    train, val = (read(tmp_path / f"set/videophy2_{split}/annotations.json") for split in ("train", "val"))
+    asked = [turn["value"] for record in train for turn in record["conversations"] if turn["from"] == "human"]
+    assert len(train) == 6
+    assert sum("red at the start" in text for text in asked) == sum("on the left" in text for text in asked) == 6
+    assert len(asked) == 12
+    assert [record["id"].partition("-")[2] for record in val] == ["left", "red"] * 3
+
+
+@pytest.mark.parametrize("topics", [[], ["red", "red"], ["green"]])
+def test_topics_that_there_are_not(topics):
+    with pytest.raises(
+        ValueError, match="topics must be some of rises, passes, vanishes, changes, left, red, description"
+    ):
+        replace(PLAN, topics=topics).check()

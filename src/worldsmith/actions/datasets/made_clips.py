@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.data import falling_dataset, moving_shapes
 from worldsmith.data.clip_plan import ClipPlan
 from worldsmith.data.falling_dataset import FallingPlan
+from worldsmith.data.falling_questions import TOPICS, Topic
 from worldsmith.data.moving_shapes import DatasetPlan
 
 
@@ -38,7 +39,7 @@ class MakeClips(Action):
             self.dataset_plan().check()
 
         def dataset_plan(self) -> ClipPlan:
-            return self.plan_class(**{field.name: getattr(self, field.name) for field in fields(self.plan_class)})
+            return self.plan_class(**{item.name: getattr(self, item.name) for item in fields(self.plan_class)})
 
     config: Config
 
@@ -99,3 +100,5 @@ class MakeFallingObjects(MakeClips):
         """Validation clips."""
         num_frames: int = 16
         """Frames of a clip."""
+        topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
+        """What is asked of a clip in annotations.json."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -206,3 +208,13 @@ def test_every_kind_of_data_set_can_be_chosen_in_text(kind: type[ChatDataset]) -
     config = ChatLoader.Config(max_sequence_length=100, dataset=kind.Config(path="a"))
     assert from_dict(to_dict(config)) == config
     assert isinstance(from_dict(to_dict(config)).dataset, kind.Config)
+
+
+def test_whoever_has_the_loader_can_choose_every_data_set() -> None:
+    """Files and words name a class shortly only if its module is imported."""
+    from worldsmith.data.conversations import datasets
+
+    shipped = {path.stem for path in Path(datasets.__path__[0]).glob("*.py")} - {"__init__", "typed_content"}
+    code = "import sys, worldsmith.data.conversations.chat_loader; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {f"{datasets.__name__}.{name}" for name in shipped} <= set(loaded)
