@@ -113,7 +113,7 @@ def write_data_records(
 ) -> None:
     """Writes what the data are: their samples, data_report.json, and lineage.json. `data`: by "train" and "val"."""
     from worldsmith.data.stream import dataset_record
-    from worldsmith.training.run_lineage import write_run_lineage
+    from worldsmith.training.records.lineage import write_run_lineage
 
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
     for split, (_, loader) in data.items():

@@ -26,7 +26,7 @@ from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage
-from worldsmith.training.run_lineage import data_of
+from worldsmith.training.records.lineage import data_of
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_sample import ChatSample

@@ -11,7 +11,7 @@ from toy_runs import ROWS, VAL_ROWS, make_world, toy_config, validated
 from worldsmith.actions.lineage.parents import find_parent
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.monitor.lineage import read_lineage
-from worldsmith.training.run_lineage import without_secrets
+from worldsmith.training.records.lineage import without_secrets
 from worldsmith.training.trainer import Trainer
 
 

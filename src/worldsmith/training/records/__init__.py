@@ -1,0 +1,1 @@
+"""What a run folder says of the run that works in it."""
