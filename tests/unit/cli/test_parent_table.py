@@ -64,8 +64,8 @@ def test_the_checkpoint_of_the_parent_is_the_model(command: str, named_by: str, 
     settings = settings_of(command, file, *words)
     assert settings.model == str(run)
     assert str(settings.out).startswith("results")
-    assert settings.processor.outer_vision_tokens, "what the spec does not say is as in the run"
-    assert settings.processor.media.fps == {"quantize": 3.0, "infer": 1.0}.get(command), "what it says, or means, stays"
+    shown = settings.processor
+    assert (shown.media.fps, shown.outer_vision_tokens) == (3.0, True), "what the spec does not say is as in the run"
 
 
 def test_train_goes_on_by_its_name_and_takes_a_parent_by_a_flag(tmp_path: Path) -> None:
