@@ -443,6 +443,22 @@ def test_what_the_file_alone_can_tell_is_refused_with_the_way_out(
     assert problems_of(read, COOKBOOK, *words) == expected
 
 
+ODD = [
+    *("train.train_policy.mini_batch=0", "train.train_batch_per_replica=0", "train.epoch=0", "dp_shard_size=0"),
+    *("policy.lora={r: 0, target_modules: [a]}", "policy.lora={lora_alpha: inf, target_modules: [a]}", "train=5"),
+    *("policy.lora=true", "custom=3", "custom.vision=null", "train.optm_lr={}", "train.optm_lr=[]", "policy=[]"),
+    *("train.optm_warmup_steps=-1", "train.optm_decay_ratio=2", "policy.model_max_length=0", "logging.logger=wandb"),
+    *("train.seed=99999999999999999999", "train.optm_grad_norm_clip=nan", "custom.vision.fps=inf"),
+    *("policy.freeze_pattern=['(']", "train.resume=''", "custom.dataset.annotation_path="),
+]
+
+
+@pytest.mark.parametrize("word", ODD)
+def test_an_odd_value_is_one_mistake_and_nothing_is_reckoned_with_it(read: Any, word: str) -> None:
+    assert len(problems_of(read, COOKBOOK, word)) == 1
+    assert len(problems_of(read, COOKBOOK, word, "validation={enable: true, batch_size: 0}")) >= 1
+
+
 def test_all_mistakes_are_one_report(read: Any) -> None:
     words = [word for words, _ in MISTAKES[:8] for word in words]
     assert len(problems_of(read, COOKBOOK, *words)) == 10

@@ -80,7 +80,9 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     problems += _missing(spec.root, problems)
     unset = [path for path, _ in unset_fields(spec.root)]
     spec.broken = [*unset, *(problem.keys for problem in problems if problem.path)]
-    problems += check_sections(spec.root, spec.broken)
+    complaints = check_sections(spec.root, spec.broken)
+    spec.broken += [parse_path(concern) for problem in complaints for concern in problem.concerns]
+    problems += complaints
     spec.problems = [
         in_keys(_with_keys(problem, form.spec)).at(Place(file)) for problem in locate(problems, spec.places)
     ]

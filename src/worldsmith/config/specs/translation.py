@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.values import SHOWN, write
 
 Tree = TypeVar("Tree", bound=Config)
+
+
+class UnusableError(Exception):
+    """A value that cannot be reckoned with, and that has been reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,12 @@ class Translation:
     problems: list[Problem] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """The value of a key, which is the old system's default where the spec leaves it out."""
+        """The value of a key, which is the old system's default where the spec leaves it out.
+
+        Raises UnusableError for one that is known to be wrong: then a row says nothing.
+        """
+        if _is_broken(self.spec, key):
+            raise UnusableError(key)
         return self.spec.get(key)
 
     def is_stated(self, key: str) -> bool:
@@ -112,7 +122,7 @@ def translate(spec: Spec, *, count_samples: Callable[[dict[str, Any]], int] | No
     """What a spec means here; all its mistakes are in `problems`. Rows about wrong values are left out."""
     translation = Translation(spec, count_samples, problems=list(spec.problems))
     for row in spec.form.rows:
-        if not any(_is_broken(spec, key) for key in row.keys):
+        with contextlib.suppress(UnusableError):
             row.act(translation, [key for key in row.keys if not row.outside or key in spec.outside])
     told = {key for row in spec.form.rows if row.outside for key in row.keys}
     for key in spec.outside:

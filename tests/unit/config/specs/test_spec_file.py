@@ -48,6 +48,7 @@ class Root(Config):
 
 @rows.computed("policy.rates")
 def rates(t: Translation) -> None:
+    assert t.get("policy.rates")
     t.put("optimizer.lr", 1.0, source="policy.rates")
     t.say("policy.rates", "renamed", "optimizer.lr")
 
