@@ -8,9 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import optuna.importance
-import optuna.storages  # noqa: F401
-import sqlalchemy.dialects.sqlite  # noqa: F401
+import optuna.storages
 import torch._dynamo  # noqa: F401
 import toy_family  # noqa: F401 (a recipe)
 
@@ -23,6 +21,8 @@ from worldsmith.actions.tune import trial_run
 from worldsmith.cli.main import main
 from worldsmith.distributed.process_signals import signal_at_parents_end
 from worldsmith.training.trainer import Trainer
+
+optuna.storages.RDBStorage("sqlite://")  # imports much more
 
 
 class Forked:
