@@ -14,6 +14,7 @@ from toy_runs import VAL_ROWS, make_world, read_validations
 
 from worldsmith.actions.tune.final import FinalData
 from worldsmith.actions.tune.source import Source
+from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.monitor.lineage import read_lineage
 
@@ -110,6 +111,35 @@ def test_the_final_figure_is_that_of_the_stored_weights(study: Path, world: Path
     found = final.validated(best["words"], study / best["run"], tmp_path / "final")
     step, live, averaged, _ = read_validations(study / best["run"])[-1]
     assert (step, found["val/loss"], found["val_ema/loss"]) == (8, live, averaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["all", "trained", "best"])
+def test_so_it_is_of_adapters_and_of_the_best_weights(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """Also where a checkpoint holds what was trained alone."""
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    given = [*RUN, f"dataloader_val.dataset.path={world / VAL_ROWS}", "optimizer.lr=0.1"]
+    assert main(["train", "toy", "--", *given, "job.name=base"]) == 0
+    base = f"checkpoint.load_path={tmp_path}/tests/toy/base"
+    adapters = ["model.config.lora_enabled=true", "model.config.lora_target_modules='layers.0,layers.1'", base]
+    kinds = {"all": adapters, "trained": [*adapters, "checkpoint.save_weights=trained"]}
+    given += kinds.get(kept, ["checkpoint.keep_best=val_ema/loss", "checkpoint.keep_latest_k=1", "optimizer.lr=0.9"])
+    assert main(["train", "toy", "--", *given, "job.name=run"]) == 0
+    run = tmp_path / "tests/toy/run"
+    found = FinalData(Source("toy", given), [], "val/loss").validated([], run, tmp_path / "final")
+    validations = read_validations(run)
+    expected = min(validations, key=lambda v: v[2]) if kept == "best" else validations[-1]
+    assert (found["val/loss"], found["val_ema/loss"]) == expected[1:3]
+
+
+def test_final_data_that_the_trials_see_are_refused_before_the_first(world: Path, tmp_path: Path) -> None:
+    for rows, what in ((VAL_ROWS, "judged"), ("rows.txt", "trained")):
+        given = [word.replace(FINAL_ROWS, rows) for word in words(world, tmp_path / "study")]
+        assert forked_study.tune(given, tmp_path / "said.txt") == 2
+        assert f"on which the trials are {what}" in (tmp_path / "said.txt").read_text()
+    assert list((tmp_path / "study/trials").iterdir()) == []
 
 
 def test_a_trial_that_fails_has_a_reason_and_no_score(world: Path, tmp_path: Path) -> None:
