@@ -64,6 +64,9 @@ def test_the_chain(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert main(["quantize", "--parent", "first", "-o", "runs/small", "--scheme", "W8A16", "--group-size", "32",
                  "--no-judge"]) == 0  # fmt: skip
     assert main(["evaluate", "--parent", "runs/small", *data(world), *HOW, "-o", "runs/scores_small"]) == 0
+    ask = ["infer", "--parent", "runs/scores_small", "--prompt", "Is it?", "--max-new-tokens", "2"]
+    assert main([*ask, "--out", "runs/said.json"]) == 0
+    assert read_lineage(world / "runs" / "said.json.lineage.json").inputs[0]["path"] == str(world / "runs" / "small")
     capsys.readouterr()
     assert main(["lineage", "runs/scores_small"]) == 0
     said = capsys.readouterr().out
