@@ -535,6 +535,12 @@ def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_be
     assert any("custom.vision.max_frames is dead" in warning for warning in loaded.warnings)
 
 
+def test_the_cap_of_a_sample_becomes_that_of_a_pack_and_it_is_said(read: Any) -> None:
+    loaded = read(COOKBOOK, "mini_batch=4")
+    assert values(loaded, "dataloader_train.max_sequence_length") == [4 * 32768 + 1]
+    assert any("model_max_length is approximated" in warning for warning in loaded.warnings)
+
+
 def test_reading_ahead_without_readers_is_dead(read: Any) -> None:
     words = ("train.train_policy.dataloader_num_workers=0", "train.train_policy.dataloader_prefetch_factor=4")
     loaded = read(COOKBOOK, *words)
