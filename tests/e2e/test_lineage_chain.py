@@ -97,3 +97,19 @@ def test_a_run_from_a_parent_has_its_weights(world: Path, monkeypatch: pytest.Mo
     names = [name for name in before.shapes if ".lora_" in name]
     assert names
     assert all(before.read(name).equal(after.read(name)) for name in names)
+
+
+def test_an_export_with_its_record_is_complete_and_may_be_replaced(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(world / "runs"))
+    export = ["export", "--parent", "first:iter=4", "--format", "adapter", "-o", str(tmp_path / "lora")]
+    assert main(export) == 0
+    first = read_lineage(tmp_path / "lora")
+    assert main(export) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert read_lineage(tmp_path / "lora").data == first.data
+    assert main([*export, "--dtype", "float32", "--force"]) == 0
+    again = read_lineage(tmp_path / "lora")
+    assert again.data["settings"]["dtype"] == "float32"
+    assert (again.id != first.id, Path(again.inputs[0]["path"]).name) == (True, "iter_000000004")
