@@ -15,7 +15,7 @@ from typing import Any, Literal
 from worldsmith.config import Configurable
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
-from worldsmith.data.conversations.datasets.record_flags import NO_FPS, flags_of
+from worldsmith.data.conversations.datasets.record_flags import NO_FPS, flags_of, rates
 from worldsmith.data.report.flag import Flag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -121,8 +121,7 @@ class ChatFile(ChatDataset):
         def check_files(self) -> None:
             """Raises DataError also when a record lacks the `video_fps` that is required."""
             dataset: ChatFile = self.build()
-            lacks = next((f for f in dataset.flags() if f.name == NO_FPS), None)
-            if self.video_fps == "require" and lacks is not None:
+            for lacks in rates(dataset) if self.video_fps == "require" else ():
                 raise DataError(
                     f"{dataset.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {dataset.file} --out "
                     "NEW` writes a file that has it; video_fps = 'optional' or 'probe' reads each video's own rate"
