@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -293,6 +294,23 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert "HF_TOKEN is set" in text
         assert "hf_hidden" not in text + json.dumps(facts)
         assert len(hub.asked) == 2
+
+
+def test_a_run_that_is_too_large(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """c8, c9: a problem where it is launched, a remark on a machine that may be another one."""
+    shutil.copytree(world / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    settings["text_config"] |= {"num_hidden_layers": 40, "intermediate_size": 2**27}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    change = on("model.config.policy.backbone.model_name", str(tmp_path / "model"), on("checkpoint.init", "scratch"))
+    config = run_of(world, tmp_path, change)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    facts, code, _ = check(config, decode=False)
+    assert (code, len(facts["problems"])) == (2, 1)
+    assert "a checkpoint of this run takes" in facts["problems"][0]
+    assert any("on this machine the run does not fit into memory" in remark for remark in facts["remarks"])
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "on this machine the run does not fit into memory" in check(config, decode=False)[0]["problems"][1]
 
 
 @pytest.mark.slow

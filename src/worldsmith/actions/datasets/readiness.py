@@ -161,8 +161,9 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
         "free": free_memory(world.device),
     }
     lack = memory.lack(world, min(ranks, local_size()))
-    if lack is not None:
-        needs.remarks.append(f"on this machine the run would not start: {lack}")
+    if lack is not None:  # outside a launch, this may be another machine than the one that trains
+        told = needs.problems if "WORLD_SIZE" in os.environ else needs.remarks
+        told.append(f"on this machine the run does not fit into memory: {lack}")
     needs.remarks += device_remarks(ranks)
     if needs.machine["gpus"] and ranks > 1 and (shared := shared_memory()) < LEAST_SHARED:
         needs.remarks.append(
