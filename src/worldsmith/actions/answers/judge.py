@@ -18,6 +18,7 @@ from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.datasets import llava, llava_onevision, messages, mixed  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
@@ -34,6 +35,8 @@ from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 
 MERGED = "merged"
+NAMED = 10
+"""Records that are left out, of which a plan says why."""
 FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
 """Where records of such tasks name their kind, when nothing else is said."""
 
@@ -112,7 +115,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
             yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
-        yield from (f"left out {row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns)
+        left_out = [row for row in exam.asked.rows if row.id not in exam.asked.turns]
+        yield from (f"left out {row.id}: {row.reason}" for row in left_out[:NAMED])
+        if len(left_out) > NAMED:
+            yield f"left out {len(left_out) - NAMED} more"
         yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield f"folder   {self.config.out}"
@@ -153,7 +159,13 @@ class JudgeAnswers(AnswerAction, WritingAction):
         saved.begin(self.asked_with(model), anew=self.config.force)
 
     def asked_with(self, model: StoredModel) -> dict[str, Any]:
-        """What all answers in a folder have in common."""
+        """What all answers in a folder have in common. Raises UserError for results among the model's own files."""
+        inside = Path(self.config.out).resolve().is_relative_to(model.folder.resolve())
+        if inside and model.weights != "untrained":
+            raise UserError(
+                f"--out {self.config.out} lies in the folder of the model, which would be another one with these files "
+                "in it; choose a folder outside"
+            )
         adapter = None if model.adapter is None else fingerprint(model.adapter)
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 

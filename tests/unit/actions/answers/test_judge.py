@@ -153,6 +153,12 @@ def test_other_settings_are_refused(world: Path, alone: Path, capsys: pytest.Cap
     assert evaluate(world, "changed", "--shard", "2/2") == 2
 
 
+def test_results_are_not_put_among_the_files_of_the_model(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(world, "model/answers") == 2
+    assert "lies in the folder of the model" in capsys.readouterr().err
+    assert not (world / "model/answers").exists()
+
+
 def test_a_changed_question_is_asked_again(world: Path, alone: Path) -> None:
     shutil.copytree(alone, world / "edited")
     file = world / "data/annotations.json"
