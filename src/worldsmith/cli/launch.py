@@ -297,13 +297,14 @@ def count_processes(args: Namespace) -> tuple[int, int]:
 def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     """The exit code for processes of which at least one did not end with 0.
 
-    The first one counts: torchrun has ended the others. A mistake of the user explains the others' failures too, and a
-    signal those of partners that noticed before torchrun did.
+    The first one counts: torchrun has ended the others, with SIGTERM. A mistake of the user explains the others'
+    failures too, and a signal those of partners that noticed before torchrun did.
     """
     failures = error.failures
     if 2 in {failure.exitcode for failure in failures.values()}:
         return 2
-    rank = min(failures, key=lambda rank: (failures[rank].exitcode == 1, failures[rank].timestamp))
+    last = {1: 1, -signal.SIGTERM: 2}
+    rank = min(failures, key=lambda rank: (last.get(failures[rank].exitcode, 0), failures[rank].timestamp))
     first = failures[rank]
     if first.exitcode in (PREEMPTED, 130):
         return first.exitcode

@@ -60,14 +60,14 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
     assert "1 other machine did not say so" in capsys.readouterr().err
 
 
-def test_a_rank_that_was_killed_is_named_and_not_its_partner_that_noticed_first(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("codes", "said"), [((1, -9), "was ended by SIGKILL"), ((-15, 1), "ended with exit code 1")])
+def test_the_rank_that_failed_is_named_and_not_its_partner_that_noticed_or_was_ended_for_it(
+    codes: tuple[int, int], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failures = {0: SimpleNamespace(exitcode=1, timestamp=1), 1: SimpleNamespace(exitcode=-9, timestamp=1)}
+    failures = {rank: SimpleNamespace(exitcode=code, timestamp=1) for rank, code in enumerate(codes)}
     failures[1].signal_name = lambda: "SIGKILL"
-    error = SimpleNamespace(failures=failures)
-    assert launch.failure_code(error, set()) == 1
-    assert "rank 1 was ended by SIGKILL" in capsys.readouterr().err
+    assert launch.failure_code(SimpleNamespace(failures=failures), set()) == 1
+    assert f"rank 1 {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "shown"), [(75, False), (1, True), (-9, True)])
