@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from optuna.distributions import FloatDistribution
 
 from worldsmith.actions.tune.record import Record, ended
 from worldsmith.actions.tune.strategy import Plan, Strategy
-from worldsmith.actions.tune.trial_run import environment_of, said_why
 from worldsmith.actions.tune.trials import Trials, last_or_best
 
 VALUES = (0.5, 0.25, None, 0.25, 0.75, 0.3)
@@ -94,35 +91,3 @@ def test_the_value_is_the_last_or_the_best_whose_weights_are_kept() -> None:
     assert last_or_best([3.0, None], best=min) == 3.0
     assert last_or_best([3.0, None], best=None) is None
     assert last_or_best([None], best=max) is None
-
-
-@pytest.mark.parametrize(
-    ("log", "why"),
-    [
-        ("step 1\nworldsmith: error: no such file\n", "no such file"),
-        (
-            "error: the loss is not finite\n\nWhat it means:\n  too high a rate\n",
-            "the loss is not finite What it means:",
-        ),
-        ("Traceback\n  File x\ntorch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemoryError: CUDA out of"),
-        ("step 1\nstep 2\n", "step 2"),
-        ("", "it has said nothing"),
-    ],
-)
-def test_why_a_run_has_failed_is_read_from_its_log(log: str, why: str) -> None:
-    assert said_why(log.splitlines()).startswith(why)
-
-
-def test_each_slot_has_a_device_of_its_own_or_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "/elsewhere")
-    monkeypatch.delenv("WORLDSMITH_OUTPUT_ROOT", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    found = [environment_of(slot, 2, Path("/studies"), ["2", "5"]) for slot in (0, 1)]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["2", "5"]
-    assert [one["WORLDSMITH_OUTPUT_ROOT"] for one in found] == ["/studies"] * 2
-    assert all("IMAGINAIRE_OUTPUT_ROOT" not in one for one in found)
-    assert environment_of(0, 1, Path(), ["2", "5"])["CUDA_VISIBLE_DEVICES"] == "2,5"
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    threads = int(environment_of(1, 2, Path(), [])["OMP_NUM_THREADS"])
-    assert threads == max(1, len(os.sched_getaffinity(0)) // 2)
-    assert "OMP_NUM_THREADS" not in environment_of(0, 1, Path(), [])
