@@ -127,14 +127,12 @@ class JudgeAnswers(AnswerAction, WritingAction):
         out = Path(self.config.out)
         require_writable(out)
         exam, model = self.prepare(), self.find()
-        saved, merged = SavedAnswers(out), None
+        saved = SavedAnswers(out)
         try:
             world = start_world()
-            if world.is_main:
-                self.begin(out, saved, model)
-                if model.adapter is not None:
-                    merged = merge_adapter(model, Path(self.config.merged or out / MERGED))
-            merged = world.broadcast(merged)
+            merged, mistake = world.broadcast(self.begin(out, saved, model) if world.is_main else None)
+            if mistake:
+                raise UserError(mistake)
             self.ask(exam, model, saved, world, None if merged is None else merged.folder)
             world.barrier()
             return self.finish(exam, model, saved, merged) if world.is_main else Result()
@@ -153,10 +151,17 @@ class JudgeAnswers(AnswerAction, WritingAction):
             read_results(config.against)
         return Exam(dataset, asked, chosen)
 
-    def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> None:
-        if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
-            raise FileExistsError(f"{out / RESULTS} is of another command; choose another folder, or give --force")
-        saved.begin(self.asked_with(model), anew=self.config.force)
+    def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
+        """What one process does for all: the model with its adapter, if it has one, and what all have to refuse."""
+        try:
+            if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
+                raise FileExistsError(f"{out / RESULTS} is of another command; choose another folder, or give --force")
+            saved.begin(self.asked_with(model), anew=self.config.force)
+            if model.adapter is None:
+                return None, ""
+            return merge_adapter(model, Path(self.config.merged or out / MERGED)), ""
+        except (UserError, ValueError, OSError) as error:
+            return None, str(error)
 
     def asked_with(self, model: StoredModel) -> dict[str, Any]:
         """What all answers in a folder have in common. Raises UserError for results among the model's own files."""
