@@ -38,7 +38,7 @@ CASES: list[tuple[Any, Any, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize("mode", ["exact", "normalized", "yes_no", "letter"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case).replace(str(NONE), "left out"))
 def test_a_gap_and_its_kind(case: tuple[Any, ...], mode: Mode) -> None:
     said, true, *kinds = case
     row = {"gt": true} if said is NONE else {"response": said, "gt": true}
