@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -45,12 +46,15 @@ def measure() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The demo at its smallest: data/, and runs/ with the run and its export."""
     place = tmp_path_factory.mktemp("reasoner")
-    for words in commands(place):
-        python(place, "-m", "worldsmith", *words)
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATASET_PATH", str(place / "data"))
+        patch.setenv("WORLDSMITH_OUTPUT_ROOT", str(place / "runs"))
+        for words in commands(place):
+            assert main(words) == 0, words
+        yield place
 
 
 def commands(folder: Path) -> list[list[str]]:
@@ -73,7 +77,7 @@ def test_the_demo_ends_with_its_figures(folder: Path) -> None:
     assert figures["yes_no_accuracy"] == pytest.approx(sum(right) / 24, abs=1e-3)
 
 
-def test_evaluate_and_infer_say_what_plain_transformers_says(folder: Path) -> None:
+def test_evaluate_and_infer_say_what_plain_transformers_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same answers of the run itself, of its export, and to one question."""
     run = folder / "runs/worldsmith/demo/falling_objects"
     judged = json.loads((run / "evaluation/answers.json").read_text())
@@ -81,23 +85,46 @@ def test_evaluate_and_infer_say_what_plain_transformers_says(folder: Path) -> No
     for kind, dataset, model in (("questions", "LlavaDataset", run), ("scores", "ManifestDataset", run / "reasoner")):
         out = folder / kind
         words = ["evaluate", str(model), "--dataset", dataset, "--dataset.path", val, "--max-new-tokens", "4"]
-        done = python(folder, "-m", "worldsmith", *words, "-o", str(out), "--batch-size", "5")
+        assert main([*words, "-o", str(out), "--batch-size", "5"]) == 0
+        said = capsys.readouterr().out
         answers = json.loads((out / "results.json").read_text())
         assert [(a["id"], a["response"]) for a in answers] == [(j["id"], j["answer"].strip()) for j in judged[kind]]
         figures = json.loads((out / "metrics.json").read_text())
         last = "yes/no accuracy" if kind == "questions" else "accuracy"
-        assert done.stdout.splitlines()[-1].startswith(f"{last} {figures['accuracy']:.2f}"), done.stdout
+        assert said.splitlines()[-1].startswith(f"{last} {figures['accuracy']:.2f}"), said
     first = ManifestDataset.Config(path=val).build().turns(0)
     (video,) = (part.source for part in first[0].parts if part.kind == "video")
     words = ["infer", str(run), "--prompt", first[0].text, "--video", str(video), "--max-new-tokens", "4"]
-    assert python(folder, "-m", "worldsmith", *words).stdout.strip() == judged["scores"][0]["answer"].strip()
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip() == judged["scores"][0]["answer"].strip()
 
 
-def test_a_second_start_does_nothing(folder: Path) -> None:
+def test_the_pages_on_evaluating_and_lineage_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the adapters, which other tests evaluate."""
+    monkeypatch.chdir(tmp_path)
+    run = folder / "runs/worldsmith/demo/falling_objects"
+    for name, place in (("RUN", run), ("OTHER", run / "reasoner"), ("data", folder / "data")):
+        (tmp_path / name).symlink_to(place)
+    (tmp_path / "clips").symlink_to(folder / "data/videophy2_val/media")
+    (tmp_path / "clip.mp4").symlink_to(next((tmp_path / "clips").glob("*.mp4")))
+    page = (ROOT / "docs/evaluate_answers.md").read_text(encoding="utf-8")
+    evaluating, _, asking = re.findall(r"^```console\n(.*?)^```", page, re.M | re.S)
+    chain = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/lineage.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+    for line in (evaluating + asking + chain.replace("RESULT", "others")).splitlines():
+        words = [*shlex.split(line)[1:], *([] if " lineage " in line else ["--max-new-tokens", "4"])]
+        assert main(words) == 0, line
+    assert json.loads((tmp_path / "others/metrics.json").read_text())["against"]["p_value"] == 1.0
+    assert len(json.loads((tmp_path / "said.json").read_text())["answers"]) == 4
+    assert "evaluate" in capsys.readouterr().out
+
+
+def test_a_second_start_does_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for words in commands(folder):
-        done = python(folder, "-m", "worldsmith", *words)
-        said = done.stdout + done.stderr
-        assert re.search(r"nothing to do|complete|is already there|up to date", said), (words, said)
+        assert main(words) == 0
+        out, error = capfd.readouterr()
+        assert re.search(r"nothing to do|complete|is already there|up to date", out + error), (words, out + error)
 
 
 def test_the_tiny_twin_learns_scores_from_the_frames(folder: Path, measure: ModuleType) -> None:
