@@ -22,27 +22,22 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")""",
 
 def folder_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the folder is, where its weights come from, and how it is loaded."""
-    kind = about["card"]["kind"]
-    return f"""---
-library_name: transformers
-pipeline_tag: {kind}
----
-
-# {name}
-
-{WHAT[kind]}{parameters(about)}: {origin(about, "weights")}.
-Config, tokenizer, chat template and preprocessor settings are those of `{about["card"]["base"]}`.
-
-```python
-{USE[kind].format(name=name, dtype=about["dtype"])}
-```
-
-To train from it: `model.config.policy.backbone.model_name` = this folder.
-"""
+    settings = f"Config, tokenizer, chat template and preprocessor settings are those of `{about['card']['base']}`."
+    ending = "To train from it: `model.config.policy.backbone.model_name` = this folder."
+    return model_card(name, about, settings, dtype=about["dtype"], ending=ending)
 
 
 def quantized_card(name: str, about: Mapping[str, Any]) -> str:
     """Markdown: what the folder is, how its weights are quantized, and how it is loaded."""
+    bits = (
+        f"The linear layers of its decoder are quantized ({about['scheme']}, in the form of compressed-tensors); the "
+        f"rest is in\n{about['dtype']}. `quantization.json` says how it answers beside the model that it was made of."
+    )
+    ending = "It needs the package `compressed-tensors`, and cannot be trained."
+    return model_card(name, about, bits, dtype="auto", ending=ending)
+
+
+def model_card(name: str, about: Mapping[str, Any], told: str, *, dtype: str, ending: str) -> str:
     kind = about["card"]["kind"]
     return f"""---
 library_name: transformers
@@ -52,14 +47,13 @@ pipeline_tag: {kind}
 # {name}
 
 {WHAT[kind]}{parameters(about)}: {origin(about, "weights")}.
-The linear layers of its decoder are quantized ({about["scheme"]}, in the form of compressed-tensors); the rest is in
-{about["dtype"]}. `quantization.json` says how it answers beside the model that it was made of.
+{told}
 
 ```python
-{USE[kind].format(name=name, dtype="auto")}
+{USE[kind].format(name=name, dtype=dtype)}
 ```
 
-It needs the package `compressed-tensors`, and cannot be trained.
+{ending}
 """
 
 
