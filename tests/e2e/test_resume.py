@@ -109,9 +109,10 @@ def kill_often(runs: Runs, name: str, *, kills: int, workers: list[int], seed: i
         if number % 4 == 3 and before > runs.usable(name, below=before) > 0:
             hurt = damage(runs.checkpoint(name, before), chance)
             before = runs.usable(name)
-        step = min(before + chance.randint(1, 7), runs.steps)
+        # A first checkpoint is waited for: on a slow machine none that is saved in the background might be in time.
+        step = min(before + (chance.randint(1, 7) if before else chance.randint(6, 9)), runs.steps)
         phase = f"save:{chance.randint(1, 24)}" if step % 5 == 0 else chance.choice(["start", "backward", "end"])
-        background = chance.random() < 0.7
+        background = before > 0 and chance.random() < 0.7
         worker = workers[number % len(workers)]
         said = runs.start(name, workers=worker, save_iter=5, async_save=background, kill=(step, phase))
         assert not hurt or f"DAMAGED CHECKPOINT passed over: {hurt}" in said, said
