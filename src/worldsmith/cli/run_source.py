@@ -11,6 +11,7 @@ from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import read_draft
 from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.specs.policy import choose_policy, take_policy
+from worldsmith.config.specs.sat.recognise import take_words
 from worldsmith.config.tree.draft import Draft, Loaded, finish
 from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
@@ -23,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that name what a run starts from."""
     parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
-    parser.add_argument("--base", nargs="+", metavar="FILE", help="YAML files, merged in order; later ones win")
+    parser.add_argument(
+        "--base",
+        nargs="+",
+        metavar="FILE",
+        help="YAML files, merged in order; later ones win; also those of CogVideoX's SAT",
+    )
     parser.add_argument(
         "--spec", metavar="FILE", help="nested spec of Cosmos-RL or TAO; words such as train.epoch=2 after it change it"
     )
@@ -41,6 +47,9 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     if args.spec:
         args.spec_words, args.source = without_search([word for word in (args.source, *extra) if word]), None
         extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
+    if args.base:
+        args.base, changes, flags = take_words(args.base, flags)
+        args.spec_words = changes or None
     if extra:
         parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
     if not any(sources(args)):

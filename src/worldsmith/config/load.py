@@ -37,9 +37,9 @@ def load(
 ) -> Loaded:
     """The resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
 
-    With `spec_words` the file is a nested spec, which these dotted words change before it is translated. With
-    `keep_unset`, references to environment variables that are not set stay in the tree. Raises ConfigError with every
-    mistake.
+    With `spec_words` the file is a nested spec, or files are a SAT stack, which these dotted words change before it is
+    translated. With `keep_unset`, references to environment variables that are not set stay in the tree. Raises
+    ConfigError with every mistake.
     """
     problems: list[Problem] = []
     draft, overrides = read_draft(source, parse_overrides(words, problems), spec_words)
@@ -56,7 +56,7 @@ def read_draft(
     cannot be read at all, and for a recipe that there is not; mistakes in what it says are in the draft.
     """
     if not isinstance(source, str):
-        return _read_stack(source, overrides)
+        return _read_stack(source, overrides, spec_words)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
     if spec_words is not None or _is_spec(source):
@@ -79,17 +79,28 @@ def _read_spec(file: str, words: Sequence[str], overrides: Sequence[Override]) -
     from worldsmith.config.specs.train.draft import read_train_spec
     from worldsmith.config.specs.train.form import RECIPE
 
-    draft = read_train_spec(file, words)
+    return _over_one_recipe(read_train_spec(file, words), RECIPE, overrides)
+
+
+def _over_one_recipe(draft: Draft, recipe: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+    """Files of another system start from one recipe; no word can choose another."""
     chosen, rest = take_recipe(overrides)
     if chosen:
-        draft.problems.append(whole_tree_problem(chosen, RECIPE))
+        draft.problems.append(whole_tree_problem(chosen, recipe))
     return draft, rest
 
 
-def _read_stack(files: Sequence[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+def _read_stack(
+    files: Sequence[str], overrides: Sequence[Override], spec_words: Sequence[str] | None = None
+) -> tuple[Draft, list[Override]]:
+    from worldsmith.config.specs.sat.recognise import is_sat_stack
     from worldsmith.config.yaml.stack import read_stack
 
-    return read_stack(files, overrides)
+    if not is_sat_stack(files):
+        return read_stack(files, overrides)
+    from worldsmith.config.specs.sat.draft import RECIPE, read_sat_draft
+
+    return _over_one_recipe(read_sat_draft(files, spec_words or ()), RECIPE, overrides)
 
 
 def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:

@@ -16,7 +16,12 @@ REST = "worldsmith train --sft-toml=FILE -- "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, nested spec, run folder, recipe")
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="changes of a nested spec, such as train.epoch=2")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="FILE_OR_KEY=VALUE",
+        help="further files of a YAML stack; changes of a nested spec, such as train.epoch=2, or of a SAT stack",
+    )
     parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
@@ -31,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError if it cannot say everything."""
-    from worldsmith.config.load import load
+    from worldsmith.config.load import read_draft
+    from worldsmith.config.specs.sat.recognise import is_sat_stack, take_words
+    from worldsmith.config.tree.draft import finish
     from worldsmith.config.tree.paths import format_path
     from worldsmith.config.write.convert import convert
 
@@ -40,12 +47,17 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
     if args.print_overrides and not args.output:
         raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
-    loaded = load(args.source, keep_unset=True, spec_words=args.words or None)
-    print(loaded.report, end="", file=sys.stderr)
+    files, words, _ = take_words([args.source, *args.words], [])
+    if is_sat_stack(files):
+        draft, overrides = read_draft(files, (), words)
+    else:
+        draft, overrides = read_draft(args.source, (), args.words or None)
+    print(draft.report, end="", file=sys.stderr)
+    loaded = finish(draft, overrides, keep_unset=True)
     for warning in () if loaded.report else loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     converted = convert(loaded, args.to, name=args.name)
-    words = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
+    rest = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
     text = converted.text
     if converted.rest and not (args.overrides or args.print_overrides):
         if not loaded.report:
@@ -56,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
             )
         text += f"\n# There are no keys for the rest; start it so:\n# {REST}{shlex.join(converted.words)}\n"
     if args.overrides:
-        write_new(args.overrides, words, args.force)
+        write_new(args.overrides, rest, args.force)
     if args.output:
         write_new(args.output, text, args.force)
-        print(words if args.print_overrides else "", end="")
+        print(rest if args.print_overrides else "", end="")
     else:
         print(text, end="")
     return 0

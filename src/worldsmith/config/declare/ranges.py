@@ -113,7 +113,7 @@ def annotated_hints(cls: type) -> dict[str, Any]:
 def check_ranges(section: Any) -> None:
     """Raises WrongValueError for the first value outside its declared range. References are left alone."""
     for name, hint in _declared(section.__class__).items():
-        for where, limits, value in _outside(getattr(section, name), hint, (name,)):
+        for where, limits, value in outside(getattr(section, name), hint, (name,)):
             raise WrongValueError({format_path(where): value}, allowed=str(limits), why=getattr(limits, "why", ""))
 
 
@@ -137,7 +137,7 @@ def _has_limits(hint: Any) -> bool:
     return get_origin(hint) is Annotated or any(_has_limits(argument) for argument in get_args(hint))
 
 
-def _outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
+def outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
     """What is outside its limits: its path, the limits and the value."""
     if is_reference(value):
         return
@@ -146,15 +146,15 @@ def _outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, An
         yield from (
             (where, limit, value) for limit in limits if not isinstance(limit, Mark) and not limit.allows(value)
         )
-        yield from _outside(value, inner, where)
+        yield from outside(value, inner, where)
         return
     for member in union_members(hint):
         origin, arguments = get_origin(member), get_args(member)
         if origin is list and isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _outside(item, arguments[0], (*where, index))
+                yield from outside(item, arguments[0], (*where, index))
         elif origin is dict and isinstance(value, dict):
             for key, item in value.items():
-                yield from _outside(item, arguments[1], (*where, key))
+                yield from outside(item, arguments[1], (*where, key))
         elif origin is Annotated:
-            yield from _outside(value, member, where)
+            yield from outside(value, member, where)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from worldsmith.config.declare.configurable import Config
+from worldsmith.config.errors import Place, Problem
 
 if TYPE_CHECKING:
     from worldsmith.config.specs.translation import Translation
@@ -51,6 +52,30 @@ class SpecForm:
         parts = key.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         return next((by_key[known] for known in above if known in by_key), None)
+
+
+class Stated(Protocol):
+    """What was read from files of another system, as rows and the report ask for it. Keys are dotted."""
+
+    source: str
+    outside: dict[str, Any]
+    problems: list[Problem]
+
+    @property
+    def rows(self) -> tuple[Row, ...]: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys of values, in the order of a report."""
+
+    def get(self, key: str) -> Any: ...
+
+    def is_stated(self, key: str) -> bool: ...
+
+    def is_broken(self, key: str) -> bool:
+        """Whether its value, or one above or below it, is known to be wrong."""
+
+    def place(self, key: str) -> Place: ...
 
 
 def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None) -> Row:

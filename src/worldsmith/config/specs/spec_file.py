@@ -10,7 +10,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.specs.form import SpecForm
+from worldsmith.config.specs.form import Row, SpecForm
 from worldsmith.config.specs.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.check import parse_toml
@@ -41,6 +41,19 @@ class Spec:
     """Stated keys that are no fields, with their values: known ones of the rows, and further ones of free sections."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.form.rows
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return leaf_keys(self.form.spec)
+
+    def is_broken(self, key: str) -> bool:
+        """Whether its value, or one above or below it, is known to be wrong."""
+        path = fields_of(key)
+        return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
 
     def get(self, key: str) -> Any:
         """The value of a dotted key; None below a section that is not there."""

@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.specs.form import Outcome
-from worldsmith.config.specs.names import fields_of, leaf_keys
-from worldsmith.config.specs.spec_file import Spec
+from worldsmith.config.specs.form import Outcome, Stated
 from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.values import SHOWN, write
@@ -43,7 +41,7 @@ class Line:
 class Translation:
     """Our settings so far, as plain data with the places of the spec's values, and the report. Keys are dotted."""
 
-    spec: Spec
+    spec: Stated
     count_samples: Callable[[dict[str, Any]], int] | None = None
     """How many samples a data set has, from its settings as plain data. Raises ValueError."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class Translation:
 
         Raises UnusableError for one that is known to be wrong: then a row says nothing.
         """
-        if _is_broken(self.spec, key):
+        if self.spec.is_broken(key):
             raise UnusableError(key)
         return self.spec.get(key)
 
@@ -90,7 +88,7 @@ class Translation:
 
     def say(self, key: str, outcome: Outcome, text: str, *, loud: bool = False) -> None:
         """A line of the report, of a section one for each key that is stated; a loud one is a warning too."""
-        below = [leaf for leaf in leaf_keys(self.spec.form.spec) if leaf.startswith(f"{key}.") and self.is_stated(leaf)]
+        below = [leaf for leaf in self.spec.keys if leaf.startswith(f"{key}.") and self.is_stated(leaf)]
         self.lines += [Line(told, outcome, text, self.is_stated(told), loud) for told in below or [key]]
 
     def refuse(self, key: str, message: str, way_out: str | None = None) -> None:
@@ -118,22 +116,22 @@ class Translation:
                 section["type"] = class_choices(hints[name])[section["type"]][0]
 
 
-def translate(spec: Spec, *, count_samples: Callable[[dict[str, Any]], int] | None = None) -> Translation:
+def translate(spec: Stated, *, count_samples: Callable[[dict[str, Any]], int] | None = None) -> Translation:
     """What a spec means here; all its mistakes are in `problems`. Rows about wrong values are left out."""
     translation = Translation(spec, count_samples, problems=list(spec.problems))
-    for row in spec.form.rows:
+    for row in spec.rows:
         with contextlib.suppress(UnusableError):
             row.act(translation, [key for key in row.keys if not row.outside or key in spec.outside])
-    told = {key for row in spec.form.rows if row.outside for key in row.keys}
+    told = {key for row in spec.rows if row.outside for key in row.keys}
     for key in spec.outside:
         if key not in told:
             translation.say(key, "unneeded", "nothing here reads it")
-    order = {key: number for number, key in enumerate(leaf_keys(spec.form.spec))}
+    order = {key: number for number, key in enumerate(spec.keys)}
     translation.lines.sort(key=lambda line: order.get(line.key, len(order)))
     return translation
 
 
-def require_translated(spec: Spec, **hooks: Any) -> Translation:
+def require_translated(spec: Stated, **hooks: Any) -> Translation:
     """`translate`, with a ConfigError for mistakes."""
     translation = translate(spec, **hooks)
     if translation.problems:
@@ -172,8 +170,3 @@ def _where(place: Place) -> str:
 def _table(lines: Sequence[Line]) -> list[str]:
     width = max((len(line.key) for line in lines), default=0)
     return [f"  {line.outcome:<12}  {line.key:<{width}}  {line.text}" for line in lines]
-
-
-def _is_broken(spec: Spec, key: str) -> bool:
-    path = fields_of(key)
-    return any(starts_with(bad, path) or starts_with(path, bad) for bad in spec.broken)

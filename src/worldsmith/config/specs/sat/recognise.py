@@ -1,0 +1,54 @@
+"""Which YAML files are a SAT stack, and which words of a command line are SAT's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.yaml.text import Document, read_yaml
+
+
+def is_sat_stack(files: Sequence[str]) -> bool:
+    """Whether YAML files are SAT's: a model of targets, or the sections of its training."""
+    if not all(file.lower().endswith((".yaml", ".yml")) for file in files):
+        return False
+    try:
+        documents: list[Document] = [read_yaml(read_config_text(file), file) for file in files]
+    except (ConfigError, OSError):  # whoever reads it says so
+        return False
+    return any(isinstance(document.data, dict) and has_sat_keys(document.data) for document in documents)
+
+
+def has_sat_keys(data: Mapping[str, Any]) -> bool:
+    model = data.get("model")
+    return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
+
+
+def take_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], list[str], list[Flag]]:
+    """Of what stands after ``--base``: the files, SAT's words, and the flags that are not SAT's.
+
+    A flag without a dot is one of SAT's: ``--train-iters 500`` is args.train_iters=500.
+    """
+    files = [word for word in words if not _is_change(word)]
+    if not is_sat_stack(files):
+        return list(words), [], list(flags)
+    said = [word for word in words if _is_change(word)]
+    rest = []
+    for flag in flags:
+        changes = [word for word in flag.values if _is_change(word)]
+        values = tuple(word for word in flag.values if not _is_change(word))
+        said += changes
+        if "." in flag.name:
+            rest.append(Flag(flag.name, values))
+            continue
+        value = values[0] if len(values) == 1 else f"[{','.join(values)}]" if values else "true"
+        said.append(f"args.{flag.name.replace('-', '_')}={value}")
+    return files, said, rest
+
+
+def _is_change(word: str) -> bool:
+    return (word.startswith("~") or "=" in word) and not os.path.exists(word)

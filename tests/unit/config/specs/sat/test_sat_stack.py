@@ -1,0 +1,319 @@
+"""SAT's YAML stacks: merging, words over files, names that are looked up, and what becomes of every key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from worldsmith.config.specs.sat.draft import ROWS, read_sat_draft, translate_sat
+from worldsmith.config.specs.sat.keys import KEYS, SHIFTS, TEXT
+from worldsmith.config.specs.sat.recognise import is_sat_stack, take_words
+from worldsmith.config.specs.sat.targets import TARGETS
+from worldsmith.config.specs.translation import Translation, report, warnings
+from worldsmith.config.tree.access import find
+from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.words.flag_words import Flag
+
+Write = Callable[..., list[str]]
+LR = "deepspeed.optimizer.params.lr"
+NET = "model.network_config.params."
+
+
+@pytest.fixture
+def read(write: Write, filled: tuple[str, ...]) -> Callable[..., Translation]:
+    """The translation of a model's file and sft.yaml with words, all paths filled in."""
+
+    def translated(*words: str, name: str = "2b", lora: bool = True, more: tuple[str, ...] = ()) -> Translation:
+        return translate_sat(write(name, *more, lora=lora), [*filled, *words])
+
+    return translated
+
+
+def ours(translation: Translation, path: str) -> Any:
+    return find(translation.data, parse_path(path))
+
+
+def outcomes(translation: Translation, key: str) -> list[str]:
+    return [line.outcome for line in translation.lines if line.key == key]
+
+
+def mistakes(translation: Translation) -> dict[str, str]:
+    return {problem.path: problem.hint or "" for problem in translation.problems}
+
+
+def test_every_key_has_one_row() -> None:
+    rows = Counter(key for row in ROWS for key in row.keys)
+    assert rows == Counter(KEYS.keys())
+    assert {f"{component}target" for component in TARGETS} <= KEYS.keys()
+
+
+COMPOSITIONS = [
+    # file, adapters, layers, heads, channels in, positions, scale, shift, rank, patch in time, refused
+    ("2b", True, 30, 30, 16, "sine", 1.15258426, 3.0, 128, None, set()),
+    ("2b", False, 30, 30, 16, "sine", 1.15258426, 3.0, None, None, set()),
+    ("5b", True, 42, 48, 16, "rotary", 0.7, 1.0, 128, None, set()),
+    ("5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, None, set()),
+    ("5b_i2v", True, 42, 48, 32, "learned", 0.7, 1.0, 256, None, {"model.noised_image_input"}),
+    ("5b_i2v", False, 42, 48, 32, "learned", 0.7, 1.0, None, None, {"model.noised_image_input"}),
+    ("1.5_5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, 2, {"model.latent_input"}),
+    ("1.5_5b_i2v", False, 42, 48, 32, "rotary", 0.7, 1.0, None, 2, {"model.noised_image_input"}),
+]
+TRAINED = {("2b", True): 58_982_400, ("5b", True): 132_120_576, ("5b_i2v", True): 264_241_152}
+
+
+@pytest.mark.parametrize("row", COMPOSITIONS, ids=lambda row: f"{row[0]}{'_lora' if row[1] else ''}")
+def test_the_published_stacks_give_their_table(read: Callable[..., Translation], row: tuple[Any, ...]) -> None:
+    name, lora, layers, heads, channels, positions, scale, shift, rank, patch, refused = row
+    t = read(name=name, lora=lora)
+    network = ours(t, "model.config.network")
+    assert (network["num_layers"], network["num_attention_heads"], network["attention_head_dim"]) == (layers, heads, 64)
+    assert (network["in_channels"], network["out_channels"], network.get("patch_size_t")) == (channels, 16, patch)
+    assert network["use_rotary_positional_embeddings"] is (positions != "sine")
+    assert network.get("use_learned_positional_embeddings", False) is (positions == "learned")
+    assert network.get("spatial_interpolation_scale") == (1.875 if positions == "sine" else None)
+    assert (ours(t, "model.config.tokenizer.scaling_factor"), ours(t, "objective.shift_scale")) == (scale, shift)
+    assert (ours(t, "model.config.lora_enabled"), ours(t, "model.config.lora_rank")) == (lora, rank)
+    assert ours(t, "model.config.lora_alpha") == (1 if lora else None)
+    assert mistakes(t).keys() == refused
+    if lora:
+        assert f": {TRAINED[name, lora]} trained parameters" in report(t)
+        assert any("1e-05; 5e-05 to 0.002 is usual with adapters" in text for text in warnings(t))
+        assert any(f"have the scale 1/{rank}" in text for text in warnings(t))
+    assert any("trained in float16" in text for text in warnings(t)) is (name == "2b")
+    assert any("clips have 49 frames and the model was made for 81" in text for text in warnings(t)) is bool(patch)
+
+
+def test_what_all_published_stacks_have_in_common(read: Callable[..., Translation]) -> None:
+    t = read()
+    expected = {
+        "trainer.max_iter": 1000,
+        "trainer.grad_accum_iter": 1,
+        "trainer.logging_iter": 20,
+        "trainer.validation_iter": 100,
+        "trainer.run_validation": True,
+        "trainer.seed": 1234,
+        "trainer.callbacks.grad_clip.clip_norm": 0.1,
+        "dataloader_train.max_samples_per_batch": 2,
+        "dataloader_train.num_workers": 8,
+        "dataloader_train.dataset.num_video_frames": 49,
+        "dataloader_train.dataset.cfg_dropout_rate": 0.1,
+        "dataloader_train.dataset.path": "disney",
+        "optimizer.lr": 1e-5,
+        "optimizer.betas": [0.9, 0.95],
+        "optimizer.eps": 1e-8,
+        "optimizer.weight_decay": 1e-4,
+        "checkpoint.save_iter": 500,
+        "checkpoint.load_path": "zai-org/CogVideoX-2b",
+        "model.config.precision": "bfloat16",
+        "model.config.ema.enabled": True,
+        "model.config.activation_checkpointing.mode": "full",
+        "model.config.text_encoder.dropped_captions": "zeros",
+        "model.config.text_encoder.path": "google/t5-v1_1-xxl",
+    }
+    assert {path: ours(t, path) for path in expected} == expected
+    assert t.get("args.split") == "1,0,0"
+
+
+def test_the_learning_rate_is_that_of_sat_in_every_step(read: Callable[..., Translation]) -> None:
+    from worldsmith.training.scheduler import LambdaLinear, multiplier
+
+    found = dict(ours(read(), "scheduler"))
+    assert found.pop("type") == "LambdaLinear"
+    config = LambdaLinear.Config(**found)
+    config.check()
+    factors = {step: multiplier(config, step - 1) for step in range(1, 1001)}
+    assert all(factors[step] == pytest.approx(0.05) for step in range(1, 101))
+    assert all(factors[step] == pytest.approx((1000 - (step - 10)) / 1000) for step in range(101, 1001))
+    assert [factors[step] for step in (101, 200, 500, 1000)] == pytest.approx([0.909, 0.81, 0.51, 0.01])
+
+
+REFUSED = [
+    (
+        ["model.network_config.params.transformer_args.model_parallel_size=2"],
+        f"{NET}transformer_args.model_parallel_size",
+    ),
+    (["args.model_parallel_size=2"], "args.model_parallel_size"),
+    (["model.first_stage_config.params.cp_size=2"], "model.first_stage_config.params.cp_size"),
+    ([f"{NET}transformer_args.layernorm_order=sandwich"], f"{NET}transformer_args.layernorm_order"),
+    ([f"{NET}num_classes=10"], f"{NET}num_classes"),
+    ([f"{NET}use_SwiGLU=true"], f"{NET}use_SwiGLU"),
+    ([f"{NET}use_RMSNorm=true"], f"{NET}use_RMSNorm"),
+    ([f"{NET}modules.lora_config.params.qlora=true"], f"{NET}modules.lora_config.params.qlora"),
+    (["model.lr_scale=0.5"], "model.lr_scale"),
+    (["model.use_pd=true"], "model.use_pd"),
+    (["deepspeed.fp16.enabled=true"], "deepspeed.fp16.enabled"),
+    (["args.epochs=3"], "args.epochs"),
+    ([f"{SHIFTS[1]}=1.0"], SHIFTS[0]),
+    ([f"{NET}modules.pos_embed_config.params.text_length=224"], f"{NET}modules.pos_embed_config.params.text_length"),
+    ([f"~{NET}modules.lora_config"], "model.not_trainable_prefixes"),
+    (["model.latent_input=true"], "model.latent_input"),
+    (["model.loss_fn_config.params.min_snr_value=5"], "model.loss_fn_config.params.min_snr_value"),
+    (["model.loss_fn_config.params.fixed_frames=1"], "model.loss_fn_config.params.fixed_frames"),
+    ([f"{NET}num_attention_heads=31"], f"{NET}hidden_size"),
+    ([f"{NET}in_channels=32"], f"{NET}in_channels"),
+    (["data.params.video_size=[480,704]"], "data.params.video_size"),
+    (["data.params.max_num_frames=48"], "data.params.max_num_frames"),
+    (["model.sampler_config.params.num_steps=30"], "model.sampler_config.params.guider_config.params.num_steps"),
+    (["deepspeed.train_batch_size=7"], "deepspeed.train_batch_size"),
+    (["deepspeed.zero_optimization.cpu_offload=true"], "deepspeed.zero_optimization.cpu_offload"),
+    (["deepspeed.optimizer.type=Lion"], "deepspeed.optimizer.type"),
+    (["args.mode=pretrain"], "args.mode"),
+    (["args.train_data=[disney,more]"], "args.train_data"),
+    (["args.train_data=[nowhere]"], "args.train_data"),
+    (["args.load=nowhere/at/all"], "args.load"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_cannot_be_had_is_a_mistake_with_the_way_out(
+    read: Callable[..., Translation], words: list[str], key: str
+) -> None:
+    t = read(*words)
+    assert mistakes(t).keys() == {key}
+    assert mistakes(t)[key]
+    assert outcomes(t, key) == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "keys"),
+    [
+        ("unneeded", "overlap_comm contiguous_gradients reduce_scatter reduce_bucket_size load_from_fp32_weights"),
+        ("unneeded", "stage3_max_live_parameters sub_group_size allgather_partitions round_robin_gradients"),
+        ("approximated", "stage"),
+    ],
+)
+def test_settings_of_zero_are_in_the_report(read: Callable[..., Translation], outcome: str, keys: str) -> None:
+    base = "deepspeed.zero_optimization."
+    stated = [f"{base}{key}={2 if key == 'stage' else 'true'}" for key in keys.split()]
+    t = read(*stated)
+    assert {key: outcomes(t, f"{base}{key}") for key in keys.split()} == {key: [outcome] for key in keys.split()}
+    assert not t.problems
+
+
+def test_every_stated_key_is_told_once(read: Callable[..., Translation]) -> None:
+    for name, lora in (("2b", True), ("1.5_5b_i2v", False)):
+        t = read("args.distributed_backend=nccl", "args.local_rank=0", name=name, lora=lora)
+        told = Counter(line.key for line in t.lines if line.stated)
+        assert told == Counter(key for key in KEYS if t.is_stated(key))
+    dead = {line.key for line in t.lines if line.outcome == "dead"}
+    roots = {f"deepspeed.{name}" for name in ("loss_scale", "loss_scale_window", "hysteresis", "min_loss_scale")}
+    assert dead == roots | {"model.augmentation_dropout", "model.denoiser_config.params.weighting_config.target"}
+
+
+def test_adapters_at_the_place_of_the_readme_are_told(read: Callable[..., Translation]) -> None:
+    t = read("model.lora_config={target: sat.model.finetune.lora2.LoraMixin, params: {r: 128}}", lora=False)
+    assert outcomes(t, "model.lora_config") == ["dead"]
+    assert any(f"{NET}modules.lora_config only" in text for text in warnings(t))
+
+
+def test_zero_of_every_stage_has_its_degrees(read: Callable[..., Translation]) -> None:
+    base = "deepspeed.zero_optimization.stage"
+    degrees = "model.config.parallelism.data_parallel_"
+    none = read(f"{base}=0")
+    assert (ours(none, f"{degrees}shard_degree"), ours(none, f"{degrees}replicate_degree")) == (1, -1)
+    assert outcomes(none, base) == outcomes(read(f"{base}=3"), base) == ["renamed"]
+    whole = read("deepspeed.train_batch_size=16")
+    assert ours(whole, f"{degrees}shard_degree") == 8
+
+
+def test_the_command_line_wins_and_says_so(read: Callable[..., Translation], write: Write, filled: Any) -> None:
+    t = read("args.train_iters=500", f"{LR}=1e-3", more=("args: {train_iters: 700}\n",))
+    assert (ours(t, "trainer.max_iter"), ours(t, "optimizer.lr")) == (500, 1e-3)
+    draft = read_sat_draft(write(), [*filled, "args.train_iters=500"])
+    told = "args.train_iters = 500, not 1000: the command line wins here; SAT would have kept the file's"
+    assert told in draft.warnings
+    assert ours(read(more=("args: {train_iters: 700}\n",)), "trainer.max_iter") == 700
+
+
+def test_a_twin_of_a_deepspeed_key_has_no_effect(read: Callable[..., Translation]) -> None:
+    t = read("args.lr=1e-3", "args.batch_size=4")
+    assert outcomes(t, "args.lr") == outcomes(t, "args.batch_size") == ["dead"]
+    assert (ours(t, "optimizer.lr"), ours(t, "dataloader_train.max_samples_per_batch")) == (1e-5, 2)
+
+
+def test_references_to_other_keys_are_followed(read: Callable[..., Translation]) -> None:
+    t = read(more=("args: {save_interval: '${args.train_iters}'}\n",))
+    assert ours(t, "checkpoint.save_iter") == 1000
+    assert mistakes(read(more=("args: {seed: '${args.nowhere}'}\n",))).keys() == {"args.seed"}
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "advice"),
+    [
+        ("args: {resume: auto}", "args.resume", "args takes"),
+        ("args: {train_iter: 5}", "args.train_iter", "did you mean 'args.train_iters'?"),
+        ("arg: {train_iters: 5}", "arg", "did you mean 'args'?"),
+        ("model: {scale_facter: 1}", "model.scale_facter", "did you mean 'model.scale_factor'?"),
+        ("deepspeed: {optimizer: {params: {beta: 1}}}", "deepspeed.optimizer.params.beta", "betas'?"),
+        ("data: {target: data_video.SFTDatset}", "data.target", "did you mean 'data_video.SFTDataset'?"),
+        ("data: {target: os.system}", "data.target", "here stands data_video.SFTDataset"),
+        ("args: {train_iters: many}", "args.train_iters", ""),
+        ("args: {seed: 0}", "args.seed", ""),
+        ("args: {train_data: {a: 1}}", "args.train_data", ""),
+        ("model: {conditioner_config: {params: {emb_models: {a: 1}}}}", TEXT.removesuffix("[0]."), ""),
+        ("args: {load: '{folder}/transformer'}", "args.load", "args.load=PATH"),
+    ],
+)
+def test_a_slip_is_a_mistake_with_what_was_meant(write: Write, text: str, path: str, advice: str) -> None:
+    t = translate_sat(write("2b", text + "\n"))
+    found = mistakes(t)
+    assert advice in found[path]
+    place = next(problem.place for problem in t.problems if problem.path == path)
+    assert place is not None
+    assert (place.file, place.line) == ("0.yaml", 1)
+
+
+def run(*words: str) -> int:
+    """A command with the files of a stack."""
+    from worldsmith.cli.main import main
+
+    return main(list(words))
+
+
+def test_convert_prints_the_report_of_a_stack_that_is_refused(
+    write: Write, filled: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run("config", "convert", *write(), *filled, "args.epochs=3", "--to", "yaml")
+    said = capsys.readouterr().err
+    assert code == 2
+    assert ", 1 refused\n" in said
+    assert "  refused       args.epochs" in said
+    assert "-> ~args.epochs" in said
+
+
+def test_train_takes_words_and_flags_of_sat(write: Write, filled: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--seed", "0", "args.train_iters=0", *filled)
+    assert run("train", "--dryrun", "--base", *write(), *words) == 2
+    said = capsys.readouterr().err
+    assert "--seed" not in said
+    assert "args.seed: expected at least 1, found 0" in said
+    assert "args.train_iters: expected at least 1, found 0" in said
+
+
+def test_placeholders_and_missing_files_are_found_before_anything_is_built(write: Write) -> None:
+    found = mistakes(translate_sat(write()))
+    encoder = "model.conditioner_config.params.emb_models[0].params.model_dir"
+    assert found.keys() == {"args.load", "model.first_stage_config.params.ckpt_path", encoder}
+
+
+def test_a_word_for_an_item_that_a_list_has_not_is_a_mistake(read: Callable[..., Translation]) -> None:
+    path = "model.conditioner_config.params.emb_models[1].ucg_rate"
+    assert mistakes(read("model.conditioner_config.params.emb_models.1.ucg_rate=0")).keys() == {path}
+
+
+def test_a_stack_is_known_by_its_keys(write: Write) -> None:
+    files = write("2b", "recipe: moving_shapes\n")
+    assert all(map(is_sat_stack, (files[:2], files[:1], files[1:2])))
+    assert not any(map(is_sat_stack, (["0.yaml"], ["nowhere.yaml"], ["a.toml"])))
+
+
+def test_words_and_flags_after_the_files_are_sat_s(write: Write) -> None:
+    files = write()
+    flags = [Flag("seed", ("7", "args.train_iters=500")), Flag("wandb"), Flag("optimizer.lr", ("1e-3",))]
+    found = take_words([*files, "args.save_interval=5"], flags)
+    words = ["args.save_interval=5", "args.train_iters=500", "args.seed=7", "args.wandb=true"]
+    assert found == (files, words, [Flag("optimizer.lr", ("1e-3",))])
+    assert take_words(["ours.yaml"], flags) == (["ours.yaml"], [], flags)
