@@ -36,7 +36,12 @@ def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
 
 def sample_noise(shape: Sequence[int], *, seed: int, position: int) -> Tensor:
     """Standard normal noise of the sample at `position`, float32, on the CPU."""
-    return torch.from_numpy(random_stream(seed, position, NOISE_STREAM).standard_normal(tuple(shape), dtype=np.float32))
+    return random_noise(shape, seed=seed, position=position, stream=NOISE_STREAM)
+
+
+def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int) -> Tensor:
+    """Standard normal noise of another stream of the sample at `position`, float32, on the CPU."""
+    return torch.from_numpy(random_stream(seed, position, stream).standard_normal(tuple(shape), dtype=np.float32))
 
 
 def sample_sigma(distribution: str, shift: float, *, seed: int, position: int) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
 from worldsmith.data.stream.packing import SequentialPacker
-from worldsmith.data.stream.pool_packing import PaddedPacker, PoolPacker, fullest
+from worldsmith.data.stream.pool_packing import AlikePacker, PaddedPacker, PoolPacker, fullest
 
 Sample = tuple[int, int]
 """(number, tokens)"""
@@ -145,3 +145,18 @@ def test_padding_is_less_than_in_order() -> None:
 
     in_order = packs(SequentialPacker, sizes, None, 32, count=4)
     assert padding(packs(PaddedPacker, sizes, None, 32, count=4)) < 0.4 * padding(in_order)
+
+
+def test_alike_packs_hold_one_shape_the_oldest_first_and_lose_nothing() -> None:
+    sizes = [5, 7, 5, 5, 7, 9, 7]
+    assert packs(AlikePacker, sizes, None, 10, 2) == [
+        [(0, 5), (2, 5)], [(1, 7), (4, 7)], [(3, 5)], [(5, 9)], [(6, 7)],
+    ]  # fmt: skip
+    assert packs(AlikePacker, sizes, 15, 2) == [[(0, 5), (2, 5)], [(1, 7), (4, 7)], [(3, 5)], [(5, 9)], [(6, 7)]]
+
+
+def test_alike_packs_compare_shapes_where_samples_have_them() -> None:
+    packer = AlikePacker[Sample](
+        lambda s: s[1], max_sequence_length=None, max_samples_per_batch=2, lookahead=4, shape=lambda s: s[1] % 2
+    )
+    assert all_packs(packer, iter([(0, 1), (1, 2), (2, 3), (3, 4)])) == [[(0, 1), (2, 3)], [(1, 2), (3, 4)]]

@@ -58,6 +58,9 @@ class ClipMaker(SampleMaker[VideoSample]):
         _, info = examine(self.window(sample.position).path)
         return features_of(info, sample.num_frames, sample.size)
 
+    def shape(self, sample: VideoSample) -> tuple[int, int, int]:
+        return sample.latent_shape
+
     def cells(self, sample: VideoSample) -> int:
         return math.prod(sample.latent_shape)
 

@@ -11,7 +11,7 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.packing import Packer, SequentialPacker, check_caps
-from worldsmith.data.stream.pool_packing import PaddedPacker, PoolPacker
+from worldsmith.data.stream.pool_packing import AlikePacker, PaddedPacker, PoolPacker
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
@@ -24,6 +24,7 @@ PACKERS: dict[str, type[Packer[Any]]] = {
     "sequential": SequentialPacker,
     "pool": PoolPacker,
     "padded": PaddedPacker,
+    "alike": AlikePacker,
 }
 
 
@@ -44,10 +45,11 @@ class PackingDataLoader(Configurable):
         """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
-        packer: Literal["sequential", "pool", "padded"] = "sequential"
-        """In order; "pool" = the oldest and then what fills the pack best; "padded" = what needs the least padding."""
+        packer: Literal["sequential", "pool", "padded", "alike"] = "sequential"
+        """In order; "pool" = the oldest and then what fills the pack best; "padded" = what needs the least padding;
+        "alike" = the oldest and others of its shape, for networks that take stacked samples."""
         lookahead: Count = 10
-        """Samples that may be set aside before a pack is closed; with "pool" and "padded" those it is chosen from."""
+        """Samples that may be set aside before a pack is closed; with the other packers those it is chosen from."""
         seed: int = 42
         """Seed of the order and of all draws (captions, dropout, conditioning, frames)."""
         shuffle: bool = True
@@ -195,6 +197,7 @@ class PackingDataLoader(Configurable):
             max_sequence_length=self.config.max_sequence_length,
             max_samples_per_batch=self.config.max_samples_per_batch,
             lookahead=self.config.lookahead,
+            shape=self.maker.shape,
         )
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:

@@ -99,6 +99,10 @@ class SampleMaker(ABC, Generic[S]):
         """What a report on the data counts of a sample."""
         return {}
 
+    def shape(self, sample: S) -> Any:
+        """What samples that are stacked must have in common."""
+        return sample.num_tokens
+
     def cells(self, sample: S) -> int:
         """Latent cells of a sample, of which a cache keeps some numbers each; 0 = nothing is kept of it."""
         return 0

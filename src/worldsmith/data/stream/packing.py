@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from worldsmith.config import WrongValueError
 
@@ -22,12 +22,15 @@ class Packer(ABC, Generic[T]):
         max_sequence_length: int | None,
         max_samples_per_batch: int | None,
         lookahead: int = 10,
+        shape: Callable[[T], Any] | None = None,
     ) -> None:
+        """`shape`: what samples that are stacked must have in common; None: their number of tokens."""
         check_caps(max_sequence_length, max_samples_per_batch, lookahead)
         self.num_tokens = num_tokens
         self.max_sequence_length = max_sequence_length
         self.max_samples_per_batch = max_samples_per_batch
         self.lookahead = lookahead
+        self.shape = shape or num_tokens
         self.buffer: deque[T] = deque()
         """Samples that were taken from the stream and are in no pack yet, the next one first."""
 

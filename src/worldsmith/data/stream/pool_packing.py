@@ -74,6 +74,24 @@ class PaddedPacker(PoolPacker[T]):
         return pack
 
 
+class AlikePacker(PoolPacker[T]):
+    """The oldest sample and those of the pool that have its shape, for batches that are stacked."""
+
+    def pack(self, source: Iterator[T]) -> list[T]:
+        room = math.inf if self.max_sequence_length is None else self.max_sequence_length - 1
+        pack: list[T] = []
+        while self._may_grow(pack):
+            self._refill(source)
+            alike = (n for n, sample in enumerate(self.buffer) if not pack or self.shape(sample) == self.shape(pack[0]))
+            found = next((n for n in alike if self.num_tokens(self.buffer[n]) <= room), None)
+            if found is None:
+                break
+            pack.append(self.buffer[found])
+            room -= self.num_tokens(pack[-1])
+            del self.buffer[found]
+        return pack
+
+
 def fullest(lengths: Sequence[int], room: int, most: int) -> list[int]:
     """Numbers, ascending, of at most `most` lengths whose sum is the largest that is no more than `room`.
 

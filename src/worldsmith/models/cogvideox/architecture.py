@@ -1,0 +1,128 @@
+"""Sizes of CogVideoX transformers, by the names of diffusers' `CogVideoXTransformer3DModel`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from worldsmith.config import Config, wrong
+from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Share
+
+
+class NetworkConfig(Config):
+    """The defaults are those of CogVideoX-2B."""
+
+    num_attention_heads: Count = 30
+    """Attention heads of a block."""
+    attention_head_dim: Annotated[int, Range(ge=8)] = 64
+    """Channels of a head, a multiple of 8."""
+    in_channels: Count = 16
+    """Channels that come in: those of a latent, twice as many with an image beside it."""
+    out_channels: Count = 16
+    """Channels of a latent."""
+    num_layers: Count = 30
+    """Blocks."""
+    time_embed_dim: Count = 512
+    """Channels of the timestep's embedding."""
+    ofs_embed_dim: Count | None = None
+    """Channels of the embedding of CogVideoX 1.5 for images; None: there is none."""
+    text_embed_dim: Count = 4096
+    """Channels of the text encoder."""
+    max_text_seq_length: Count = 226
+    """Text tokens of every sample, padding included."""
+    sample_width: Count = 90
+    """Latent cells, to which position tables and rotary grids refer."""
+    sample_height: Count = 60
+    """Latent cells, to which position tables and rotary grids refer."""
+    sample_frames: Count = 49
+    """Frames of a video, to which position tables refer."""
+    patch_size: Count = 2
+    """Latent cells of a token, in height and in width."""
+    patch_size_t: Count | None = None
+    """Latent frames of a token (CogVideoX 1.5); None: one."""
+    patch_bias: bool = True
+    """Whether the projection of patches has a bias."""
+    temporal_compression_ratio: Count = 4
+    """Video frames of a latent frame."""
+    spatial_interpolation_scale: PositiveFactor = 1.875
+    """What spatial positions of the sine table are divided by."""
+    temporal_interpolation_scale: PositiveFactor = 1.0
+    """What temporal positions of the sine table are divided by."""
+    use_rotary_positional_embeddings: bool = False
+    """Rotary positions in place of a sine table."""
+    use_learned_positional_embeddings: bool = False
+    """A table of positions beside the rotary ones."""
+    attention_bias: bool = True
+    """Biases in the attention projections."""
+    norm_elementwise_affine: bool = True
+    """Weights and biases in the norms."""
+    norm_eps: PositiveFactor = 1e-5
+    """Epsilon of the norms."""
+    dropout: Share = 0.0
+    """Share of activations that are dropped in training; only 0 exists in this family."""
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of the residual stream."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    def check(self) -> None:
+        """Raises WrongValueError for sizes that do not fit together."""
+        if self.attention_head_dim % 16 and self.use_rotary_positional_embeddings:
+            why = "a quarter is for time and three eighths each for height and width, in pairs"
+            raise wrong(self, "attention_head_dim", allowed="a multiple of 16", why=why)
+        if self.inner_dim % 16 and not self.use_rotary_positional_embeddings:
+            names = "num_attention_heads", "attention_head_dim"
+            raise wrong(self, *names, why="the sine table needs a product that is a multiple of 16")
+        if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
+            names = "use_learned_positional_embeddings", "use_rotary_positional_embeddings"
+            raise wrong(self, *names, why="a learned table exists beside rotary positions only")
+        for side in ("sample_height", "sample_width"):
+            if getattr(self, side) % self.patch_size:
+                raise wrong(self, side, "patch_size", why="the first must be a multiple of the second")
+        if self.dropout:
+            raise wrong(self, "dropout", why="its draws would not be those of a resumed run", remedy="write 0")
+
+    def count_parameters(self) -> int:
+        """By arithmetic; a learned table is a buffer and not counted."""
+        d, t, patch = self.inner_dim, self.time_embed_dim, self.patch_size**2 * (self.patch_size_t or 1)
+        linear = lambda a, b, bias=True: a * b + b * bias  # noqa: E731
+        norm = 2 * d * self.norm_elementwise_affine
+        attention = 4 * linear(d, d) - 3 * d * (not self.attention_bias) + 4 * self.attention_head_dim
+        block = attention + linear(d, 4 * d) + linear(4 * d, d) + 2 * (linear(t, 6 * d) + norm)
+        # The linear projection of CogVideoX 1.5 has a bias whatever patch_bias says.
+        patches = linear(self.in_channels * patch, d, self.patch_bias or self.patch_size_t is not None)
+        ends = patches + linear(self.text_embed_dim, d) + linear(d, t) + linear(t, t) + norm
+        ends += linear(t, 2 * d) + norm + linear(d, patch * self.out_channels)
+        ofs = 2 * linear(self.ofs_embed_dim, self.ofs_embed_dim) if self.ofs_embed_dim else 0
+        return self.num_layers * block + ends + ofs
+
+    def linear_layers(self) -> list[str]:
+        """Paths of the layers that can get an adapter."""
+        inside = ("norm1.linear", "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "norm2.linear")
+        blocks = [
+            f"transformer_blocks.{index}.{layer}"
+            for index in range(self.num_layers)
+            for layer in (*inside, "ff.net.0.proj", "ff.net.2")
+        ]
+        ofs = ["ofs_embedding.linear_1", "ofs_embedding.linear_2"] if self.ofs_embed_dim else []
+        patch = ["patch_embed.proj"] if self.patch_size_t else []
+        ends = ["patch_embed.text_proj", "time_embedding.linear_1", "time_embedding.linear_2"]
+        return [*patch, *ends, *ofs, *blocks, "norm_out.linear", "proj_out"]
+
+
+def cogvideox_2b() -> NetworkConfig:
+    """CogVideoX-2B: a sine table of positions (1.69 B parameters)."""
+    return NetworkConfig()
+
+
+def cogvideox_5b() -> NetworkConfig:
+    """CogVideoX-5B: rotary positions (5.57 B parameters)."""
+    return NetworkConfig(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True)
+
+
+def tiny() -> NetworkConfig:
+    """A network for a CPU (36 thousand parameters): clips of 64 pixels and 9 frames."""
+    return NetworkConfig(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, num_layers=2, time_embed_dim=8,
+        text_embed_dim=32, max_text_seq_length=16, sample_width=8, sample_height=8, sample_frames=9,
+    )  # fmt: skip

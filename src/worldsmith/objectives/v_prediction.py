@@ -1,0 +1,146 @@
+"""v-prediction: the network learns v = √ᾱ·n - √(1-ᾱ)·x0 at x_t = √ᾱ·x0 + √(1-ᾱ)·n, over a table of noise levels.
+
+The mean square of v's error is that of x0's error, weighted with 1 / (1-ᾱ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
+from worldsmith.objectives.objective import LossSum, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NOISE_BINS = 10
+# Streams of draws; 1 is that of the noise, 2 that of the posterior of latents.
+TIMESTEP_STREAM, POSTERIOR_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 2, 3, 4
+Beta = Annotated[float, Range(gt=0, lt=1)]
+
+
+class Sample(Protocol):
+    """What the objective needs to know about a training sample."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseDraw:
+    """The row of the table of one sample, 0 = the least noise, and its noise, float32 of the latents' shape."""
+
+    timestep: int
+    noise: Tensor
+
+
+class VPrediction(Objective):
+    """Draws timesteps and noise, makes the network's input, and turns its answers into a step's loss.
+
+    Everything that is drawn is a pure function of the seed and the sample's position in the stream.
+    """
+
+    class Config(Objective.Config):
+        num_timesteps: Count = 1000
+        """Rows of the table of noise levels."""
+        beta_start: Beta = 0.00085
+        """First noise variance; the table goes in equal steps of its root."""
+        beta_end: Beta = 0.012
+        """Last noise variance."""
+        shift_scale: PositiveFactor = 1.0
+        """The signal-to-noise ratios are divided by this: 3 for CogVideoX-2B, 1 for the others."""
+        zero_terminal_snr: bool = True
+        """Stretch the table so that its last row is noise alone."""
+        offset_noise: Factor = 0.0
+        """This much of one more number, the same in the whole sample, is added to the noise."""
+        timestep_strata: Count = 1
+        """Of this many samples that follow each other in the stream, over all ranks, each draws its timestep from
+        another part of the table; 1: all draw from the whole."""
+
+        def check(self) -> None:
+            if self.beta_end <= self.beta_start:
+                raise wrong(self, "beta_start", "beta_end", why="noise must grow along the table")
+            if self.timestep_strata > self.num_timesteps:
+                raise wrong(self, "timestep_strata", "num_timesteps", why="there are more parts than rows")
+
+    def __init__(self, config: Config) -> None:
+        config.check()
+        self.config = config
+
+    @cached_property
+    def alphas_cumprod(self) -> Tensor:
+        """ᾱ of each row, float64 [num_timesteps]: arXiv:2305.08891 for the zero terminal ratio."""
+        import torch
+
+        config = self.config
+        roots = torch.linspace(config.beta_start**0.5, config.beta_end**0.5, config.num_timesteps, dtype=torch.float64)
+        alphas = (1 - roots.square()).cumprod(0)
+        alphas = alphas / (config.shift_scale + (1 - config.shift_scale) * alphas)
+        if config.zero_terminal_snr:
+            signal = alphas.sqrt()
+            alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])).square()
+        return alphas
+
+    def draw(self, samples: Sequence[Sample], latents: Sequence[Tensor], *, seed: int) -> list[NoiseDraw]:
+        """Timestep and noise of each sample; the noise is on the latents' device."""
+        return [
+            NoiseDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
+            for sample, x0 in zip(samples, latents, strict=True)
+        ]
+
+    def timestep(self, position: int, *, seed: int) -> int:
+        """The row of the table for the sample at `position`, equally likely all of them."""
+        from worldsmith.objectives.noise_schedule import random_stream
+
+        share, parts = random_stream(seed, position, TIMESTEP_STREAM).random(), self.config.timestep_strata
+        if parts > 1:  # where a group begins is drawn, so that a rank does not always get the same part
+            first = int(random_stream(seed, position // parts, STRATUM_STREAM).integers(parts))
+            share = ((first + position) % parts + share) / parts
+        return min(int(share * self.config.num_timesteps), self.config.num_timesteps - 1)
+
+    def noise(self, x0: Tensor, position: int, *, seed: int) -> Tensor:
+        from worldsmith.objectives.noise_schedule import random_stream, sample_noise
+
+        noise = sample_noise(x0.shape, seed=seed, position=position).to(x0.device)
+        if not self.config.offset_noise:
+            return noise
+        offset = float(random_stream(seed, position, OFFSET_STREAM).standard_normal())
+        return noise + self.config.offset_noise * offset
+
+    def inputs(self, latents: Tensor, draws: Sequence[NoiseDraw]) -> tuple[Tensor, Tensor]:
+        """x_t of latents [n, …] of one shape, float32, and the timesteps, int64 [n]."""
+        import torch
+
+        signal, spread = self._levels(draws, latents)
+        noise = torch.stack([draw.noise for draw in draws])
+        timesteps = torch.tensor([draw.timestep for draw in draws], device=latents.device)
+        return signal * latents.float() + spread * noise, timesteps
+
+    def losses(self, answers: Tensor, latents: Tensor, draws: Sequence[NoiseDraw]) -> Tensor:
+        """Of each sample: the mean of (answer - v)², float32 [n]; `answers` and `latents` are [n, …]."""
+        import torch
+
+        signal, spread = self._levels(draws, latents)
+        target = signal * torch.stack([draw.noise for draw in draws]) - spread * latents.float()
+        return (answers.float() - target).square().flatten(1).mean(dim=1)
+
+    def add_up(self, losses: Tensor, draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
+        """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
+        import torch
+
+        exact = losses.double()
+        bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
+        sums = exact.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=exact.device), exact.detach())
+        figures = {
+            f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
+            for place, total in enumerate(sums.unbind())
+        }
+        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=figures)
+
+    def _levels(self, draws: Sequence[NoiseDraw], like: Tensor) -> tuple[Tensor, Tensor]:
+        """√ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""
+        alphas = self.alphas_cumprod[[draw.timestep for draw in draws]].view(-1, *[1] * (like.ndim - 1))
+        return alphas.sqrt().float().to(like.device), (1 - alphas).sqrt().float().to(like.device)

@@ -1,0 +1,150 @@
+"""`ClipTask`: what all families have in common that learn from clips which a video VAE encodes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.clips.latent_cache import LatentCache, latents_of
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+SAY_EVERY = 5.0
+"""Seconds between two lines on clips that are encoded."""
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.summary import DatasetSummary
+    from worldsmith.data.clips.video_dataset import VideoDataset
+    from worldsmith.data.report.report import DataReport
+
+
+class ClipTask(Task):
+    """Captioned clips, whose latents are kept in a cache. A batch is a list of `VideoSample`.
+
+    The model has `latent_grid`, `latent_fingerprint` and `encode`.
+    """
+
+    loader_class = VideoLoader
+    has_encoder = True
+
+    data: VideoLoader.Config
+    said_at: float | None = None
+    """When it was last said that clips are encoded, or when that began."""
+
+    @property
+    @abstractmethod
+    def tokenize(self) -> Callable[[str], list[int]]:
+        """From a caption to its ids; is sent to worker processes."""
+
+    @property
+    @abstractmethod
+    def encoded_channels(self) -> int:
+        """Channels of what the cache keeps of a clip."""
+
+    def loader(self, *, dry: bool = False) -> VideoLoader:
+        settings = copy.deepcopy(self.data)
+        if dry:
+            settings.num_workers, settings.latent_cache = 0, ""
+        loader: VideoLoader = settings.build(
+            grid=self.grid,
+            tokenizer=self.tokenize,  # loaded once, here, and not in every worker
+            latent_cache=self.latent_cache if settings.latent_cache else None,
+            **self.place_in_run(),
+        )
+        return loader
+
+    @property
+    def grid(self) -> LatentGrid:
+        return LatentGrid(*self.model.latent_grid)
+
+    @cached_property
+    def latent_cache(self) -> LatentCache | None:
+        folder = self.data.latent_cache
+        return LatentCache(Path(folder), self.model.latent_fingerprint) if folder else None
+
+    def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
+        """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""
+        from worldsmith.distributed.context_parallel import divide_work
+
+        shapes = [(self.encoded_channels, *sample.latent_shape) for sample in batch]
+
+        def make(index: int) -> Tensor:
+            if batch[index].latents is None:
+                self.long_work = "encoding", index / len(batch)
+                if self.in_first_step:
+                    self._say_encoding(index, len(batch))
+            return latents_of(batch[index], self.model.encode, self.latent_cache).to(self.model.device)
+
+        try:
+            return divide_work(self.world, shapes, make)
+        finally:
+            self.long_work = None
+
+    def _say_encoding(self, done: int, count: int) -> None:
+        """Says every few seconds what keeps the first step."""
+        now = time.monotonic()
+        if self.said_at is None:
+            self.said_at = now
+        elif now - self.said_at >= SAY_EVERY:
+            self.said_at = now
+            what = "first step" if self.split == "train" else "first validation"
+            logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
+
+    def counts(self) -> dict[str, int]:
+        return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
+
+    def describe_data(self, loader: VideoLoader) -> str:
+        return str(self.summary(loader))
+
+    def data_report(self, loader: VideoLoader) -> DataReport:
+        """With a few clips that were opened."""
+        report, summary = super().data_report(loader), self.summary(loader)
+        report.looked_at = summary.probed
+        report.leave_out(summary.rejections[len(loader.dataset.rejections) :])
+        report.count_features(summary.features)
+        return report
+
+    def summary(self, loader: VideoLoader) -> DatasetSummary:
+        from worldsmith.data.clips.summary import summarize
+
+        return summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length)
+
+    def traces(self, dataset: VideoDataset) -> Iterator[str]:
+        return (str(Path(window.path).resolve()) for window in dataset.windows)
+
+    def require_cache(self) -> Path:
+        if not self.data.latent_cache:
+            section = f"dataloader_{self.split}.latent_cache"
+            raise UserError(f"{section} is '', so nothing would be kept; set it to a folder")
+        return Path(self.data.latent_cache)
+
+    def encode_ahead(self, sample: VideoSample) -> bool:
+        if sample.latents is not None:
+            return False
+        if self.latent_cache and sample.cache_key and self.latent_cache.path_for(sample.cache_key).exists():
+            return False  # another process was quicker
+        latents_of(sample, self.model.encode, self.latent_cache)
+        return True
+
+    def contents(self, dataset: VideoDataset) -> Iterator[tuple[str, Any]]:
+        return dataset.contents()
+
+    @property
+    def cell_bytes(self) -> int:
+        return 4 * self.encoded_channels
+
+    def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
+        return self.latent_cache is not None and any(sample.latents is None for sample in batch)
