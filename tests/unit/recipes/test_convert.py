@@ -46,7 +46,7 @@ BEYOND = [
     "trainer.max_consecutive_skipped=7",
     "~trainer.callbacks.iter_speed",
     "+trainer.callbacks.more={type: worldsmith.training.callbacks.grad_clip.GradClip, clip_norm: 2.0}",
-    "scheduler={type: worldsmith.training.scheduler.LambdaLinear}",
+    "scheduler={type: worldsmith.training.scheduler.LambdaSqrt}",
     "dataloader_train.dataset.conditioning_config={'0': 1.0}",
     "checkpoint.keep_latest_k=null",
 ]

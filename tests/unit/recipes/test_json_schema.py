@@ -35,7 +35,7 @@ MUTANTS = 150
 """Of the recipe TOML, and again as many of the tree."""
 
 OURS_ALONE: list[tuple[str, str, Any]] = [
-    ("lists of different lengths", "scheduler.f_max", [1.0, 1.0]),
+    ("lists of different lengths", "scheduler.f_max", [1.0, 1.0, 1.0]),
     ("a warm-up longer than its cycle", "scheduler.warm_up_steps", [10**6]),
     ("500.0 is no whole number, in JSON it is", "trainer.max_iter", 500.0),
     ("a reference that leads nowhere", "trainer.max_iter", "${trainer.max_itr}"),

@@ -82,7 +82,8 @@ def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, 
     Trainer(config, run_folder=tmp_path / "parts").train()
     config.trainer.max_iter = 6
     Trainer(config, run_folder=tmp_path / "parts").train()
-    whole, parts = (tiny_runs.read_checkpoint(tmp_path / name / "checkpoints/iter_000000006") for name in ("whole", "parts"))
+    ends = [tmp_path / name / "checkpoints/iter_000000006" for name in ("whole", "parts")]
+    whole, parts = map(tiny_runs.read_checkpoint, ends)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole if isinstance(whole[name], torch.Tensor))
     assert tiny_runs.read_losses(tmp_path / "whole")[3:] == tiny_runs.read_losses(tmp_path / "parts")[3:]
