@@ -6,8 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.config.errors import Place, Problem
-from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage
+from worldsmith.config.errors import Place
+from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.specs.sat import model_rows, run_rows
 from worldsmith.config.specs.sat.stack import SatStack, read_sat, same_kind
 from worldsmith.config.specs.translation import Translation, report, shown, translate, warnings
@@ -25,19 +25,13 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
     """The draft of a stack that words change; no tree where it has mistakes. ConfigError: a file cannot be read."""
     translation = translate_sat(files, words)
     spec = translation.spec
-    draft = Draft(spec.source, place=Place(spec.source))
-    if is_recipe(RECIPE):
-        tree = translation.onto(_with_held_out(get_recipe(RECIPE), translation.data), draft.places)
-        draft.recipes = lambda: lineage(RECIPE)
-    else:
-        tree = None
-        message = "CogVideoX cannot be trained by this version: it reads these files, and says what they ask for"
-        translation.problems.append(Problem("", message, place=draft.place))
+    draft = Draft(spec.source, recipes=lambda: lineage(RECIPE), place=Place(spec.source))
+    tree = translation.onto(_with_held_out(get_recipe(RECIPE), translation.data), draft.places)
     draft.report = report(translation)
     draft.problems = translation.problems
     if not draft.problems:
         draft.tree, draft.task = tree, recipe_task(tree)
-    told = [*warnings(translation), *([_memory(tree)] if tree is not None else [])]
+    told = [*warnings(translation), _memory(tree)]
     draft.warnings = [*_winners(spec), *told] if isinstance(spec, SatStack) else told
     return draft
 

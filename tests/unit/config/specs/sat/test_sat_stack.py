@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sat_files import FILLED, write_stack
 
-from worldsmith.config.specs.sat.draft import ROWS, read_sat_draft, translate_sat
+from worldsmith.config.specs.sat.draft import ROWS, translate_sat
 from worldsmith.config.specs.sat.keys import KEYS, SHIFTS, TEXT
 from worldsmith.config.specs.sat.recognise import is_sat_stack, take_words
 from worldsmith.config.specs.sat.targets import TARGETS
@@ -17,19 +18,18 @@ from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.words.flag_words import Flag
 
-Write = Callable[..., list[str]]
 LR = "deepspeed.optimizer.params.lr"
 NET = "model.network_config.params."
 
 
-@pytest.fixture
-def read(write: Write, filled: tuple[str, ...]) -> Callable[..., Translation]:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(*words: str, name: str = "2b", lora: bool = True, more: tuple[str, ...] = ()) -> Translation:
     """The translation of a model's file and sft.yaml with words, all paths filled in."""
-
-    def translated(*words: str, name: str = "2b", lora: bool = True, more: tuple[str, ...] = ()) -> Translation:
-        return translate_sat(write(name, *more, lora=lora), [*filled, *words])
-
-    return translated
+    return translate_sat(write_stack(name, *more, lora=lora), [*FILLED, *words])
 
 
 def ours(translation: Translation, path: str) -> Any:
@@ -65,7 +65,7 @@ TRAINED = {("2b", True): 58_982_400, ("5b", True): 132_120_576, ("5b_i2v", True)
 
 
 @pytest.mark.parametrize("row", COMPOSITIONS, ids=lambda row: f"{row[0]}{'_lora' if row[1] else ''}")
-def test_the_published_stacks_give_their_table(read: Callable[..., Translation], row: tuple[Any, ...]) -> None:
+def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
     name, lora, layers, heads, channels, positions, scale, shift, rank, patch, refused = row
     t = read(name=name, lora=lora)
     network = ours(t, "model.config.network")
@@ -86,7 +86,7 @@ def test_the_published_stacks_give_their_table(read: Callable[..., Translation],
     assert any("clips have 49 frames and the model was made for 81" in text for text in warnings(t)) is bool(patch)
 
 
-def test_what_all_published_stacks_have_in_common(read: Callable[..., Translation]) -> None:
+def test_what_all_published_stacks_have_in_common() -> None:
     t = read()
     expected = {
         "trainer.max_iter": 1000,
@@ -117,7 +117,7 @@ def test_what_all_published_stacks_have_in_common(read: Callable[..., Translatio
     assert t.get("args.split") == "1,0,0"
 
 
-def test_the_learning_rate_is_that_of_sat_in_every_step(read: Callable[..., Translation]) -> None:
+def test_the_learning_rate_is_that_of_sat_in_every_step() -> None:
     from worldsmith.training.scheduler import LambdaLinear, multiplier
 
     found = dict(ours(read(), "scheduler"))
@@ -168,9 +168,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "key"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_cannot_be_had_is_a_mistake_with_the_way_out(
-    read: Callable[..., Translation], words: list[str], key: str
-) -> None:
+def test_what_cannot_be_had_is_a_mistake_with_the_way_out(words: list[str], key: str) -> None:
     t = read(*words)
     assert mistakes(t).keys() == {key}
     assert mistakes(t)[key]
@@ -185,7 +183,7 @@ def test_what_cannot_be_had_is_a_mistake_with_the_way_out(
         ("approximated", "stage"),
     ],
 )
-def test_settings_of_zero_are_in_the_report(read: Callable[..., Translation], outcome: str, keys: str) -> None:
+def test_settings_of_zero_are_in_the_report(outcome: str, keys: str) -> None:
     base = "deepspeed.zero_optimization."
     stated = [f"{base}{key}={2 if key == 'stage' else 'true'}" for key in keys.split()]
     t = read(*stated)
@@ -193,7 +191,7 @@ def test_settings_of_zero_are_in_the_report(read: Callable[..., Translation], ou
     assert not t.problems
 
 
-def test_every_stated_key_is_told_once(read: Callable[..., Translation]) -> None:
+def test_every_stated_key_is_told_once() -> None:
     for name, lora in (("2b", True), ("1.5_5b_i2v", False)):
         t = read("args.distributed_backend=nccl", "args.local_rank=0", name=name, lora=lora)
         told = Counter(line.key for line in t.lines if line.stated)
@@ -203,13 +201,13 @@ def test_every_stated_key_is_told_once(read: Callable[..., Translation]) -> None
     assert dead == roots | {"model.augmentation_dropout", "model.denoiser_config.params.weighting_config.target"}
 
 
-def test_adapters_at_the_place_of_the_readme_are_told(read: Callable[..., Translation]) -> None:
+def test_adapters_at_the_place_of_the_readme_are_told() -> None:
     t = read("model.lora_config={target: sat.model.finetune.lora2.LoraMixin, params: {r: 128}}", lora=False)
     assert outcomes(t, "model.lora_config") == ["dead"]
     assert any(f"{NET}modules.lora_config only" in text for text in warnings(t))
 
 
-def test_zero_of_every_stage_has_its_degrees(read: Callable[..., Translation]) -> None:
+def test_zero_of_every_stage_has_its_degrees() -> None:
     base = "deepspeed.zero_optimization.stage"
     degrees = "model.config.parallelism.data_parallel_"
     none = read(f"{base}=0")
@@ -219,22 +217,19 @@ def test_zero_of_every_stage_has_its_degrees(read: Callable[..., Translation]) -
     assert ours(whole, f"{degrees}shard_degree") == 8
 
 
-def test_the_command_line_wins_and_says_so(read: Callable[..., Translation], write: Write, filled: Any) -> None:
+def test_the_command_line_wins() -> None:
     t = read("args.train_iters=500", f"{LR}=1e-3", more=("args: {train_iters: 700}\n",))
     assert (ours(t, "trainer.max_iter"), ours(t, "optimizer.lr")) == (500, 1e-3)
-    draft = read_sat_draft(write(), [*filled, "args.train_iters=500"])
-    told = "args.train_iters = 500, not 1000: the command line wins here; SAT would have kept the file's"
-    assert told in draft.warnings
     assert ours(read(more=("args: {train_iters: 700}\n",)), "trainer.max_iter") == 700
 
 
-def test_a_twin_of_a_deepspeed_key_has_no_effect(read: Callable[..., Translation]) -> None:
+def test_a_twin_of_a_deepspeed_key_has_no_effect() -> None:
     t = read("args.lr=1e-3", "args.batch_size=4")
     assert outcomes(t, "args.lr") == outcomes(t, "args.batch_size") == ["dead"]
     assert (ours(t, "optimizer.lr"), ours(t, "dataloader_train.max_samples_per_batch")) == (1e-5, 2)
 
 
-def test_references_to_other_keys_are_followed(read: Callable[..., Translation]) -> None:
+def test_references_to_other_keys_are_followed() -> None:
     t = read(more=("args: {save_interval: '${args.train_iters}'}\n",))
     assert ours(t, "checkpoint.save_iter") == 1000
     assert mistakes(read(more=("args: {seed: '${args.nowhere}'}\n",))).keys() == {"args.seed"}
@@ -257,8 +252,8 @@ def test_references_to_other_keys_are_followed(read: Callable[..., Translation])
         ("args: {load: '{folder}/transformer'}", "args.load", "args.load=PATH"),
     ],
 )
-def test_a_slip_is_a_mistake_with_what_was_meant(write: Write, text: str, path: str, advice: str) -> None:
-    t = translate_sat(write("2b", text + "\n"))
+def test_a_slip_is_a_mistake_with_what_was_meant(text: str, path: str, advice: str) -> None:
+    t = translate_sat(write_stack("2b", text + "\n"))
     found = mistakes(t)
     assert advice in found[path]
     place = next(problem.place for problem in t.problems if problem.path == path)
@@ -266,52 +261,25 @@ def test_a_slip_is_a_mistake_with_what_was_meant(write: Write, text: str, path: 
     assert (place.file, place.line) == ("0.yaml", 1)
 
 
-def run(*words: str) -> int:
-    """A command with the files of a stack."""
-    from worldsmith.cli.main import main
-
-    return main(list(words))
-
-
-def test_convert_prints_the_report_of_a_stack_that_is_refused(
-    write: Write, filled: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = run("config", "convert", *write(), *filled, "args.epochs=3", "--to", "yaml")
-    said = capsys.readouterr().err
-    assert code == 2
-    assert ", 1 refused\n" in said
-    assert "  refused       args.epochs" in said
-    assert "-> ~args.epochs" in said
-
-
-def test_train_takes_words_and_flags_of_sat(write: Write, filled: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--seed", "0", "args.train_iters=0", *filled)
-    assert run("train", "--dryrun", "--base", *write(), *words) == 2
-    said = capsys.readouterr().err
-    assert "--seed" not in said
-    assert "args.seed: expected at least 1, found 0" in said
-    assert "args.train_iters: expected at least 1, found 0" in said
-
-
-def test_placeholders_and_missing_files_are_found_before_anything_is_built(write: Write) -> None:
-    found = mistakes(translate_sat(write()))
+def test_placeholders_and_missing_files_are_found_before_anything_is_built() -> None:
+    found = mistakes(translate_sat(write_stack()))
     encoder = "model.conditioner_config.params.emb_models[0].params.model_dir"
     assert found.keys() == {"args.load", "model.first_stage_config.params.ckpt_path", encoder}
 
 
-def test_a_word_for_an_item_that_a_list_has_not_is_a_mistake(read: Callable[..., Translation]) -> None:
+def test_a_word_for_an_item_that_a_list_has_not_is_a_mistake() -> None:
     path = "model.conditioner_config.params.emb_models[1].ucg_rate"
     assert mistakes(read("model.conditioner_config.params.emb_models.1.ucg_rate=0")).keys() == {path}
 
 
-def test_a_stack_is_known_by_its_keys(write: Write) -> None:
-    files = write("2b", "recipe: moving_shapes\n")
+def test_a_stack_is_known_by_its_keys() -> None:
+    files = write_stack("2b", "recipe: moving_shapes\n")
     assert all(map(is_sat_stack, (files[:2], files[:1], files[1:2])))
     assert not any(map(is_sat_stack, (["0.yaml"], ["nowhere.yaml"], ["a.toml"])))
 
 
-def test_words_and_flags_after_the_files_are_sat_s(write: Write) -> None:
-    files = write()
+def test_words_and_flags_after_the_files_are_sat_s() -> None:
+    files = write_stack()
     flags = [Flag("seed", ("7", "args.train_iters=500")), Flag("wandb"), Flag("optimizer.lr", ("1e-3",))]
     found = take_words([*files, "args.save_interval=5"], flags)
     words = ["args.save_interval=5", "args.train_iters=500", "args.seed=7", "args.wandb=true"]

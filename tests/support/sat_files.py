@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 Doc = dict[str, Any]
-Write = Callable[..., list[str]]
 DIFFUSION = "sgm.modules.diffusionmodules"
 SIZES = {
     "2b": (30, 1920, 30, 16, 1.15258426, 3.0),
@@ -198,22 +195,11 @@ FILLED = (
 """Words that fill in the paths, one by the number of a list's item."""
 
 
-@pytest.fixture
-def filled() -> tuple[str, ...]:
-    return FILLED
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a model's file and sft.yaml, and the folder of the data; further texts are files too."""
-    monkeypatch.chdir(tmp_path)
-    Path("disney/videos").mkdir(parents=True)
-
-    def files(name: str = "2b", *more: str, lora: bool = True) -> list[str]:
-        Path("model.yaml").write_text(yaml.safe_dump(model_file(name, lora)))
-        Path("sft.yaml").write_text(run_file())
-        for index, text in enumerate(more):
-            Path(f"{index}.yaml").write_text(text)
-        return ["model.yaml", "sft.yaml", *(f"{index}.yaml" for index in range(len(more)))]
-
-    return files
+def write_stack(name: str = "2b", *more: str, lora: bool = True) -> list[str]:
+    """Writes a model's file, sft.yaml and further texts into the working folder, which also gets the data's folder."""
+    Path("disney/videos").mkdir(parents=True, exist_ok=True)
+    Path("model.yaml").write_text(yaml.safe_dump(model_file(name, lora)))
+    Path("sft.yaml").write_text(run_file())
+    for index, text in enumerate(more):
+        Path(f"{index}.yaml").write_text(text)
+    return ["model.yaml", "sft.yaml", *(f"{index}.yaml" for index in range(len(more)))]
