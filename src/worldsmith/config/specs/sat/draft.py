@@ -6,7 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.config.errors import Place
+from worldsmith.config.declare.value_types import mismatch
+from worldsmith.config.errors import ConfigError, Place
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.specs.sat import model_rows, run_rows
 from worldsmith.config.specs.sat.stack import SatStack, read_sat, same_kind
@@ -39,6 +40,9 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> Translation:
     """What a stack means here. Raises ConfigError for a file that cannot be read."""
     documents = [read_yaml(read_config_text(file), file) for file in files]
+    for file, document in zip(files, documents):
+        if not isinstance(document.data, dict):
+            raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
     spec = read_sat(", ".join(files), merge_documents(documents), words, ROWS)
     spec.problems += same_kind(documents)
     return translate(spec)

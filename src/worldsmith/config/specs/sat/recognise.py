@@ -9,18 +9,20 @@ from typing import Any
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.words.flag_words import Flag
-from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Whether YAML files are SAT's: a model of targets, or the sections of its training."""
-    if not all(file.lower().endswith((".yaml", ".yml")) for file in files):
-        return False
+    """Whether YAML files are SAT's: one of them has a model of targets, or the sections of its training."""
+    return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
+
+
+def _is_sat_file(file: str) -> bool:
     try:
-        documents: list[Document] = [read_yaml(read_config_text(file), file) for file in files]
-    except (ConfigError, OSError):  # whoever reads it says so
+        data = read_yaml(read_config_text(file), file).data
+    except ConfigError:  # whoever reads it says so
         return False
-    return any(isinstance(document.data, dict) and has_sat_keys(document.data) for document in documents)
+    return isinstance(data, dict) and has_sat_keys(data)
 
 
 def has_sat_keys(data: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_stack
 
+from worldsmith.config.errors import ConfigError
 from worldsmith.config.specs.sat.draft import ROWS, translate_sat
 from worldsmith.config.specs.sat.keys import KEYS, SHIFTS, TEXT
 from worldsmith.config.specs.sat.recognise import is_sat_stack, take_words
@@ -276,6 +277,15 @@ def test_a_stack_is_known_by_its_keys() -> None:
     files = write_stack("2b", "recipe: moving_shapes\n")
     assert all(map(is_sat_stack, (files[:2], files[:1], files[1:2])))
     assert not any(map(is_sat_stack, (["0.yaml"], ["nowhere.yaml"], ["a.toml"])))
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", None])
+def test_a_file_that_cannot_be_read_is_named(text: str | None) -> None:
+    files = write_stack("2b", *([] if text is None else [text]))
+    broken = "0.yaml" if text else "nowhere.yaml"
+    assert is_sat_stack([*files[:2], broken])
+    with pytest.raises(ConfigError, match=broken):
+        translate_sat([*files[:2], broken])
 
 
 def test_words_and_flags_after_the_files_are_sat_s() -> None:
