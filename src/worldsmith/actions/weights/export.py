@@ -19,6 +19,7 @@ from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.sampling.training_data import with_clip_size
 
@@ -97,10 +98,12 @@ class Export(WritingAction):
         model = find_model(path, weights=config.weights, base=config.base)
         if not config.merge and not model.has_adapters:
             raise UserError(f"--no-merge keeps adapters, and {path} has none; leave it out")
-        if model.defaults is not None:
+        if isinstance(model.defaults, GenerationDefaults):
             defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
             shift = defaults.shift if config.shift is None else config.shift
             model = replace(model, defaults=replace(defaults, shift=shift))
+        elif config.shift is not None:
+            raise UserError(f"--shift: models of the family '{family}' have no such schedule; leave it out")
         return name, form, out, model
 
     def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.models.cogvideox.architecture import NetworkConfig
+from worldsmith.models.cogvideox.noise_table import NoiseTable
 from worldsmith.models.cogvideox.text_encoder import T5TextEncoder
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import SHORT_NAMES
@@ -25,7 +26,7 @@ for tier in ("2b", "5b"):
 class CogVideoXGenerator(Model):
     """A transformer over text and video tokens. Parameters have diffusers' names.
 
-    VAE and text encoder are loaded when they are first used.
+    VAE and text encoder are loaded when they are first used. `defaults`: what weights were trained with before.
     """
 
     class Config(Model.Config):
@@ -63,6 +64,17 @@ class CogVideoXGenerator(Model):
 
     config: Config
     network: Any
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int | None = None,
+        defaults: NoiseTable | None = None,
+    ) -> None:
+        self.defaults = defaults or NoiseTable()
+        super().__init__(config, device=device, seed=seed)
 
     def make_network(self) -> Any:
         import diffusers

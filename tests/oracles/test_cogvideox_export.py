@@ -1,0 +1,94 @@
+"""A trained CogVideoX as a diffusers pipeline: the same weights, answers and noise table, and a start of other runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cogvideox
+import torch
+from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXPipeline
+
+from worldsmith.actions.weights.export import Export
+from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.config.errors import UserError
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.objectives.v_prediction import VPrediction
+from worldsmith.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_cogvideox.make_world(tmp_path_factory.mktemp("cogvideox"))
+
+
+def train_and_export(world: Path, folder: Path, recipe: str, **model: Any) -> Path:
+    config = tiny_cogvideox.tiny_config(world, recipe, steps=2)
+    for name, value in model.items():
+        setattr(config.model.config, name, value)
+    config.model.config.tokenizer.scaling_factor = 1.25
+    Trainer(config, run_folder=folder / "run").train()
+    Export.Config(model=str(folder / "run"), dtype="float32", out=str(folder / "out")).build().run()
+    return folder / "out"
+
+
+@torch.no_grad()
+def answer(network: Any, rotary: Any) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    video, text = torch.randn(2, 3, 4, 8, 8, generator=draw), torch.randn(2, 16, 32, generator=draw)
+    out: torch.Tensor = network(video, text, torch.tensor([3, 800]), image_rotary_emb=rotary).sample
+    return out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "adapters"), [("cogvideox_2b_tiny", False), ("cogvideox_5b_tiny", True)], ids=["2b", "5b adapters"]
+)
+def test_the_pipeline_loads_and_answers_alike(world: Path, tmp_path: Path, recipe: str, adapters: bool) -> None:
+    changes: dict[str, Any] = {"lora_enabled": True, "lora_rank": 4} if adapters else {}
+    out = train_and_export(world, tmp_path, recipe, **changes)
+    pipeline = CogVideoXPipeline.from_pretrained(out)
+    own = load_model(tmp_path / "run")
+    rotary = own.rotary((3, 8, 8))
+    assert torch.equal(answer(pipeline.transformer, rotary), answer(own.network, rotary))
+    assert pipeline.vae.config.scaling_factor == 1.25
+    assert isinstance(pipeline.scheduler, CogVideoXDPMScheduler if adapters else CogVideoXDDIMScheduler)
+    table = VPrediction(VPrediction.Config(shift_scale=1.0 if "5b" in recipe else 3.0)).alphas_cumprod
+    torch.testing.assert_close(pipeline.scheduler.alphas_cumprod, table, atol=1e-12, rtol=0)
+    pipeline.set_progress_bar_config(disable=True)
+    drawn = pipeline(
+        "a clip moves", height=64, width=64, num_frames=9, num_inference_steps=2, max_sequence_length=16,
+        output_type="latent",
+    ).frames  # fmt: skip
+    assert drawn.isfinite().all()
+
+    again = find_model(out)
+    assert (again.config.tokenizer.vae_path, again.defaults) == (str(out), own.defaults)
+    read = again.load()
+    assert torch.equal(answer(read.network, rotary), answer(own.network, rotary))
+    if not adapters:
+        start_from(world, out, own, tmp_path)
+
+
+def start_from(world: Path, out: Path, own: Any, folder: Path) -> None:
+    config = tiny_cogvideox.tiny_config(world, steps=1)
+    config.checkpoint.load_path = str(out)
+    started = native_parameters(Trainer(config, run_folder=folder / "next").model.network)
+    for name, parameter in native_parameters(own.network).items():
+        assert torch.equal(started[name], parameter), name
+    config.model.config.network.use_rotary_positional_embeddings = True
+    with pytest.raises(UserError, match="use_rotary_positional_embeddings is False there and True here"):
+        Trainer(config, run_folder=folder / "other")
+
+
+def test_a_folder_of_diffusers_is_read_under_its_own_names(tmp_path: Path) -> None:
+    from diffusers import CogVideoXTransformer3DModel
+
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1, "time_embed_dim": 8}
+    network = CogVideoXTransformer3DModel(**sizes, use_rotary_positional_embeddings=True, sample_width=8)
+    network.save_pretrained(tmp_path / "transformer")
+    source = open_weights(tmp_path)
+    assert (source.family, source.unknown) == ("cogvideox", [])
+    assert source.shapes.keys() == dict(network.named_parameters()).keys()
+    assert {name: source.settings[name] for name in sizes} == sizes
