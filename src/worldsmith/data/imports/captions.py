@@ -1,4 +1,7 @@
-"""`captions/NAME/caption.json` and `caption.txt` beside `videos/NAME.mp4`: what the published captioner writes."""
+"""Captions in a folder beside `videos/NAME.mp4`: `captions/NAME/caption.json` and `caption.txt`, or `labels/NAME.txt`.
+
+The first is what the published captioner of Cosmos writes, the second what CogVideo's SAT reads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def recognise(source: Path) -> str:
 
 
 def media_and_captions(source: Path) -> tuple[Named, Named]:
-    """By train/NAME, or NAME alone: `captions` and `videos` stand in the source or in the folders of its splits."""
+    """By train/NAME, or NAME alone: the folders stand in the source or in the folders of its splits."""
     media, captions = [], []
     for path in files_below(source):
         *parts, folder, name = ("", "", *path.parts)
@@ -26,6 +29,8 @@ def media_and_captions(source: Path) -> tuple[Named, Named]:
             media.append((path, Path(*parts, path.stem)))
         elif name in FILES and parts[-1] == "captions":
             captions.append((path, Path(*parts[:-1], folder)))
+        elif path.suffix.lower() == ".txt" and folder == "labels":
+            captions.append((path, Path(*parts, path.stem)))
     return by_name(media), by_name(captions)
 
 

@@ -71,6 +71,17 @@ def test_links_that_lead_in_a_circle_are_followed_once(tmp_path: Path) -> None:
     assert len([item for item in LAYOUTS["sidecar"].read(tmp_path, Choices()) if isinstance(item, Clip)]) == 2
 
 
+def test_labels_of_sat_are_captions(tmp_path: Path) -> None:
+    clip(tmp_path / "videos/one.mp4")
+    write(tmp_path / "labels/one.txt", "A bar, one.")
+    write(tmp_path / "labels/two.txt", "no video")
+    assert find_layout(tmp_path, "auto")[0] == "captions"
+    assert {name: item.captions for name, item in clips("captions", tmp_path).items()} == {
+        "one.mp4": {"caption": "A bar, one."}
+    }
+    assert left_out("captions", tmp_path) == [("caption_without_video", None)]
+
+
 def test_captions_of_the_captioner_are_both_kept(tmp_path: Path) -> None:
     captions(tmp_path)
     found = clips("captions", tmp_path)

@@ -102,6 +102,10 @@ def train_data(t: Translation) -> None:
     if _is_missing(folders[0]):
         t.refuse(key, f"there is no '{folders[0]}'", f"{key}=[PATH]")
         return
+    if os.path.isdir(os.path.join(folders[0], "labels")):
+        why = f"'{folders[0]}' is a folder for SAT, with videos/ and labels/"
+        t.refuse(key, why, f"worldsmith dataset import {folders[0]} -o DIR, and {key}=[DIR]")
+        return
     t.put(f"{DATASET}path", folders[0], source=key)
     t.say(key, "renamed", f"{DATASET}path = {folders[0]}")
     weights = t.get(f"{ARGS}train_data_weights")

@@ -262,6 +262,11 @@ def test_a_slip_is_a_mistake_with_what_was_meant(text: str, path: str, advice: s
     assert (place.file, place.line) == ("0.yaml", 1)
 
 
+def test_a_folder_for_sat_is_imported_first() -> None:
+    Path("disney/labels").mkdir(parents=True)
+    assert mistakes(read()) == {"args.train_data": "worldsmith dataset import disney -o DIR, and args.train_data=[DIR]"}
+
+
 def test_placeholders_and_missing_files_are_found_before_anything_is_built() -> None:
     found = mistakes(translate_sat(write_stack()))
     encoder = "model.conditioner_config.params.emb_models[0].params.model_dir"
