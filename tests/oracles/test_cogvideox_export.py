@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tiny_cogvideox
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXPipeline
+from peft import PeftModel
 
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
@@ -67,8 +69,24 @@ def test_the_pipeline_loads_and_answers_alike(world: Path, tmp_path: Path, recip
     assert (again.config.tokenizer.vae_path, again.defaults) == (str(out), own.defaults)
     read = again.load()
     assert torch.equal(answer(read.network, rotary), answer(own.network, rotary))
-    if not adapters:
+    if adapters:
+        load_beside(world, own, tmp_path)
+    else:
         start_from(world, out, own, tmp_path)
+
+
+def load_beside(world: Path, own: Any, folder: Path) -> None:
+    """The adapters alone, loaded by diffusers and by PEFT on the weights that the run started from."""
+    Export.Config(model=str(folder / "run"), dtype="float32", format="adapter").build().run()
+    config, rotary = tiny_cogvideox.tiny_config(world, "cogvideox_5b_tiny"), own.rotary((3, 8, 8))
+    first = Trainer(config, run_folder=folder / "first").model.network
+    by_peft = PeftModel.from_pretrained(copy.deepcopy(first), folder / "run/export_adapter")
+    by_diffusers = copy.deepcopy(first)
+    name = "adapter_model.safetensors"
+    by_diffusers.load_lora_adapter(folder / "run/export_adapter", prefix="base_model.model", weight_name=name)
+    assert not torch.allclose(answer(first, rotary), answer(own.network, rotary), atol=1e-4)
+    for network in (by_peft.base_model.model, by_diffusers):
+        torch.testing.assert_close(answer(network.eval(), rotary), answer(own.network, rotary), atol=1e-5, rtol=1e-5)
 
 
 def start_from(world: Path, out: Path, own: Any, folder: Path) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
+DIFFUSERS_HEADER = "lora_adapter_metadata"
+"""Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class AdapterLayout:
                 base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
                 return self.inward(f"{base}.weight").removesuffix(".weight") + matrix
         raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
+
+
+def diffusers_header(config: Mapping[str, Any]) -> dict[str, str]:
+    """One entry of metadata: safetensors writes several in any order."""
+    known = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
+    return {DIFFUSERS_HEADER: json.dumps(known)}
 
 
 def export_of(layout: AdapterLayout) -> Export:

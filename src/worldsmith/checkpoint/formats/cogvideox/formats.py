@@ -20,6 +20,9 @@ from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 PIPELINE_INDEX, CLASS_NAME = "model_index.json", "CogVideoXTransformer3DModel"
@@ -98,8 +101,19 @@ class CogVideoXFormats(FamilyFormats):
 
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.cogvideox.export_diffusers import DIFFUSERS
+        from worldsmith.checkpoint.formats.cogvideox.peft_adapter import ADAPTER
 
-        return {"diffusers": DIFFUSERS, **super().exports()}
+        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": ADAPTER}
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        from worldsmith.checkpoint.formats.cogvideox.peft_adapter import read_adapter
+
+        return read_adapter(folder)
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        from worldsmith.checkpoint.formats.cogvideox.peft_adapter import load_adapter
+
+        return load_adapter(network, folder)
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """VAE and text encoder are named by their hub names or absolute paths."""
@@ -118,6 +132,13 @@ class CogVideoXFormats(FamilyFormats):
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         if about["format"] == "native":
             return super().card(name, about)
+        if about["format"] == "adapter":
+            return (
+                f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a CogVideoX "
+                f"transformer, which belong to {about['base_model'] or 'the weights that the run started from'}. "
+                "PEFT loads them, or diffusers:\n\n```python\npipeline.transformer.load_lora_adapter(\n"
+                f'    "{name}", prefix="base_model.model", weight_name="adapter_model.safetensors"\n)\n```\n'
+            )
         return (
             f"# {name}\n\nA CogVideoX pipeline in {about['dtype']}, exported by Worldsmith {about['worldsmith']}: "
             "`diffusers.CogVideoXPipeline.from_pretrained` loads this folder. To train from it: "

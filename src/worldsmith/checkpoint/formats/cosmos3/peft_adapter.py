@@ -6,25 +6,12 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_native, native_to_diffusers
-from worldsmith.checkpoint.formats.peft_adapter import PREFIX, AdapterLayout
+from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
 from worldsmith.models.video_model import GenerationDefaults
-
-DIFFUSERS_HEADER = "lora_adapter_metadata"
-"""Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
-
-
-def diffusers_header(config: Mapping[str, Any]) -> dict[str, str]:
-    """One entry of metadata: safetensors writes several in any order."""
-    known = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
-    return {DIFFUSERS_HEADER: json.dumps(known)}
-
 
 LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
 ADAPTER = peft_adapter.export_of(LAYOUT)

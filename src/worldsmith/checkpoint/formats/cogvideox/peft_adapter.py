@@ -1,0 +1,13 @@
+"""Adapters (LoRA) as a folder in PEFT's format, for `diffusers.CogVideoXTransformer3DModel`; both ways."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from worldsmith.checkpoint.formats import peft_adapter
+from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+
+LAYOUT = AdapterLayout("cogvideox", str, str, "diffusers", diffusers_header)
+ADAPTER = peft_adapter.export_of(LAYOUT)
+read_adapter = partial(peft_adapter.read_adapter, LAYOUT)
+load_adapter = partial(peft_adapter.load_adapter, LAYOUT)
