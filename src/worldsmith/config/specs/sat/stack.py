@@ -238,8 +238,11 @@ def _require(stack: SatStack) -> None:
     if any(section in stack.broken for section in SECTIONS):
         return
     for name, key in KEYS.items():
-        optional = any(name.startswith(prefix) and not stack.is_stated(prefix) for prefix in OPTIONAL)
-        if key.default is REQUIRED and name not in stack.values and not optional and not stack.is_broken(name):
+        component = next((prefix for prefix in OPTIONAL if name.startswith(prefix)), None)
+        needed = key.default is REQUIRED or (component is not None and name == f"{component}target")
+        if needed and component is not None and not stack.is_stated(component):
+            continue
+        if needed and stack.values.get(name) is None and not stack.is_broken(name):
             stack.mistake(name, "no value is given", f"write it, or give the word {name}=VALUE")
 
 

@@ -262,6 +262,35 @@ def test_a_slip_is_a_mistake_with_what_was_meant(text: str, path: str, advice: s
     assert (place.file, place.line) == ("0.yaml", 1)
 
 
+def test_a_component_without_its_name_or_size_is_a_mistake() -> None:
+    adapters, loss = f"{NET}modules.lora_config", "model.first_stage_config.params.loss_config.target"
+    assert mistakes(read(f"{adapters}.target=null", f"{loss}=null")).keys() == {f"{adapters}.target", loss}
+    assert mistakes(read(f"~{NET}num_layers")).keys() == {f"{NET}num_layers"}
+    assert mistakes(read("deepspeed=null")).keys() == {"deepspeed"}
+
+
+INERT = {
+    "deepspeed": "steps_per_print wall_clock_breakdown zero_allow_untested_optimizer"
+    " activation_checkpointing.partition_activations activation_checkpointing.contiguous_memory_optimization"
+    " activation_checkpointing.cpu_checkpointing fp16.hysteresis fp16.min_loss_scale",
+    NET.rstrip("."): "adm_in_channels transformer_args.vocab_size transformer_args.max_sequence_length"
+    " transformer_args.skip_init transformer_args.is_decoder",
+    "model": "disable_first_stage_autocast log_keys denoiser_config.params.quantize_c_noise"
+    " sampler_config.params.verbose first_stage_config.params.ignore_keys"
+    " first_stage_config.params.encoder_config.params.resolution"
+    " first_stage_config.params.decoder_config.params.gather_norm",
+    "args": "log_image distributed_backend local_rank device block_size no_load_rng",
+}
+
+
+def test_keys_without_a_meaning_here_are_told_and_change_nothing() -> None:
+    keys = [f"{section}.{key}" for section, names in INERT.items() for key in names.split()]
+    stated = [f"{key}={'[loss]' if key.endswith('keys') else 1 if 'resolution' in key else 'true'}" for key in keys]
+    t = read(*stated)
+    assert {key: outcomes(t, key) for key in keys} == {key: ["unneeded"] for key in keys}
+    assert (t.data, t.problems) == (read().data, [])
+
+
 def test_a_folder_for_sat_is_imported_first() -> None:
     Path("disney/labels").mkdir(parents=True)
     assert mistakes(read()) == {"args.train_data": "worldsmith dataset import disney -o DIR, and args.train_data=[DIR]"}
