@@ -13,7 +13,9 @@ from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXPi
 from peft import PeftModel
 
 from worldsmith.actions.weights.export import Export
+from worldsmith.checkpoint.formats.cogvideox.formats import MARKS
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.models.parameter_names import native_parameters
@@ -110,3 +112,12 @@ def test_a_folder_of_diffusers_is_read_under_its_own_names(tmp_path: Path) -> No
     assert (source.family, source.unknown) == ("cogvideox", [])
     assert source.shapes.keys() == dict(network.named_parameters()).keys()
     assert {name: source.settings[name] for name in sizes} == sizes
+
+
+def test_names_of_other_families_are_left_to_them() -> None:
+    known = formats_of("cogvideox")
+    assert known.find_naming(["model.net.language_model.lm_head.weight"], {}) is None
+    native = [f"model.net.{name}" for name in MARKS]
+    naming = known.find_naming(native, {})
+    assert naming is not None
+    assert dict(naming.keys) == dict(zip(MARKS, native, strict=True))

@@ -44,10 +44,11 @@ class CogVideoXFormats(FamilyFormats):
     # Reading
 
     def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
-        if not set(MARKS) <= set(keys):
-            return super().find_naming(keys, config)
-        own = {key: key for key in keys if key != TABLE}
-        return Naming(self.family, "diffusers transformer", own, stated)
+        if set(MARKS) <= set(keys):
+            own = {key: key for key in keys if key != TABLE}
+            return Naming(self.family, "diffusers transformer", own, stated)
+        native = super().find_naming(keys, config)
+        return native if native is not None and set(MARKS) <= native.keys.keys() else None
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         return stated(section(model_config, "network"))
