@@ -30,6 +30,7 @@ def test_every_command_and_flag_of_the_table_exists(command: str, capsys: pytest
         words = words[:1]
     elif words[0] not in ("train", "config"):
         words = words[: 2 if words[0] == "dataset" else 1]
+    words = [word for word in words if word not in ("--spec", "spec.toml")]  # the help of a spec needs its data
     assert main([*words, "--help"]) == 0
     shown = capsys.readouterr().out.replace("_", "-")
     flags = [flag for flag in flags if flag != "--nproc-per-node"]

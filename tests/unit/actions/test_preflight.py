@@ -95,11 +95,6 @@ STOPS: dict[str, tuple[Change, str]] = {
         "3 of 4 records with a video state no video_fps, which video_fps = 'require' asks for: record 1 (chat1), "
         "record 3 (chat3), record 4 (chat4)",
     ),
-    "c7 batch over samples of a process": (
-        on("trainer.grad_accum_iter", 3, on(f"{LOADER}.max_samples_per_batch", 3)),
-        "a pass over 6 samples gives 2 to some of 1: they would do no step in it, and see samples twice in one. What "
-        "works: trainer.grad_accum_iter = 2 or less, smaller packs",
-    ),
     "c11 d22 no records": (lambda *_: [], "no sample of"),
     "c12 d18 none fits": (
         on(f"{LOADER}.max_sequence_length", 20),
@@ -364,6 +359,19 @@ nframes = 4
 """
 
 
+def test_a_step_that_is_more_than_a_pass_is_told(world: Path, tmp_path: Path) -> None:
+    """c7: the run would start all the same, and go on in the next pass."""
+    change = on("trainer.grad_accum_iter", 3, on(f"{LOADER}.max_samples_per_batch", 3))
+    facts, code, text = check(run_of(world, tmp_path, change))
+    assert (code, facts["can_start"]) == (0, True)
+    assert "note" in text
+    assert any(
+        "a pass over 6 samples gives 2 to some of 1: they see samples twice in one step. What works: "
+        "trainer.grad_accum_iter = 2 or less, smaller packs" in remark
+        for remark in facts["remarks"]
+    )
+
+
 def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """c7, c12, d15: what is needed is said of the field that the spec has, and of all records, also without rates."""
     file, records = tmp_path / "spec.toml", tmp_path / "rated.json"
@@ -388,9 +396,9 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert f"set policy.model_max_length to at least {most} (now {most - 1})" in checked(most - 1)[3][0]
     half = -(-most // 2)
     assert f"set policy.model_max_length to at least {half} (now {half - 1})" in checked(half - 1, mini=2)[3][0]
-    code, train, problems, _ = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
-    assert (code, len(train["packs"])) == (2, 2)
-    assert "a step takes 3 packs on each process, and a pass over" in problems[0]
+    code, train, _, remarks = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
+    assert (code, len(train["packs"])) == (0, 2)
+    assert any("a step takes 3 packs on each process, and a pass over" in remark for remark in remarks)
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
     assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]

@@ -192,7 +192,7 @@ class CheckData(Action):
         if not report.kept or self.config.limits_of is not None:
             return
         if split == "train" and report.ranks_that_work is not None:
-            found.refuse(too_few_steps(report, self.tree.trainer.grad_accum_iter))
+            found.remarks.append(too_few_steps(report, self.tree.trainer.grad_accum_iter))
         elif 0 in report.packs and report.looked_at == report.positions:
             found.remarks.append(
                 f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of a pass over {report.kept} "
@@ -228,17 +228,17 @@ class CheckData(Action):
         for problem in found.problems:
             yield from wrapped("PROBLEM", problem, width)
         if found.problems:
-            yield titled("verdict", "this run could not start, or would stop in its first pass, or do no step in it")
+            yield titled("verdict", "this run could not start, or would stop in its first pass")
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
-    """Why a pass is less than a step for some process, and what would work."""
+    """That a pass is less than a step for some process, and what would give it one."""
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
     step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
     return (
-        f"a step takes {step} on each process, and a pass over {data} gives {packs} to some of {ranks}: they would do "
-        "no step in it, and see samples twice in one. What works: "
+        f"a step takes {step} on each process, and a pass over {data} gives {packs} to some of {ranks}: they "
+        "see samples twice in one step. What works: "
         f"{', '.join([*ways, 'smaller packs, or more data'])}"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
+from worldsmith.checkpoint.dcp.parts import whole_checkpoint
 from worldsmith.checkpoint.formats.convert import INDEX, convert
 from worldsmith.checkpoint.formats.export_folder import require_place
 from worldsmith.checkpoint.formats.registry import assembling
@@ -73,7 +74,7 @@ class Convert(Action):
                 dtype=config.dtype,
                 force=config.force,
             )
-            self.record()
+            self.record(config.source, *filter(None, (config.vlm_model_name, config.vision_tower)))
             done = (
                 f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
             )
@@ -87,12 +88,11 @@ class Convert(Action):
             seed=config.seed,
             force=config.force,
         )
-        self.record()
+        self.record(whole_checkpoint(Path(report.folder)))
         done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
-    def record(self) -> None:
-        config = self.config
-        parts = [config.source, *filter(None, (config.vlm_model_name, config.vision_tower))]
-        inputs = [Input("model", place) for place in parts]
+    def record(self, *parts: str | Path) -> None:
+        """Of the weights that were read: of a run whose newest checkpoint is damaged, those of the one before."""
+        config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])

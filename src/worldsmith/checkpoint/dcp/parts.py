@@ -96,3 +96,8 @@ def stored_shapes(folder: Path) -> dict[str, list[int]]:
     from worldsmith.checkpoint.dcp.reader import read_entries
 
     return {name: list(entry.size) for name, entry in read_entries(folder).items()}
+
+
+def whole_checkpoint(folder: Path) -> Path:
+    """The checkpoint that a folder of tensors is the model of; any other folder itself."""
+    return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

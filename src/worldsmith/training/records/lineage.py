@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.dcp.parts import whole_checkpoint
 from worldsmith.checkpoint.run.folders import checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.sources.first_weights import first_weights
@@ -36,8 +36,7 @@ def weights_of(folder: Path, config: Trainer.Config) -> list[Input | dict[str, A
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if first_weights(config.checkpoint.load_path, config.checkpoint.init, config.model.config) is None:
         return []
-    place = Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))
-    return [Input("base", place.parent if (place / METADATA).is_file() and place.name == "model" else place)]
+    return [Input("base", whole_checkpoint(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))]
 
 
 def data_of(split: str, dataset: Any) -> Iterator[Input]:
