@@ -2,8 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that share the tests; many tests start two or four of their own.
-WORKERS ?= 2
+# Processes that share the tests; many tests start two or four of their own, and wait for them.
+WORKERS ?= 3
 READY := $(VENV)/.ready
 
 .PHONY: demo demo-reasoner demo-loop install test lint slow clean
