@@ -16,7 +16,7 @@ from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, 
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
-from worldsmith.cli.spec_words import SPEC, read_spec_words
+from worldsmith.cli.spec_words import SPEC, read_spec_words, reads_specs
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.specs.translation import report
 from worldsmith.config.tree.draft import Loaded, finish
@@ -53,7 +53,7 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
         prefix, kinds, words = choose(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
-            texts = [text for kind in kinds if (text := help_of(prefix, kind, words, file, topic))]
+            texts = [text for kind in kinds if (text := help_of(name, prefix, kind, words, file, topic))]
             if not texts:
                 raise UserError(f"no flag has '{topic}' in its name or description")
             print("\n".join(texts), end="")
@@ -92,10 +92,9 @@ def is_first() -> bool:
 
 def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     """The command so far, the classes that may do it, of which the first is meant, and the sorted words."""
+    prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
     if ACTIONS[name].by == "word":
-        kind = kind_for_word(name, head[0])
-        return f"worldsmith {name} {head[0]}", [kind], sort(head[1:], [kind])
-    kinds = list(kinds_of(name).values())
+        prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
     words = sort(head, kinds)
     if SPEC in words.own:
         read_spec_words(name, words, settings=SETTINGS)
@@ -103,7 +102,7 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
     if ACTIONS[name].by == "model" and (model := named_model(words)):
         kinds = [kind_for_model(name, model)]
-    return f"worldsmith {name}", kinds, words
+    return prefix, kinds, words
 
 
 def kinds_in_words(name: str) -> str:
@@ -139,7 +138,7 @@ def take_help(head: list[str]) -> tuple[list[str], str | None]:
     return head, None
 
 
-def help_of(prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
+def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
     from worldsmith.cli.flag_help import action_help
 
     draft, overrides = draft_settings(prefix, kind.Config, words, kind.places, file, [])
@@ -149,12 +148,13 @@ def help_of(prefix: str, kind: type[Action], words: Words, file: str | None, top
     usage = "\n".join(
         [f"usage: {prefix}{places} [--flag VALUE]… [-- override…]", "", f"{inspect.getdoc(kind)}", *aliases]
     )
-    return action_help(usage, draft, options_of(kind), topic)
+    return action_help(usage, draft, options_of(name, kind), topic)
 
 
-def options_of(kind: type[Action]) -> dict[str, str]:
-    """The options of the front door that mean something for an action."""
-    return {option: text for option, text in OPTIONS.items() if reads_model(kind) or not option.startswith(PARENT)}
+def options_of(name: str, kind: type[Action]) -> dict[str, str]:
+    """The options of the front door that mean something for an action of a command."""
+    meant = {SPEC: reads_specs(name), PARENT: reads_model(kind)}
+    return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
 
 
 def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:

@@ -33,7 +33,7 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     and ConfigError for mistakes in the spec.
     """
     form_name = COMMANDS.get(name, name)
-    if form_name not in MODULES:
+    if not reads_specs(name):
         known = ", ".join(command for command in (*MODULES, *COMMANDS) if command not in COMMANDS.values())
         raise UserError(f"worldsmith {name} reads no specs; these do: {known}")
     if settings in words.own:
@@ -53,6 +53,11 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     words.spec = require_translated(spec)
     if parent and key:
         leave_to_parent(words.spec)
+
+
+def reads_specs(name: str) -> bool:
+    """Whether there are specs of a command."""
+    return COMMANDS.get(name, name) in MODULES
 
 
 def leave_to_parent(t: Translation) -> None:

@@ -326,7 +326,7 @@ def test_help_lists_every_field_with_its_default_and_who_wrote_it(
     assert "  --model TEXT (required)\n      A model." in shown
     assert "  --num-steps INT = 4 (s.toml:1)\n      Steps to take." in shown
     assert "--part.width INT = 1 (default)" in shown
-    assert all(option in shown for option in OWN)
+    assert all(option in shown for option in OWN if option != "--spec")  # this command reads none
     assert run_action("try", ["--help", "depth", "--part", "OtherPart"], []) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["  --part.depth INT = 2 (default)", "      Its depth."]
 

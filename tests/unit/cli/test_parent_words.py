@@ -13,6 +13,7 @@ from worldsmith.actions.datasets.made_clips import MakeMovingShapes
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
 from worldsmith.cli.action import load, options_of, sort
+from worldsmith.cli.main import main
 from worldsmith.cli.parent_words import adopt_parent, adopt_parent_run
 from worldsmith.config.errors import UserError
 
@@ -72,8 +73,8 @@ def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
 def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
     with pytest.raises(UserError, match="this command reads none"):
         adopt_parent(str(adapter), sort([], [MakeMovingShapes]), [MakeMovingShapes], None)
-    assert not any("--parent" in option for option in options_of(MakeMovingShapes))
-    assert any("--parent" in option for option in options_of(*kinds_of("export").values()))
+    assert not any("--parent" in option for option in options_of("dataset", MakeMovingShapes))
+    assert any("--parent" in option for option in options_of("export", *kinds_of("export").values()))
 
 
 def words_of_train(*words: str) -> argparse.Namespace:
@@ -116,3 +117,13 @@ def test_no_run_starts_from_adapters_alone(adapter: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("DATASET_PATH", str(adapter))
     with pytest.raises(UserError, match=r"adapters alone, which no run starts from"):
         adopt_parent_run(words_of_train("moving_shapes", "--parent", str(adapter)))
+
+
+def test_a_spec_is_no_option_of_a_command_that_reads_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert not any("--spec" in option for option in options_of("dataset", MakeMovingShapes))
+    assert any("--spec" in option for option in options_of("gaps", *kinds_of("gaps").values()))
+    assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--spec", "spec.toml"]) == 2
+    assert "worldsmith dataset reads no specs; these do: train, evaluate" in capsys.readouterr().err
+    assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--parent", "run"]) == 2
+    assert "--parent stands for a model, and this command reads none" in capsys.readouterr().err
+    assert not (tmp_path / "set").exists()
