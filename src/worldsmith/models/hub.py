@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 SECONDS = 5.0
 """How long the hub may take for each answer."""
 TOKEN = "HF_TOKEN"
+LOOKED = "looked for a local folder"
+"""In every message of what is neither here nor on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
     except (HTTPError, OSError) as error:
         reason, cause = why_refused(hub, error), error
     raise FileNotFoundError(
-        f"{field} {hub}: looked for a local folder '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
+        f"{field} {hub}: {LOOKED} '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
         f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
     ) from cause
 

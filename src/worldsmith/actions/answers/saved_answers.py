@@ -13,6 +13,7 @@ from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.sampling.answers import Answer
+from worldsmith.training.run_folder import flatten
 
 FOLDER, SETTINGS = "answers", "settings.json"
 
@@ -27,7 +28,7 @@ class SavedAnswers:
         """Raises UserError when there are answers that were made with other settings."""
         if not (self.folder / SETTINGS).is_file():
             return
-        known, wanted = flat(read_json_object(self.folder / SETTINGS)), flat(json.loads(json.dumps(settings)))
+        known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
         differing = [
             f"{name} was {known.get(name)!r} and is {wanted.get(name)!r}"
             for name in sorted({*known, *wanted})
@@ -68,11 +69,3 @@ class SavedAnswers:
                 if "error" not in line or "error" in found.get(key, line):
                     found[key] = line
         return found
-
-
-def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The leaves of nested settings by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
-    return leaves

@@ -18,6 +18,7 @@ from worldsmith.data.report.report import DataReport, larger_cap, read_data, rep
 from worldsmith.data.report.text import counted, lines_of, titled, wrapped
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
+from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
@@ -120,7 +121,7 @@ class CheckData(Action):
                 found.refuse(str(error))
         try:
             for problem in found.problems:
-                if problem.startswith("model.") and "looked for a local folder" in problem:
+                if problem.startswith("model.") and LOOKED in problem:
                     raise UserError(problem)  # the hub would be asked once more
             model: Model = tree.model.config.build(device="meta")
             tasks = self.read(found, model, degrees.data)

@@ -18,7 +18,7 @@ from worldsmith.data.report.text import titled
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.writable import nearest_folder, require_writable
-from worldsmith.models.hub import HubName
+from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.training.file_checks import check_files
 from worldsmith.training.preflight import (
@@ -108,7 +108,7 @@ def look_at_hub(needs: Needs, tree: Any) -> None:
         fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not to be had"}
         if cached(hub, patterns) is not None:
             fact["state"] = "in the cache"
-        elif not any(f"{hub}: looked for" in problem for problem in needs.problems):
+        elif not any(f"{hub}: {LOOKED}" in problem for problem in needs.problems):
             with suppress(HTTPError, OSError, MissingPartError):  # not asked for where a run goes on without it
                 fact |= {"bytes": ask_hub(hub, patterns).bytes, "state": "on the hub"}
         needs.hub.append(fact)

@@ -31,7 +31,7 @@ from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
-from worldsmith.training.run_folder import output_root
+from worldsmith.training.run_folder import flatten, output_root
 
 PARENT = "--parent"
 CHOICE = re.compile(r"(?P<place>.+):(?P<choice>best|last|iter=\d+)")
@@ -298,12 +298,10 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
     return words
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The values of a tree of plain data by their dotted names, as text."""
-    texts: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            texts |= leaves(value, f"{prefix}{name}.")
-        elif name != "type" and value is not None:
-            texts[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return texts
+def leaves(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a tree of plain data by their dotted names, as text; without classes, and what is left open."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in flatten(dict(tree)).items()
+        if value is not None and name.rpartition(".")[2] != "type"
+    }

@@ -213,7 +213,7 @@ class FamilyFormats:
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
         """The model of a folder for which `is_quantized` is true, ready for use."""
-        raise NotImplementedError
+        raise UserError(f"models of the family '{self.family}' are not quantized")
 
     def pack_components(self, config: Configurable.Config, folder: Path) -> None:
         """Copies into a native export what the model needs beside its weights."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worldsmith.models.fill import fill
+from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.parameter_names import native_parameters
 
 
@@ -20,13 +19,9 @@ def init_weights(network: Any, seed: int, names: Collection[str] | None = None) 
     A value depends on the seed and the parameter's name alone. Raises ValueError for an unknown name.
     """
     parameters = native_parameters(network)
-    unknown = sorted(set(names or ()) - parameters.keys())
-    if unknown:
-        raise ValueError(f"the network has no parameter {unknown[0]} ({len(unknown)} unknown names)")
-    for name, parameter in parameters.items():
-        if names is None or name in names:
-            weight = parameters.get(f"{name.rpartition('.')[0]}.weight", parameter)
-            fill(parameter, initial_value(name, parameter.shape, weight.shape, seed))
+    for name, parameter in chosen(parameters, names).items():
+        weight = parameters.get(f"{name.rpartition('.')[0]}.weight", parameter)
+        fill(parameter, initial_value(name, parameter.shape, weight.shape, seed))
 
 
 def initial_value(name: str, shape: torch.Size, weight: torch.Size, seed: int) -> Tensor:
@@ -39,7 +34,6 @@ def initial_value(name: str, shape: torch.Size, weight: torch.Size, seed: int) -
         return torch.zeros(shape)
     if len(weight) == 1:
         return torch.full(shape, float(name.endswith(".weight")))
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    stream = torch.Generator().manual_seed(seed_of(seed, name))
     limit = weight[1:].numel() ** -0.5
     return torch.empty(shape).uniform_(-limit, limit, generator=stream)

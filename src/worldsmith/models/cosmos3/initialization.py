@@ -7,7 +7,6 @@ cut at three standard deviations, biases zero. Adapters of either tower: A unifo
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from worldsmith.models.fill import fill
+from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 
@@ -35,23 +34,18 @@ def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | No
     Raises ValueError for a name that the network does not have.
     """
     parameters = native_parameters(network)
-    unknown = sorted(set(names or ()) - parameters.keys())
-    if unknown:
-        raise ValueError(f"the network has no parameter {unknown[0]} ({len(unknown)} unknown names)")
     base = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
-    for name, parameter in parameters.items():
-        if names is None or name in names:
-            source = name.replace(TOWER, "")
-            origin = source if source in parameters and not is_adapter(name) else name
-            fill(parameter, initial_value(network, origin, parameter.shape, base))
+    for name, parameter in chosen(parameters, names).items():
+        source = name.replace(TOWER, "")
+        origin = source if source in parameters and not is_adapter(name) else name
+        fill(parameter, initial_value(network, origin, parameter.shape, base))
 
 
 def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
     """The float32 value of one parameter that is not a copy of another."""
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(shape, dtype=torch.float32)
-    digest = hashlib.sha256(f"{base}/{name}".encode()).digest()
-    stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    stream = torch.Generator().manual_seed(seed_of(base, name))
     head = name.split(".")[0]
     if is_adapter(name):
         return adapter_value(value, name, generator=stream)

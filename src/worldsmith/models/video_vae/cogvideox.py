@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +10,8 @@ from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.video_vae.weights_digest import weights_digest
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,8 @@ class CogVideoXVAE(Configurable):
         import torch
 
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         library: Any = diffusers  # its classes carry no types
         self.model = library.AutoencoderKLCogVideoX.from_pretrained(
             str(folder), torch_dtype=getattr(torch, config.precision), local_files_only=True
@@ -93,15 +95,7 @@ class CogVideoXVAE(Configurable):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over everything that decides the moments: config, weights and precision; not the scale."""
-        import torch
-
-        settings = {name: value for name, value in dict(self.model.config).items() if not name.startswith("_")}
-        settings.pop("scaling_factor", None)
-        digest = hashlib.sha256(json.dumps([RECIPE, self.config.precision, settings], sort_keys=True).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return weights_digest(self.model, about=(RECIPE, self.config.precision), ignored=("scaling_factor",))
 
 
 def inside(path: Path) -> Path:

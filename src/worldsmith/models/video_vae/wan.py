@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from worldsmith.models.video_vae.wan_files import (
     read_settings,
     require_vae,
 )
+from worldsmith.models.video_vae.weights_digest import weights_digest
 
 if TYPE_CHECKING:
     import torch
@@ -143,14 +143,7 @@ class WanVAE(Configurable):
 
     @cached_property
     def _weights_digest(self) -> str:
-        import torch
-
-        settings = {name: value for name, value in dict(self.model.config).items() if not name.startswith("_")}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return weights_digest(self.model)
 
     def check_video(self, video: Tensor) -> None:
         """Raises ValueError for a clip that cannot be encoded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from worldsmith.models.fill import fill
+from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_name
 
@@ -26,12 +25,8 @@ def init_weights(network: Any, seed: int, names: Collection[str] | None = None) 
     Raises ValueError for an unknown name.
     """
     places = {native_name(place): place for place, _ in network.named_parameters()}
-    unknown = sorted(set(names or ()) - places.keys())
-    if unknown:
-        raise ValueError(f"the network has no parameter {unknown[0]} ({len(unknown)} unknown names)")
-    for name, place in places.items():
-        if names is None or name in names:
-            fill(network.get_parameter(place), initial_value(network, name, place, seed))
+    for name, place in chosen(places, names).items():
+        fill(network.get_parameter(place), initial_value(network, name, place, seed))
 
 
 def initial_value(network: Any, name: str, place: str, seed: int) -> Tensor:
@@ -39,9 +34,8 @@ def initial_value(network: Any, name: str, place: str, seed: int) -> Tensor:
     path, _, leaf = place.rpartition(".")
     owner = network.get_submodule(path)
     fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        torch.manual_seed(seed_of(seed, name))
         if is_adapter(name):
             return adapter_value(fresh, name)
         kept = dict(owner._parameters)
