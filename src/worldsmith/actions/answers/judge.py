@@ -20,7 +20,6 @@ from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.data.conversations.datasets import llava, llava_onevision, messages, mixed  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.distributed.world import World, start_world, stop_world

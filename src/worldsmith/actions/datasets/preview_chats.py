@@ -18,7 +18,6 @@ from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.load import load
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.datasets import llava, llava_onevision, messages, mixed  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import SampleError

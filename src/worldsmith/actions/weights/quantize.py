@@ -21,7 +21,6 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
-from worldsmith.data.conversations.datasets import llava, llava_onevision, manifest, messages  # noqa: F401 (to choose)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.files.atomic import folder_aside

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.datasets import mixed  # noqa: F401 (can be chosen)
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision

@@ -1,0 +1,3 @@
+"""Data sets of conversations. Who imports one has all of them, since files and words name loaded classes shortly."""
+
+from worldsmith.data.conversations.datasets import llava, llava_onevision, manifest, messages, mixed  # noqa: F401
