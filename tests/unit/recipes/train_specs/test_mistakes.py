@@ -1,0 +1,186 @@
+"""Training specs in the shapes of Cosmos-RL and TAO: all that is wrong with one, and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_specs import COOKBOOK, TEMPLATE, problems_of, values
+
+from worldsmith.config.specs.train.aliases import RL_KEYS
+
+
+def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
+    found = problems_of(read, TEMPLATE, suffix="yaml")
+    assert found == {
+        "train.train_batch_per_replica": (
+            "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=4"
+        ),
+        "validation.enable": "custom.val_dataset.annotation_path=FILE, or validation.enable=false",
+    }
+    words = ("train.train_policy.mini_batch=1", f"custom.val_dataset.annotation_path={data}/annotations.json")
+    loaded = read(TEMPLATE, *words, suffix="yaml")
+    expected = {
+        "trainer.max_iter": 1120,
+        "checkpoint.save_iter": 1120,
+        "checkpoint.async_save": False,
+        "trainer.validation_iter": 1120,
+        "trainer.run_validation": True,
+        "model.config.lora_target_modules": "q_proj,v_proj",
+        "model.config.lora_alpha": 8,
+        "optimizer.eps": 1e-8,
+        "optimizer.fused": False,
+        "scheduler.cycle_lengths": [1120],
+        "dataloader_val.max_samples_per_batch": 4,
+        "dataloader_val.max_sequence_length": 4 * 4096 + 1,
+        "dataloader_val.num_workers": 8,
+        "dataloader_val.processor.media.nframes": 8,
+        "dataloader_val.dataset.path": words[1].partition("=")[2],
+    }
+    assert dict(zip(expected, values(loaded, *expected))) == expected
+
+
+@pytest.mark.parametrize("key", RL_KEYS)
+def test_keys_of_reinforcement_learning_are_refused(read: Any, key: str) -> None:
+    text = COOKBOOK.replace('type = "sft"', f"{key} = 0.5")
+    assert problems_of(read, text) == {f"train.train_policy.{key}": "remove it, and write type = sft"}
+
+
+def test_grpo_and_rollout_tables_are_refused(read: Any) -> None:
+    text = COOKBOOK.replace('"sft"', '"grpo"') + "[rollout]\nn = 1\n[rollout.parallelism]\ntp_size = 1\n"
+    assert set(problems_of(read, text)) == {"train.train_policy.type", "rollout"}
+
+
+BATCHES = [
+    (6, 4, "train.train_policy.mini_batch=3 (the same step, 3 at once), or train.train_batch_per_replica=8"),
+    (1, 4, "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=4"),
+    (7, 2, "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=8"),
+]
+
+
+@pytest.mark.parametrize(("batch", "mini", "advice"), BATCHES)
+def test_a_batch_that_is_no_multiple_names_values_that_work(read: Any, batch: int, mini: int, advice: str) -> None:
+    words = (f"train.train_policy.mini_batch={mini}", f"train.train_batch_per_replica={batch}")
+    found = problems_of(read, COOKBOOK, *words)
+    assert found == {"train.train_batch_per_replica": advice}
+    for word in advice.replace(",", "").split():
+        if "=" in word:
+            assert read(COOKBOOK, *words, word).tree.trainer.grad_accum_iter
+
+
+def test_a_step_of_more_samples_than_there_are_names_the_largest_batch(read: Any) -> None:
+    words = ("train.train_batch_per_replica=256", "train.train_policy.mini_batch=8", "train.epoch=1")
+    found = problems_of(read, COOKBOOK, *words, "dp_shard_size=2")
+    assert found == {"train.train_batch_per_replica": "train.train_batch_per_replica=56"}
+    assert read(COOKBOOK, *words, "dp_shard_size=2", "batch_size=56").tree.trainer.max_iter == 1
+
+
+MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
+    (("custom.vision.fps=2",), {"custom.vision.nframes": "~custom.vision.nframes or ~custom.vision.fps"}),
+    (("custom.vision.video_start=1.5",), {"custom.vision.video_start": "cut the clips beforehand"}),
+    (
+        ("custom.vision.resized_height=64", "custom.vision.resized_width=64"),
+        dict.fromkeys(
+            ("custom.vision.resized_height", "custom.vision.resized_width"), "custom.vision.max_pixels=HEIGHT*WIDTH"
+        ),
+    ),
+    (
+        ("policy.parallelism.tp_size=2",),
+        {"policy.parallelism.tp_size": "policy.parallelism.tp_size=1 policy.parallelism.dp_shard_size=2"},
+    ),
+    (
+        ("policy.parallelism.pp_size=2", "policy.parallelism.cp_size=4"),
+        dict.fromkeys(
+            ("policy.parallelism.cp_size", "policy.parallelism.pp_size"),
+            "write 1, and a larger policy.parallelism.dp_shard_size",
+        ),
+    ),
+    (
+        ("policy.freeze_pattern=[visual]", "policy.trainable_pattern=[lm_head]"),
+        {"policy.trainable_pattern": "~policy.freeze_pattern or ~policy.trainable_pattern"},
+    ),
+    (("policy.trainable_map={visual: true}",), {"policy.trainable_map": 'policy.trainable_pattern=["visual"]'}),
+    (
+        ("train.optm_lr=[1e-4, 2e-4, 1e-5]",),
+        {
+            "train.optm_lr": (
+                'write a table: train.optm_lr = {global = 1e-05, "model.visual.merger" = 0.0002, '
+                '"model.visual" = 0.0001}'
+            )
+        },
+    ),
+    (("train.optm_lr={model.visual: 1e-5}",), {"train.optm_lr": "train.optm_lr.global=1e-6"}),
+    (
+        ("train.ckpt.save_freq=0",),
+        {"train.ckpt.save_freq": "train.ckpt.save_freq=20, or train.ckpt.save_freq_in_epoch=1"},
+    ),
+    (
+        ("train.ckpt.upload_s3=final",),
+        {"train.ckpt.upload_s3": "turn it off, and send what `worldsmith export` writes"},
+    ),
+    (("train.fp8.enable_fp8=true",), {"train.fp8.enable_fp8": "turn it off"}),
+    (("train.param_dtype=float16",), {"train.param_dtype": ""}),
+    (
+        ("custom.dataset.annotation_path=s3://bucket/annotations.json",),
+        {"custom.dataset.annotation_path": "copy it here and give its path"},
+    ),
+    (
+        ("custom.dataset.media_path=/data/videos.tar.gz",),
+        {"custom.dataset.media_path": "unpack it: custom.dataset.media_path=FOLDER"},
+    ),
+    (
+        ("~custom.dataset", "train.train_policy.dataset.name=nvidia/Some-Set"),
+        {
+            "custom.train_dataset.annotation_path": "custom.train_dataset.annotation_path=FILE "
+            "custom.train_dataset.media_path=FOLDER"
+        },
+    ),
+    (
+        ("train.train_policy.system_prompt=other",),
+        {"train.train_policy.system_prompt": "~train.train_policy.system_prompt or ~custom.dataset.system_prompt"},
+    ),
+    (
+        ("policy.lora={r: 8}",),
+        {
+            "policy.lora.target_modules": "policy.lora.target_modules=[q_proj,v_proj], or "
+            "policy.lora.target_modules=all-linear"
+        },
+    ),
+    (
+        ("policy.lora={r: 8, use_rslora: true, target_modules: [q_proj]}",),
+        {"policy.lora.lora_alpha": "policy.lora.lora_alpha=23 policy.lora.use_rslora=false"},
+    ),
+    (("train.epoc=3",), {"train.epoc": "did you mean 'train.epoch'?"}),
+    (("custom.visoin.fps=2",), {"custom.visoin": "did you mean 'custom.vision'?"}),
+    (("policy.modelmax_length=9",), {"policy.modelmax_length": "did you mean 'policy.model_max_length'?"}),
+    (("train.optm_betas=[0.9, 1.5]",), {"train": ""}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES)
+def test_what_the_file_alone_can_tell_is_refused_with_the_way_out(
+    read: Any, words: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    assert problems_of(read, COOKBOOK, *words) == expected
+
+
+ODD = [
+    *("train.train_policy.mini_batch=0", "train.train_batch_per_replica=0", "train.epoch=0", "dp_shard_size=0"),
+    *("policy.lora={r: 0, target_modules: [a]}", "policy.lora={lora_alpha: inf, target_modules: [a]}", "train=5"),
+    *("policy.lora=true", "custom=3", "custom.vision=null", "train.optm_lr={}", "train.optm_lr=[]", "policy=[]"),
+    *("train.optm_warmup_steps=-1", "train.optm_decay_ratio=2", "policy.model_max_length=0", "logging.logger=wandb"),
+    *("train.seed=99999999999999999999", "train.optm_grad_norm_clip=nan", "custom.vision.fps=inf"),
+    *("policy.freeze_pattern=['(']", "train.resume=''", "custom.dataset.annotation_path="),
+]
+
+
+@pytest.mark.parametrize("word", ODD)
+def test_an_odd_value_is_one_mistake_and_nothing_is_reckoned_with_it(read: Any, word: str) -> None:
+    assert len(problems_of(read, COOKBOOK, word)) == 1
+    assert len(problems_of(read, COOKBOOK, word, "validation={enable: true, batch_size: 0}")) >= 1
+
+
+def test_all_mistakes_are_one_report(read: Any) -> None:
+    words = [word for words, _ in MISTAKES[:8] for word in words]
+    assert len(problems_of(read, COOKBOOK, *words)) == 10

@@ -1,0 +1,238 @@
+"""Training specs in the shapes of Cosmos-RL and TAO: the run that each leads to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_specs import COOKBOOK, TEMPLATE, problems_of, values
+
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.paths import parse_path
+
+
+def test_a_cookbook_spec_leads_to_its_run(read: Any, data: Path) -> None:
+    loaded = read(COOKBOOK)
+    expected = {
+        "job.project": "cosmos_reason2",
+        "job.name": "its",
+        "job.wandb_mode": "online",
+        "model.config.policy.backbone.model_name": "nvidia/Cosmos-Reason2-2B",
+        "model.config.lora_enabled": False,
+        "model.config.compile.enabled": False,
+        "model.config.activation_checkpointing.mode": "full",
+        "optimizer.lr": 2e-5,
+        "optimizer.eps": 1e-6,
+        "scheduler.cycle_lengths": [10],
+        "scheduler.warm_up_steps": [0],
+        "trainer.max_iter": 10,  # 3 passes over 112 samples are 10.5 steps of 32
+        "trainer.grad_accum_iter": 32,
+        "trainer.run_validation": False,
+        "checkpoint.save_iter": 20,
+        "checkpoint.keep_latest_k": 5,
+        "dataloader_train.max_samples_per_batch": 1,
+        "dataloader_train.max_sequence_length": 32769,
+        "dataloader_train.num_workers": 4,
+        "dataloader_train.dataset.path": f"{data}/annotations.json",
+        "dataloader_train.dataset.media_root": f"{data}/clips",
+        "dataloader_train.dataset.system_prompt": "You are a helpful assistant.",
+        "dataloader_train.dataset.video_fps": "require",
+        "dataloader_train.processor.media.nframes": 8,
+        "dataloader_train.processor.media.fps": None,
+    }
+    assert dict(zip(expected, values(loaded, *expected))) == expected
+    assert type(loaded.tree.scheduler).__qualname__ == "LambdaCosine.Config"
+
+
+def test_every_value_knows_the_line_that_it_comes_from(read: Any) -> None:
+    loaded = read(COOKBOOK, "train.optm_weight_decay=0.1")
+    origin = {path: str(loaded.provenance[parse_path(path)]) for path in ("optimizer.lr", "optimizer.weight_decay")}
+    assert origin == {"optimizer.lr": "spec.toml:9", "optimizer.weight_decay": "override train.optm_weight_decay=0.1"}
+    assert str(loaded.provenance[("optimizer", "eps")]) == "spec.toml (left out: train.epsilon)"
+    assert str(loaded.provenance[("trainer", "max_iter")]) == "spec.toml:16"
+
+
+def test_dead_keys_are_named(read: Any) -> None:
+    text = COOKBOOK.replace("compile = false", "compile = false\nvalidation_step = 5\nvalidation_batch_per_replica = 2")
+    warned = " ".join(read(text, "policy.parallelism.cp_rotate_method=p2p").warnings)
+    for key in ("enable_validation", "validation_step", "validation_batch_per_replica", "cp_rotate_method"):
+        assert f"{key} is dead: nothing ever read it" in warned
+
+
+def test_the_usual_words_of_the_skill(read: Any, data: Path) -> None:
+    block = (
+        *("policy.model_max_length=81920", "dp_shard_size=4", "dp_replicate_size=1", "num_epochs=1", "batch_size=32"),
+        *("policy.lora.r=16", "policy.lora.lora_alpha=256", "policy.lora.lora_dropout=0.05", "learning_rate=2e-5"),
+        *("train.optm_impl=fused", "train.deterministic=true", "train.ckpt.save_freq_in_epoch=1", "mini_batch=1"),
+        *("train.ckpt.max_keep=1", "train.train_policy.dataset.test_size=0", "validation.freq_in_epoch=1"),
+        *(f"custom.val_dataset.annotation_path={data}/annotations.json", "validation.batch_size=1"),
+        *("custom.system_prompt='You are a helpful assistant.'", "policy.model_name_or_path=hf_model://a/b"),
+    )
+    found = problems_of(read, TEMPLATE, *block, suffix="yaml")
+    assert set(found) == {"policy.lora.lora_dropout", "train.train_batch_per_replica"}
+    assert "lora_dropout=0" in found["policy.lora.lora_dropout"]
+    assert found["train.train_batch_per_replica"] == "train.train_batch_per_replica=28"  # 112 samples on 4 processes
+    loaded = read(TEMPLATE, *block, "policy.lora.lora_dropout=0", "batch_size=28", suffix="yaml")
+    paths = ("trainer.max_iter", "checkpoint.save_iter", "model.config.lora_rank", "model.config.lora_alpha")
+    assert values(loaded, *paths) == [1, 1, 16, 256]
+    assert values(loaded, "model.config.parallelism.data_parallel_shard_degree", "trainer.grad_accum_iter") == [4, 28]
+    assert values(loaded, "dataloader_val.dataset.system_prompt") == ["You are a helpful assistant."]
+    assert values(loaded, "model.config.policy.backbone.model_name") == ["a/b"]
+
+
+def test_a_missing_type_means_sft_and_is_said(read: Any) -> None:
+    loaded = read(COOKBOOK.replace('type = "sft"\n', ""))
+    assert any("train.train_policy.type is approximated: it is left out, and means sft" in w for w in loaded.warnings)
+    assert loaded.tree == read(COOKBOOK).tree
+    assert not any("train_policy.type" in warning for warning in read(COOKBOOK).warnings)
+
+
+STEPS = [
+    (("epoch=1", "train_batch_per_replica=8"), (), 14),
+    (("epoch=3",), (), 10),
+    (("epoch=3",), ("train.train_policy.dataloader_drop_last=false",), 11),
+    (("epoch=3",), ("policy.parallelism.dp_shard_size=2",), 5),
+    (("epoch=2",), ("policy.parallelism.dp_shard_size=2", "policy.parallelism.dp_replicate_size=3"), 1),
+    (("epoch=30", "max_num_steps=12"), (), 12),
+    (("epoch=1", "max_num_steps=12"), (), 3),
+]
+
+
+@pytest.mark.parametrize(("train", "words", "steps"), STEPS)
+def test_passes_become_steps_of_all_processes(
+    read: Any, train: tuple[str, ...], words: tuple[str, ...], steps: int
+) -> None:
+    loaded = read(COOKBOOK, *(f"train.{word}" for word in train), *words)
+    assert values(loaded, "trainer.max_iter", "scheduler.cycle_lengths") == [steps, [steps]]
+
+
+def test_all_processes_of_the_start_count_where_the_spec_leaves_it_open(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(COOKBOOK, "dp_shard_size=-1").tree.trainer.max_iter == 10
+    monkeypatch.undo()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert read(COOKBOOK, "dp_shard_size=-1").tree.trainer.max_iter == 5
+
+
+def test_passes_over_data_that_cannot_be_read_are_refused_and_steps_are_not(read: Any) -> None:
+    word = "custom.dataset.annotation_path=/nowhere/annotations.json"
+    assert "train.max_num_steps=N" in problems_of(read, COOKBOOK, word)["train.epoch"]
+    assert read(COOKBOOK, word, "train.max_num_steps=7").tree.trainer.max_iter == 7
+    later = ("train.max_num_steps=7", "train.ckpt.save_freq_in_epoch=1", "train.optm_warmup_epochs=0.5")
+    assert set(problems_of(read, COOKBOOK, word, *later)) == {later[1].partition("=")[0], later[2].partition("=")[0]}
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ("[]", "has 0 records and none that can be used"),
+        ('[{"id": "a", "conversations": 1}]', "none that can be used, the first: "),
+        ("{", "JSON"),
+    ],
+)
+def test_data_without_a_usable_record_is_said(read: Any, tmp_path: Path, records: str, message: str) -> None:
+    (tmp_path / "bad.json").write_text(records)
+    with pytest.raises(ConfigError, match=message) as error:
+        read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/bad.json")
+    assert [problem.path for problem in error.value.problems] == ["train.epoch"]
+
+
+def test_records_are_counted_whether_they_state_a_rate_or_not(read: Any, data: Path, tmp_path: Path) -> None:
+    records = json.loads((data / "annotations.json").read_text())
+    for record in records:
+        del record["video_fps"]
+    (tmp_path / "unstated.json").write_text(json.dumps(records))
+    loaded = read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/unstated.json")
+    assert (loaded.tree.trainer.max_iter, loaded.tree.dataloader_train.dataset.video_fps) == (10, "require")
+
+
+NAMES = [
+    ("hf_model://nvidia/Cosmos-Reason2-8B", "nvidia/Cosmos-Reason2-8B"),
+    ("nvidia/Cosmos-Reason2-8B", "nvidia/Cosmos-Reason2-8B"),
+    ("/models/reason2", "/models/reason2"),
+    ("hf_model://Cosmos-Reason2-8B", None),
+    ("hf_model://", None),
+    ("ngc://nvidia/tao/model", None),
+    ("''", None),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), NAMES)
+def test_names_of_models(read: Any, given: str, expected: str | None) -> None:
+    word = f"policy.model_name_or_path={given}"
+    if expected is None:
+        assert list(problems_of(read, COOKBOOK, word)) == ["policy.model_name_or_path"]
+        return
+    assert values(read(COOKBOOK, word), "model.config.policy.backbone.model_name") == [expected]
+    revised = read(COOKBOOK, word, "policy.model_revision=main")
+    assert values(revised, "model.config.policy.backbone.model_name") == [f"{expected}@main"]
+
+
+def test_rates_by_module_keep_their_ratio(read: Any) -> None:
+    loaded = read(COOKBOOK, "train.optm_lr={global: 1e-5, model.visual.merger: 2e-4, model.visual: 5e-6}")
+    assert loaded.tree.optimizer.lr == 1e-5
+    assert list(loaded.tree.optimizer.lr_multipliers.items()) == [
+        ("model.visual.merger", pytest.approx(20)),
+        ("model.visual", pytest.approx(0.5)),
+    ]
+    assert read(COOKBOOK, "train.optm_lr=[3e-6]").tree.optimizer.lr == 3e-6
+
+
+def test_adapters(read: Any) -> None:
+    words = ("policy.lora={r: 16, lora_alpha: 32, target_modules: all-linear}", "policy.lora.use_rslora=true")
+    loaded = read(COOKBOOK, *words)
+    config = loaded.tree.model.config
+    assert (config.lora_enabled, config.lora_rank, config.lora_alpha) == (True, 16, 128)
+    assert len(config.lora_target_modules.split(",")) == 11
+
+
+def test_saving(read: Any) -> None:
+    words = ("train.ckpt.max_keep=-1", "train.ckpt.save_freq_in_epoch=1", "train.ckpt.save_mode=sync")
+    loaded = read(COOKBOOK, *words)
+    names = ("save_iter", "keep_latest_k", "async_save")
+    assert [getattr(loaded.tree.checkpoint, name) for name in names] == [4, None, False]  # 3.5 steps a pass
+    assert read(COOKBOOK, "train.ckpt.enable_checkpoint=false").tree.checkpoint.save_iter == 10
+
+
+def test_going_on(read: Any) -> None:
+    nameless = COOKBOOK.replace('experiment_name = "its"\n', "").replace('output_dir = "outputs/its"\n', "")
+    assert read(nameless).tree.job.name == ""  # each start is a new run, as there
+    assert read(nameless, "train.resume=true").tree.job.name == "outputs"
+    assert read(nameless, "train.output_dir=/big/disk/mine").tree.job.name == "mine"
+    loaded = read(nameless, "train.resume=/runs/a")
+    assert (loaded.tree.checkpoint.load_path, loaded.tree.checkpoint.load_training_state) == ("/runs/a", True)
+
+
+def test_without_any_frames_those_of_the_old_hook_are_taken_and_it_is_said(read: Any) -> None:
+    loaded = read(COOKBOOK, "~custom.vision")
+    media = loaded.tree.dataloader_train.processor.media
+    assert (media.fps, media.max_pixels, media.nframes) == (1.0, 81920, None)
+    assert any("nothing is said of frames" in warning for warning in loaded.warnings)
+
+
+def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_beside_nframes(read: Any) -> None:
+    loaded = read(COOKBOOK, "custom.vision.total_pixels=3136000", "custom.vision.max_frames=16")
+    media = loaded.tree.dataloader_train.processor.media
+    assert (media.total_pixels, media.max_frames, media.nframes) == (6272000, None, 8)
+    assert any("custom.vision.max_frames is dead" in warning for warning in loaded.warnings)
+
+
+def test_the_cap_of_a_sample_becomes_that_of_a_pack_and_it_is_said(read: Any) -> None:
+    loaded = read(COOKBOOK, "mini_batch=4")
+    assert values(loaded, "dataloader_train.max_sequence_length") == [4 * 32768 + 1]
+    assert any("model_max_length is approximated" in warning for warning in loaded.warnings)
+
+
+def test_reading_ahead_without_readers_is_dead(read: Any) -> None:
+    words = ("train.train_policy.dataloader_num_workers=0", "train.train_policy.dataloader_prefetch_factor=4")
+    loaded = read(COOKBOOK, *words)
+    assert any("prefetch_factor is dead" in warning for warning in loaded.warnings)
+    assert read(COOKBOOK, words[1]).tree.dataloader_train.prefetch_factor == 4
+
+
+def test_a_default_of_two_for_tensor_parallelism_is_said(read: Any) -> None:
+    text = COOKBOOK.replace("tp_size = 1\n", "")
+    assert any("tp_size is approximated: it is left out" in warning for warning in read(text).warnings)
