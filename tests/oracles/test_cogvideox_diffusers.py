@@ -13,8 +13,7 @@ import torch
 from launch import launch
 
 from worldsmith.distributed.world import World
-from worldsmith.objectives.noise_schedule import random_noise, sample_noise
-from worldsmith.objectives.v_prediction import POSTERIOR_STREAM
+from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise
 
 RECIPES = ["cogvideox_2b_tiny", "cogvideox_5b_tiny"]
 

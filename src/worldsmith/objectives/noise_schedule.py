@@ -15,6 +15,8 @@ from torch import Tensor
 
 SIGMA_STREAM = 0
 NOISE_STREAM = 1
+POSTERIOR_STREAM = 2
+"""Of draws of latents out of a VAE's moments."""
 
 # The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the share of uniform draws.
 LTX2_UPPER_Z = 3.0902

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import WrongValueError
-from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, by_noise
+from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,6 @@ PositiveNumber = Annotated[int, Range(gt=0)] | PositiveFloat
 Shift = PositiveNumber | dict[str, PositiveNumber]
 
 TIMESTEP_SCALE = 1000.0
-NOISE_BINS = 10
 # The published table is that of 256, 480 and 720; clips of tier 704 count as 720 there. Tiers below 256 are ours.
 # Larger tiers have no published shift: a run at such a tier must name one.
 DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, "480": 5, "704": 10, "720": 10}
@@ -45,10 +45,10 @@ class NoiseDraw:
     noise: Tensor
 
 
-class RectifiedFlow(Objective):
+class RectifiedFlow(NoiseObjective):
     """Draws σ and noise, makes the network's input, and turns velocities into losses and losses into a step's loss."""
 
-    class Config(Objective.Config):
+    class Config(NoiseObjective.Config):
         video_distribution: Distribution = "waver"
         """Distribution of the noise level of videos, before the shift."""
         image_distribution: Distribution = "logitnormal"
@@ -130,7 +130,7 @@ class RectifiedFlow(Objective):
 
     def losses(
         self,
-        velocities: Sequence[Tensor],
+        answers: Sequence[Tensor],
         samples: Sequence[Sample],
         latents: Sequence[Tensor],
         draws: Sequence[NoiseDraw],
@@ -140,7 +140,7 @@ class RectifiedFlow(Objective):
 
         targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
         clean = [sample.condition_frames for sample in samples]
-        return per_sample_losses(velocities, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
+        return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
 
     def weigh(self, samples: Sequence[Sample]) -> float:
         """What a pack weighs in its step: its samples, or 1 without `sample_level_loss_averaging`."""
@@ -157,24 +157,13 @@ class RectifiedFlow(Objective):
         share = self.weigh(samples) / len(samples)
         scales = [share * (image if is_image(sample) else video) for sample in samples]
         exact = losses.double()
+        bins = [min(int(draw.sigma * NOISE_BINS), NOISE_BINS - 1) for draw in draws]
         return LossSum(
             sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
             samples=len(samples),
             tokens=tokens,
-            figures={"loss": (exact.detach().sum(), len(samples)), **by_noise(exact.detach(), draws)},
+            figures={"loss": (exact.detach().sum(), len(samples)), **by_noise(exact.detach(), bins)},
         )
-
-
-def by_noise(losses: Tensor, draws: Sequence[NoiseDraw]) -> dict[str, tuple[Tensor, float]]:
-    """Sum and count of the losses of each tenth of σ: 0.0 stands for 0.0 ≤ σ < 0.1."""
-    import torch
-
-    bins = [min(int(draw.sigma * NOISE_BINS), NOISE_BINS - 1) for draw in draws]
-    sums = losses.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=losses.device), losses)
-    return {
-        f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
-        for place, total in enumerate(sums.unbind())
-    }
 
 
 def is_image(sample: Sample) -> bool:

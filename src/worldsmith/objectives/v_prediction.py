@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
-from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, by_noise, stacked
+from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NOISE_BINS = 10
 # Streams of draws; 1 is that of the noise, 2 that of the posterior of latents.
-TIMESTEP_STREAM, POSTERIOR_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 2, 3, 4
+TIMESTEP_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 3, 4
 Beta = Annotated[float, Range(gt=0, lt=1)]
 
 
@@ -37,13 +37,13 @@ class NoiseDraw:
     noise: Tensor
 
 
-class VPrediction(Objective):
+class VPrediction(NoiseObjective):
     """Draws timesteps and noise, makes the network's input, and turns its answers into a step's loss.
 
     Everything that is drawn is a pure function of the seed and the sample's position in the stream.
     """
 
-    class Config(Objective.Config):
+    class Config(NoiseObjective.Config):
         num_timesteps: Count = 1000
         """Rows of the table of noise levels."""
         beta_start: Beta = 0.00085
@@ -110,35 +110,38 @@ class VPrediction(Objective):
         offset = float(random_stream(seed, position, OFFSET_STREAM).standard_normal())
         return noise + self.config.offset_noise * offset
 
-    def inputs(self, latents: Tensor, draws: Sequence[NoiseDraw]) -> tuple[Tensor, Tensor]:
-        """x_t of latents [n, …] of one shape, float32, and the timesteps, int64 [n]."""
+    def inputs(
+        self, samples: Sequence[Sample], latents: Sequence[Tensor], draws: Sequence[NoiseDraw]
+    ) -> tuple[list[Tensor], Tensor]:
+        """x_t of latents of one shape, float32, and the timesteps, int64 [n]."""
         import torch
 
-        signal, spread = self._levels(draws, latents)
+        clean = stacked(latents)
+        signal, spread = self._levels(draws, clean)
         noise = torch.stack([draw.noise for draw in draws])
-        timesteps = torch.tensor([draw.timestep for draw in draws], device=latents.device)
-        return signal * latents.float() + spread * noise, timesteps
+        timesteps = torch.tensor([draw.timestep for draw in draws], device=clean.device)
+        return list(signal * clean.float() + spread * noise), timesteps
 
-    def losses(self, answers: Tensor, latents: Tensor, draws: Sequence[NoiseDraw]) -> Tensor:
-        """Of each sample: the mean of (answer - v)², float32 [n]; `answers` and `latents` are [n, …]."""
+    def losses(
+        self,
+        answers: Sequence[Tensor],
+        samples: Sequence[Sample],
+        latents: Sequence[Tensor],
+        draws: Sequence[NoiseDraw],
+    ) -> Tensor:
+        """Of each sample: the mean of (answer - v)², float32 [n]; all are of one shape."""
         import torch
 
-        signal, spread = self._levels(draws, latents)
-        target = signal * torch.stack([draw.noise for draw in draws]) - spread * latents.float()
-        return (answers.float() - target).square().flatten(1).mean(dim=1)
+        clean = stacked(latents)
+        signal, spread = self._levels(draws, clean)
+        target = signal * torch.stack([draw.noise for draw in draws]) - spread * clean.float()
+        return (stacked(answers).float() - target).square().flatten(1).mean(dim=1)
 
-    def add_up(self, losses: Tensor, draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
+    def add_up(self, losses: Tensor, samples: Sequence[Sample], draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
         """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
-        import torch
-
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
-        sums = exact.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=exact.device), exact.detach())
-        figures = {
-            f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
-            for place, total in enumerate(sums.unbind())
-        }
-        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=figures)
+        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=by_noise(exact.detach(), bins))
 
     def _levels(self, draws: Sequence[NoiseDraw], like: Tensor) -> tuple[Tensor, Tensor]:
         """√ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""

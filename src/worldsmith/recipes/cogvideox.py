@@ -13,7 +13,7 @@ from worldsmith.models.cogvideox.architecture import cogvideox_2b as network_2b
 from worldsmith.models.cogvideox.architecture import cogvideox_5b as network_5b
 from worldsmith.models.cogvideox.architecture import tiny
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.text_encoder import T5TextEncoder
+from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction

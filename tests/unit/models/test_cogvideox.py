@@ -13,7 +13,7 @@ from torch import nn
 
 from worldsmith.models.cogvideox.architecture import NetworkConfig, cogvideox_2b, cogvideox_5b, tiny
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.text_encoder import T5TextEncoder, read_caption
+from worldsmith.models.pipeline.text_encoder import T5TextEncoder, read_caption
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 
 FIVE_B = {"num_attention_heads": 48, "num_layers": 42, "use_rotary_positional_embeddings": True}

@@ -46,16 +46,16 @@ def test_the_noise_table_is_that_of_the_schedulers(shift: float) -> None:
 def test_the_loss_is_the_weighted_error_of_the_clean_latents(shift: float) -> None:
     made, draw = objective(shift_scale=shift), torch.Generator().manual_seed(0)
     x0, answers, noise = (torch.randn(5, 4, 3, 2, 2, generator=draw) for _ in range(3))
-    rows = [0, 14, 300, 998, 999]
+    rows, clips = [0, 14, 300, 998, 999], [Clip(place) for place in range(5)]
     draws = [NoiseDraw(row, n) for row, n in zip(rows, noise, strict=True)]
-    noisy, timesteps = made.inputs(x0, draws)
+    noisy, timesteps = made.inputs(clips, x0, draws)
     assert timesteps.tolist() == rows
     alphas = made.alphas_cumprod[rows].view(-1, 1, 1, 1, 1)
     exact = alphas.sqrt() * x0.double() + (1 - alphas).sqrt() * noise.double()
-    torch.testing.assert_close(noisy.double(), exact, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(torch.stack(noisy).double(), exact, atol=1e-6, rtol=1e-6)
     clean = alphas.sqrt() * exact - (1 - alphas).sqrt() * answers.double()
     wanted = ((clean - x0.double()).square() / (1 - alphas)).flatten(1).mean(1)
-    torch.testing.assert_close(made.losses(answers, x0, draws).double(), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(made.losses(answers, clips, x0, draws).double(), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:

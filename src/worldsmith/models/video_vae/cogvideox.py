@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import PositiveFactor
@@ -36,6 +36,9 @@ class CogVideoXVAE(Configurable):
     """
 
     class Config(Configurable.Config):
+        keeps_moments: ClassVar[bool] = True
+        """Whether what is encoded are mean and log variance, and not latents."""
+
         vae_path: str = ""
         """A diffusers AutoencoderKLCogVideoX folder, a pipeline's folder, or a repository of the hub that holds one."""
         scaling_factor: PositiveFactor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Range
@@ -43,6 +43,9 @@ class WanVAE(Configurable):
     """
 
     class Config(Configurable.Config):
+        keeps_moments: ClassVar[bool] = False
+        """Whether what is encoded are mean and log variance, and not latents."""
+
         vae_path: str = "${asset:tiny_vae}"
         """A diffusers AutoencoderKLWan folder, Wan2.2_VAE.pth, or a hub repository (org/name or hf://org/name/vae)."""
         precision: Literal["bfloat16", "float32"] = "bfloat16"

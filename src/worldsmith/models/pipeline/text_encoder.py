@@ -1,10 +1,10 @@
-"""`T5TextEncoder`: captions become states of transformers' T5 encoder, padded to one length, without a mask."""
+"""`T5TextEncoder`: captions become states of transformers' T5 or UMT5 encoder, padded to one length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
@@ -29,15 +29,19 @@ FIELD = "model.config.text_encoder.path"
 class T5TextEncoder(Configurable):
     """The encoder and its tokenizer; weights are frozen.
 
-    Every caption is cut and padded to `max_length` tokens and the padding is read like text: so these networks were
-    trained. Raises FileNotFoundError or ValueError when there is none of the two under that path or name.
+    Every caption is cut and padded to `max_length` tokens. Without a mask the padding is read like text, with one the
+    states behind the text are zeros: as a family's networks were trained. Raises FileNotFoundError or ValueError when
+    there is none of the two under that path or name.
     """
+
+    masked: ClassVar[bool] = False
+    """Whether the encoder sees the text alone."""
 
     class Config(Configurable.Config):
         path: str = ""
         """A pipeline with text_encoder/ and tokenizer/, a folder with both in one, or a repository of the hub."""
         max_length: Count = 226
-        """Tokens of every caption, end and padding included; that of model.config.network.max_text_seq_length."""
+        """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"
         """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
         precision: Literal["bfloat16", "float32"] = "bfloat16"
@@ -67,9 +71,9 @@ class T5TextEncoder(Configurable):
     def load(self, device: str | torch.device) -> None:
         """Reads the encoder's weights onto a device."""
         import torch
-        from transformers import T5EncoderModel
+        from transformers import AutoModelForTextEncoding
 
-        self.encoder = T5EncoderModel.from_pretrained(
+        self.encoder = AutoModelForTextEncoding.from_pretrained(
             str(self.encoder_folder), dtype=getattr(torch, self.config.precision), local_files_only=True
         )
         self.encoder.to(device).eval().requires_grad_(False)
@@ -87,8 +91,24 @@ class T5TextEncoder(Configurable):
 
         ids = torch.tensor([self.padded(sample) for sample in samples], device=self.encoder.device)
         with torch.no_grad():
-            states: Tensor = self.encoder(ids)[0]
-        return states
+            if not self.masked:
+                states: Tensor = self.encoder(ids)[0]
+                return states
+            mask = torch.tensor([[place < len(sample) for place in range(ids.shape[1])] for sample in samples])
+            mask = mask.to(ids.device)
+            return self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None]
+
+
+class UMT5TextEncoder(T5TextEncoder):
+    """With a mask."""
+
+    masked = True
+
+    class Config(T5TextEncoder.Config):
+        max_length: Count = 512
+        """Tokens of every caption, end and padding included."""
+        dropped_captions: Literal["zeros", "encoded"] = "encoded"
+        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
 
 
 def read_caption(tokenizer: Any, caption: str) -> list[int]:

@@ -28,12 +28,14 @@ def initial_value(name: str, shape: torch.Size, weight: torch.Size, seed: int) -
     """The float32 value of a parameter whose layer has a weight of that shape.
 
     A weight and its bias are uniform within ±1/sqrt(inputs), as a linear layer or a convolution draws them; a norm
-    begins with ones and zeros, an adapter's B with zeros.
+    begins with ones and zeros, an adapter's B with zeros, a table normal with a deviation of 1/sqrt(channels).
     """
     if name.endswith(".lora_B.weight"):
         return torch.zeros(shape)
     if len(weight) == 1:
         return torch.full(shape, float(name.endswith(".weight")))
     stream = torch.Generator().manual_seed(seed_of(seed, name))
+    if not name.endswith((".weight", ".bias")):
+        return torch.empty(shape).normal_(0.0, shape[-1] ** -0.5, generator=stream)
     limit = weight[1:].numel() ** -0.5
     return torch.empty(shape).uniform_(-limit, limit, generator=stream)

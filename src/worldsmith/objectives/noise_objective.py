@@ -1,0 +1,68 @@
+"""`NoiseObjective`: what makes latents noisy for a network, and losses out of what it answers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.objectives.objective import LossSum, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NOISE_BINS = 10
+
+
+class NoiseObjective(Objective):
+    """One call after the other: `draw`, `inputs`, (the network,) `losses`, `add_up`.
+
+    `samples` have a `position` in the stream and what else an objective asks for. `latents` are clean, one tensor
+    [C, t, h, w] for each sample. What is drawn is a pure function of the seed and the positions.
+    """
+
+    class Config(Objective.Config):
+        def check_tier(self, tier: str) -> None:
+            """Raises ValueError when clips of this resolution tier cannot be made noisy."""
+
+    @abstractmethod
+    def draw(self, samples: Sequence[Any], latents: Sequence[Tensor], *, seed: int) -> list[Any]:
+        """Noise level and noise of each sample; the noise is float32, on the latents' device."""
+
+    @abstractmethod
+    def inputs(
+        self, samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
+    ) -> tuple[list[Tensor], Tensor]:
+        """The noisy latents of each sample, float32, and the network's timesteps [n]."""
+
+    @abstractmethod
+    def losses(
+        self, answers: Sequence[Tensor], samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
+    ) -> Tensor:
+        """Each sample's loss, float32 [n], for what the network answered."""
+
+    def weigh(self, samples: Sequence[Any]) -> float:
+        """What a batch weighs in its step."""
+        return len(samples)
+
+    @abstractmethod
+    def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> LossSum:
+        """The batch's part of the step's loss."""
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """[n, …] of tensors of one shape."""
+    import torch
+
+    return tensors if isinstance(tensors, torch.Tensor) else torch.stack(list(tensors))
+
+
+def by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
+    """Sum and count of the losses in each tenth of the noise levels: 0.0 stands for the levels from 0.0 to 0.1."""
+    import torch
+
+    sums = losses.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=losses.device), losses)
+    return {
+        f"loss_by_noise[{place / NOISE_BINS:.1f}]": (total, float(bins.count(place)))
+        for place, total in enumerate(sums.unbind())
+    }

@@ -1,0 +1,100 @@
+"""`PipelineTask`: clips of one shape become latents, these a noisy batch, and the network's answers a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.models.pipeline.model import PipelineModel
+from worldsmith.objectives.noise_objective import NoiseObjective
+from worldsmith.objectives.objective import LossSum
+from worldsmith.tasks.clip_task import ClipTask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import VideoSample
+
+
+class PipelineTask(ClipTask):
+    """What a `PipelineModel` learns, under any `NoiseObjective`. Each sample of a batch has its own noise level."""
+
+    model: PipelineModel
+    objective: NoiseObjective
+
+    @classmethod
+    def check(cls, run: Any) -> None:
+        super().check(run)
+        for section in ("dataloader_train", "dataloader_val"):
+            data = getattr(run, section)
+            if data is not None:
+                cls.check_data(section, data, run.model.config)
+                run.objective.check_tier(data.dataset.resolution)
+
+    @classmethod
+    def check_data(cls, section: str, data: Any, model: Any) -> None:
+        """Raises WrongValueError for batches that cannot be stacked, captions of two lengths and clean frames."""
+        if data.packer != "alike":
+            why = "the network takes clips of one shape in a batch"
+            raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
+        max_length = model.text_encoder.max_length
+        if data.max_caption_tokens != max_length:
+            lengths = {f"{section}.max_caption_tokens": data.max_caption_tokens}
+            lengths["model.config.text_encoder.max_length"] = max_length
+            raise WrongValueError(lengths, why="captions are cut at one length", remedy="write the same number")
+        if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
+            given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
+            raise WrongValueError(given, why="this network takes no clean frames", remedy="leave it empty: {}")
+
+    @property
+    def tokenize(self) -> Callable[[str], list[int]]:
+        from worldsmith.models.pipeline.text_encoder import read_caption
+
+        return partial(read_caption, self.model.text_encoder.tokenizer)
+
+    @property
+    def encoded_channels(self) -> int:
+        """Those of a latent, or of its mean and its log variance."""
+        return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
+
+    def weigh(self, batch: Sequence[VideoSample]) -> float:
+        return self.objective.weigh(batch)
+
+    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> LossSum:
+        import torch
+
+        model, objective = self.model, self.objective
+        latents = self.clean_latents(batch, seed=seed)
+        draws = objective.draw(batch, latents, seed=seed)
+        noisy, timesteps = objective.inputs(batch, latents, draws)
+        text = model.read([None if self.is_dropped(sample) else sample.text_ids for sample in batch])
+        answers = model.predict(torch.stack(noisy), timesteps, text, **self.beside(batch, latents, seed=seed))
+        losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
+        return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
+
+    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+        """[C, t, h, w] of each sample; out of moments they are drawn anew every time, by seed and position."""
+        from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
+
+        encoded = self.latents(batch)
+        if not self.model.config.tokenizer.keeps_moments:
+            return encoded
+        drawn = []
+        for sample, moments in zip(batch, encoded, strict=True):
+            shape = (moments.shape[0] // 2, *moments.shape[1:])
+            noise = random_noise(shape, seed=seed, position=sample.position, stream=POSTERIOR_STREAM)
+            drawn.append(self.model.vae.latents(moments, noise.to(moments.device)))
+        return drawn
+
+    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+        """What the network reads beside noisy latents and texts: further arguments of `predict`."""
+        return {}
+
+    def is_dropped(self, sample: VideoSample) -> bool:
+        return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
+
+    def tokens(self, batch: Sequence[VideoSample]) -> int:
+        """What the network reads, padding of the texts included."""
+        return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
