@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +29,8 @@ class PipelineModel(Model):
     """Its lists of blocks."""
     defaults_class: ClassVar[type[Any]]
     """What is known of using weights, with a default for each field."""
+    components: ClassVar[Mapping[str, str]] = {"tokenizer": "vae_path", "text_encoder": "path"}
+    """The sections of the other parts, and the field of each that says where it is."""
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"

@@ -93,6 +93,11 @@ class WanVAE(Configurable):
         """Latent channels."""
         return int(self.settings["z_dim"])
 
+    @property
+    def library_model(self) -> Any:
+        """The VAE of diffusers."""
+        return self.model
+
     def encode(self, video: Tensor) -> Tensor:
         """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/16, W/16]; pixels enter as value/127.5 - 1.
 

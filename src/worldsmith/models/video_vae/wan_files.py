@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
+from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
 if TYPE_CHECKING:
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
 FILE_ENDINGS = (".pth", ".pt", ".ckpt")
-WEIGHTS = "diffusion_pytorch_model*.safetensors"
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
 """Pixels of a latent cell, in height and in width, and frames of a latent frame after the first: of every such VAE."""
-PLACES = (("vae/config.json", f"vae/{WEIGHTS}*"), (PTH_NAME,), ("config.json", f"{WEIGHTS}*"))
+PLACES = (IN_PIPELINE, (PTH_NAME,), ALONE)
 """Where a repository has its VAE: a pipeline's subfolder, the released file, the repository itself."""
 
 
@@ -39,16 +39,8 @@ def require_vae(name: str) -> None:
 
 def inside(path: Path) -> Path:
     """Within a folder of several things the VAE: a pipeline's subfolder `vae`, or the released file."""
-    if path.is_file() or holds_vae(path):
-        return path
-    found = (path / "vae", path / PTH_NAME)
-    return next((place for place in found if place.is_file() or holds_vae(place)), path)
-
-
-def holds_vae(folder: Path) -> bool:
-    """Whether the folder's config.json is that of the VAE's class."""
-    config = folder / "config.json"
-    return config.is_file() and read_json_object(config).get("_class_name") == CLASS_NAME
+    found = (path, path / SUBFOLDER, path / PTH_NAME)
+    return next((place for place in found if place.is_file() or holds_vae(place, CLASS_NAME)), path)
 
 
 def read_settings(source: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The formats of families whose network is a class of diffusers."""

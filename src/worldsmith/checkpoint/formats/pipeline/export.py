@@ -1,0 +1,90 @@
+"""A trained model as a folder that its pipeline of diffusers loads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from worldsmith import __version__
+from worldsmith.checkpoint.formats.export_folder import (
+    count_numbers,
+    facts_of,
+    may_write,
+    origin_of,
+    publish_export,
+    weights_digest,
+)
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
+from worldsmith.checkpoint.formats.pipeline.formats import PIPELINE_INDEX, PipelineFormats
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.atomic import folder_aside
+from worldsmith.models.parameter_names import native_parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+    """Writes the pipeline folder `out`; False when the same export is there already.
+
+    Raises ValueError for a model that no pipeline can hold.
+    """
+
+    formats = cast(PipelineFormats, model.formats)
+    formats.check_exportable(model.config)
+    model.require_effect()
+    generator = model.load(full_precision=True)
+    dtype_of = formats.stored_dtype(options.dtype, model.config)
+    weights = {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
+    about = {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
+        "format": "diffusers",
+        "pipeline": formats.pipeline_class(model.config),
+        "source": asdict(origin_of(model, merge=True)),
+        "dtype": options.dtype,
+        "weights_sha256": weights_digest(weights),
+        "vae": generator.latent_fingerprint,
+        "generation": asdict(generator.defaults),
+        "model": described(formats, model),
+        "card": {"parameters": count_numbers({name: w.shape for name, w in weights.items()}), **facts_of(model)},
+    }
+    if not may_write(out, about, options.force, index=PIPELINE_INDEX):
+        return False
+    with folder_aside(out) as aside:
+        build_pipeline(formats, generator, weights, options.dtype).save_pretrained(aside)
+        (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about, force=options.force)
+    return True
+
+
+DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored)
+
+
+def described(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
+    """The model as the folder describes it: its components are in the folder."""
+    described = to_dict(model.merged_spec)
+    for part, name in formats.model.components.items():
+        described["config"][part][name] = "."
+    return described
+
+
+def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, Tensor], dtype: DType) -> Any:
+    """The pipeline object."""
+    import diffusers
+    import torch
+
+    config = generator.config
+    with torch.device("meta"):
+        transformer = generator.make_network()
+    # Tables that are saved with the weights, without being any, stay as they are.
+    transformer.load_state_dict({**generator.network.state_dict(), **weights}, assign=True)
+    text = replace(config.text_encoder, precision=dtype).build()
+    text.load("cpu")
+    vae = replace(config.tokenizer, precision=dtype).build(device="cpu").library_model
+    parts = {"transformer": transformer, "vae": vae, "text_encoder": text.encoder, "tokenizer": text.tokenizer}
+    scheduler, pipeline = formats.scheduler(generator), getattr(diffusers, formats.pipeline_class(config))
+    return pipeline(**formats.arrange(generator, parts, dtype), scheduler=scheduler)

@@ -1,0 +1,133 @@
+"""`MomentsVAE`: a VAE of diffusers whose latents are drawn from what it says of a clip, anew in every pass."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import PositiveFactor
+from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.video_vae.vae_folder import find_folder, require_folder
+from worldsmith.models.video_vae.weights_digest import weights_digest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class MomentsVAE(Configurable):
+    """Encodes one clip at a time into its posterior's mean and log variance; weights are frozen.
+
+    A latent is a draw from these moments, less `shift_factor`, times `scaling_factor`: what a cache keeps serves every
+    pass.
+
+    Raises:
+        FileNotFoundError: there is no VAE under that path or name.
+        ValueError: the folder holds another class.
+    """
+
+    recipe: ClassVar[str]
+    """Part of the fingerprint: another one when the same weights would give other moments."""
+    of_images: ClassVar[bool] = False
+    """Whether it knows single images and no time."""
+
+    class Config(Configurable.Config):
+        class_name: ClassVar[str]
+        """In diffusers."""
+        keeps_moments: ClassVar[bool] = True
+        """Whether what is encoded are mean and log variance, and not latents."""
+
+        vae_path: str = ""
+        """A folder of diffusers with this VAE, a pipeline's folder, or a repository of the hub that holds one."""
+        scaling_factor: PositiveFactor | None = None
+        """What latents are multiplied by; None: what the VAE's config says."""
+        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        """Type of weights and arithmetic; moments come out as float32 either way."""
+
+        def check_files(self) -> None:
+            """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
+            require_folder(self.vae_path, self.class_name)
+
+    config: Config
+
+    def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
+        config.check()
+        self.config = config
+        folder = find_folder(config.vae_path, config.class_name)
+
+        import diffusers
+        import torch
+
+        self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.model: Any = getattr(diffusers, config.class_name).from_pretrained(
+            str(folder), torch_dtype=getattr(torch, config.precision), local_files_only=True
+        )
+        self.model.to(self.device).eval().requires_grad_(False)
+
+    @property
+    def channels(self) -> int:
+        """Latent channels."""
+        return int(self.model.config.latent_channels)
+
+    @property
+    def scaling_factor(self) -> float:
+        return self.config.scaling_factor or float(self.model.config.scaling_factor)
+
+    @property
+    def shift_factor(self) -> float:
+        return float(self.model.config.shift_factor or 0.0)
+
+    @property
+    def library_model(self) -> Any:
+        """The VAE of diffusers, which says the scale that is used here."""
+        self.model.register_to_config(scaling_factor=self.scaling_factor)
+        return self.model
+
+    def encode(self, video: Tensor) -> Tensor:
+        """uint8 [3, T, H, W] to float32 moments [2C, t, h, w]; pixels enter as value/127.5 - 1."""
+        import torch
+
+        pixels = video.to(self.device).float().div(127.5).sub(1.0).to(self.model.dtype)[None]
+        with torch.no_grad():
+            if self.of_images:
+                moments: Tensor = self.model.encode(pixels[:, :, 0]).latent_dist.parameters[0][:, None]
+            else:
+                moments = self.model.encode(pixels).latent_dist.parameters[0]
+        return moments.float()
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        import torch
+
+        raw = (latents.to(self.device) / self.scaling_factor + self.shift_factor).to(self.model.dtype)
+        with torch.no_grad():
+            if self.of_images:
+                pixels: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
+            else:
+                pixels = self.model.decode(raw[None]).sample[0]
+        return pixels.float().add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def latents(self, moments: Tensor, noise: Tensor) -> Tensor:
+        """A draw from the posterior, scaled: [C, t, h, w] of moments [2C, t, h, w] and standard normal noise."""
+        mean, log_variance = moments.chunk(2)
+        # The bounds are those of diffusers' DiagonalGaussianDistribution.
+        drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
+        return (drawn - self.shift_factor) * self.scaling_factor
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over everything that decides the moments: config, weights and precision; not the scale."""
+        return weights_digest(self.model, about=(self.recipe, self.config.precision), ignored=("scaling_factor",))
+
+
+class ImageVAE(MomentsVAE):
+    """diffusers' `AutoencoderKL`: a clip of one frame is an image."""
+
+    recipe = "image-moments-1"
+    of_images = True
+
+    class Config(MomentsVAE.Config):
+        class_name: ClassVar[str] = "AutoencoderKL"
