@@ -15,8 +15,8 @@ from tiny_generator import generator_config
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_folder import find_samples
@@ -24,7 +24,7 @@ from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
 RANKS = Path(command_ranks.__file__)
-DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=3.0)
+DEFAULTS = Cosmos3Defaults(height=64, width=96, num_frames=9, fps=8.0, shift=3.0)
 
 
 def blocks(language: str) -> list[str]:

@@ -18,8 +18,9 @@ from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.cli.main import main
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.video_model import GenerationDefaults, SampleLayout
+from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.trainer import Trainer
 
 LAYOUT = SampleLayout([5, 6, 7, 60], (3, 4, 4), fps=16.0)
@@ -201,7 +202,7 @@ def test_a_tower_that_is_not_there_is_not_kept(runs: Path, tmp_path: Path, capsy
 def test_shards_hold_every_tensor_once(runs: Path, tmp_path: Path) -> None:
     """A small file size makes several files: the index lists each tensor, and the content is that of one file."""
     model = find_model(runs / "full")
-    arguments = {"defaults": GenerationDefaults(), "average": True, "dtype": "float32"}
+    arguments = {"defaults": Cosmos3Defaults(), "average": True, "dtype": "float32"}
     assert export_native(model.open(), model.spec, tmp_path / "one", **arguments)
     assert export_native(model.open(), model.spec, tmp_path / "many", max_shard_size=20_000, **arguments)
     files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
@@ -218,7 +219,7 @@ def test_shards_hold_every_tensor_once(runs: Path, tmp_path: Path) -> None:
 def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path: Path) -> None:
     """The same export again changes nothing; another one needs force; other folders are never touched."""
     model, out = find_model(runs / "full"), tmp_path / "out"
-    arguments = {"defaults": GenerationDefaults(), "origin": ExportSource(run="a/b", iteration=2, weights="ema")}
+    arguments = {"defaults": Cosmos3Defaults(), "origin": ExportSource(run="a/b", iteration=2, weights="ema")}
     assert export_native(model.open(), model.spec, out, average=True, **arguments)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert not export_native(model.open(), model.spec, out, average=True, **arguments)

@@ -11,30 +11,31 @@ from typing import Any
 import pytest
 import torch
 from diffusers import Cosmos3OmniPipeline
+from sampling import beginning
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.conditions import read_condition
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import GenerationRequest, prepare
+from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.texts import conditional_text, unconditional_text
 from worldsmith.sampling.video_writer import write_mp4
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0
-DEFAULTS = GenerationDefaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)
+DEFAULTS = Cosmos3Defaults(height=64, width=96, num_frames=9, fps=8.0, shift=SHIFT, steps=STEPS, guidance=GUIDANCE)
 REQUEST = GenerationRequest(
     prompt="A red square moves to the left.", height=64, width=96, num_frames=9, fps=8.0, seed=3
 )
 
 
-def make_generator(*, edge_style: bool = False, defaults: GenerationDefaults = DEFAULTS) -> Cosmos3Generator:
+def make_generator(*, edge_style: bool = False, defaults: Cosmos3Defaults = DEFAULTS) -> Cosmos3Generator:
     """Random weights of ordinary size in every parameter, norms and biases included, and the shipped VAE."""
     network = NetworkConfig(
         vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
@@ -90,7 +91,7 @@ def test_text_to_video_latents_equal_the_pipeline(exported) -> None:
     """T2V with guidance: max abs difference of the final latents below 2e-5."""
     generator, pipeline, _ = exported
     ours = generate_latents(generator, [REQUEST])[0]
-    theirs = pipeline_latents(pipeline, REQUEST, prepare(generator, REQUEST).start)
+    theirs = pipeline_latents(pipeline, REQUEST, beginning(generator, REQUEST).state)
     assert ours.shape == (48, 3, 4, 6)
     assert (ours - theirs).abs().max() < 2e-5
     other = generate_latents(generator, [replace(REQUEST, prompt="A blue triangle.")])[0]
@@ -102,7 +103,7 @@ def test_image_to_video_latents_equal_the_pipeline(exported) -> None:
     generator, pipeline, _ = exported
     image = torch.randint(0, 256, (3, 90, 169), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     request = replace(REQUEST, condition=image[:, None], condition_frames=1)
-    start = prepare(generator, request).start
+    start = beginning(generator, request).state
     ours = generate_latents(generator, [request])[0]
     theirs = pipeline_latents(pipeline, request, start, image=image)
     assert (ours - theirs).abs().max() < 2e-5
@@ -122,7 +123,7 @@ def test_video_to_video_latents_equal_the_pipeline(exported) -> None:
     request = replace(REQUEST, condition=clip, condition_frames=2)
     ours = generate_latents(generator, [request])[0]
     frames = list(clip.permute(1, 2, 3, 0).numpy() / 255.0)
-    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, video=frames)
+    theirs = pipeline_latents(pipeline, request, beginning(generator, request).state, video=frames)
     assert (ours - theirs).abs().max() < 2e-5
 
 
@@ -135,7 +136,7 @@ def test_the_end_of_a_video_as_the_condition_equals_the_pipeline(exported, tmp_p
     request = replace(REQUEST, condition=read_condition(str(tmp_path / "clip.mp4"), 5, last=True), condition_frames=2)
     ours = generate_latents(generator, [request])[0]
     arguments = {"video": list(whole.permute(1, 2, 3, 0).numpy() / 255.0), "condition_video_keep": "last"}
-    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, **arguments)
+    theirs = pipeline_latents(pipeline, request, beginning(generator, request).state, **arguments)
     assert (ours - theirs).abs().max() < 2e-5
 
 
@@ -144,7 +145,7 @@ def test_a_single_image_equals_the_pipeline(exported) -> None:
     generator, pipeline, _ = exported
     request = replace(REQUEST, num_frames=1)
     ours = generate_latents(generator, [request])[0]
-    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start)
+    theirs = pipeline_latents(pipeline, request, beginning(generator, request).state)
     assert ours.shape == (48, 1, 4, 6)
     assert (ours - theirs).abs().max() < 2e-5
     assert generate(generator, [request])[0].shape == (3, 1, 64, 96)
@@ -164,7 +165,7 @@ def test_modes_packed_together_equal_the_pipeline_one_by_one(exported) -> None:
     ]
     given: list[dict[str, Any]] = [{}, {"image": image}, {"video": frames}, {}]
     theirs = [
-        pipeline_latents(pipeline, request, prepare(generator, request).start, **arguments)
+        pipeline_latents(pipeline, request, beginning(generator, request).state, **arguments)
         for request, arguments in zip(requests, given, strict=True)
     ]
     for max_tokens in (None, 150):
@@ -200,7 +201,7 @@ def test_without_guidance_and_with_a_negative_prompt(exported) -> None:
     generator, pipeline, _ = exported
     request = replace(REQUEST, negative_prompt="blurry")
     ours = generate_latents(generator, [request])[0]
-    theirs = pipeline_latents(pipeline, request, prepare(generator, request).start, negative_prompt="blurry")
+    theirs = pipeline_latents(pipeline, request, beginning(generator, request).state, negative_prompt="blurry")
     assert (ours - theirs).abs().max() < 2e-5
     assert (ours - generate_latents(generator, [REQUEST])[0]).abs().max() > 1e-2
 

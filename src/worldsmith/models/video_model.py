@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Velocities = Callable[["list[Tensor]", float], "list[Tensor]"]
-"""From the states of all samples, [C, t, h, w] each, and a timestep to their velocities."""
+Mode = Literal["text2image", "text2video", "image2video", "video2video"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+Predict = Callable[["list[Tensor]", float], "list[Tensor]"]
+"""From the states of samples, branch after branch, and a timestep to what the network answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class SampleLayout:
     """What a network must know of one sample before it sees its latents."""
 
     text_ids: Sequence[int]
-    """Chat-templated caption ids; what a network puts behind them is its own."""
+    """Ids of the caption, as the family's `text_ids` makes them; what a network puts behind them is its own."""
     latent_shape: tuple[int, int, int]
     """(t, h, w) of the latent, before patching."""
     fps: float | None
@@ -28,16 +31,39 @@ class SampleLayout:
     """Clean leading latent frames (0 text-to-video, 1 image-to-video, 2 video-to-video)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What samples have in common that share their forward passes."""
+
+    steps: int
+    """Steps of the solver."""
+    guidance: float
+    """Scale g of classifier-free guidance, u + g·(c - u); 1 needs no unconditional branch."""
+    shift: float | None = None
+    """Shift of the noise schedule; None: not known, or of no meaning."""
+    scheduler: str | None = None
+    """One of the family's schedulers; None: there is one."""
+    dynamic_guidance: str | None = None
+    """How the scale changes from step to step; None: it does not."""
+    strength: float | None = None
+    """Share of the steps that a given video goes through again, from noise; None: no whole video is given."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """What a model saw in training, as defaults for generating with it. None: not known."""
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Settings of a sample that the family does not have, and why."""
+    schedulers: ClassVar[tuple[str, ...]] = ()
+    """Names among which a sample may choose."""
 
     height: int | None = None
     """Pixels."""
     width: int | None = None
     """Pixels."""
     num_frames: int | None = None
-    """Frames of a clip, 4k+1."""
+    """Frames of a clip."""
     fps: float | None = None
     """Frames per second that the network and the text are told."""
     shift: float | None = None
@@ -55,41 +81,112 @@ class GenerationDefaults:
     unconditional_keeps_metadata: bool = False
     """Whether captions dropped in training kept those sentences."""
     max_caption_tokens: int | None = None
-    """Chat-templated ids past this number were cut."""
+    """Ids of captions past this number were cut."""
     structured_metadata: bool = False
     """Whether structured captions held duration, frame rate, size and aspect ratio of what they were shown with."""
     image_shift: float | None = None
     """Shift for a single image; None: the same."""
 
+    def of_image(self) -> GenerationDefaults:
+        """The defaults for a single image."""
+        return self
+
+    def sampling(self, **said: Any) -> Sampling:
+        """The settings that are said; those that are None, or not said, are the model's.
+
+        Raises ValueError for one that the family does not have.
+        """
+        self.refuse(said)
+        given = {name: value for name, value in said.items() if value is not None}
+        own = {field.name: getattr(self, field.name, None) for field in fields(Sampling)}
+        return Sampling(**{**own, **given})
+
+    def refuse(self, said: Mapping[str, Any]) -> None:
+        """Raises ValueError for a setting that the family does not have, or a scheduler that it does not know.
+
+        None is not said.
+        """
+        for name, value in said.items():
+            if value is not None and name in self.refused:
+                raise ValueError(f"{name}: {self.refused[name]}; leave it out")
+        scheduler = said.get("scheduler")
+        if scheduler is not None and scheduler not in self.schedulers:
+            raise ValueError(f"scheduler: expected {' or '.join(self.schedulers)}, found {scheduler}")
+
+
+class Solver(Protocol):
+    """Moves one sample from noise level to noise level."""
+
+    def step(self, answer: Tensor, state: Tensor) -> Tensor:
+        """The next state out of the network's answer, guided, to the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A sample before its first step."""
+
+    state: Tensor
+    """At the highest noise level, float32 [C, t, h, w] on the model's device."""
+    solver: Solver
+    conditional: SampleLayout
+    unconditional: SampleLayout
+    shown: Tensor | None = None
+    """What the network sees beside the state, in the family's own form."""
+
+
+class VideoSampler(ABC):
+    """How a model samples with certain settings. Raises ValueError for settings that it cannot sample with."""
+
+    def __init__(self, model: Any, sampling: Sampling) -> None:
+        self.model, self.sampling = model, sampling
+
+    @property
+    @abstractmethod
+    def timesteps(self) -> Sequence[float]:
+        """What the network is told at each step."""
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """The scale of guidance at each step; 1 at all of them: there is no unconditional branch."""
+        return [self.sampling.guidance] * len(self.timesteps)
+
+    @abstractmethod
+    def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
+        """Ids of a caption. `dropped`: it is what training showed for no caption."""
+
+    @abstractmethod
+    def num_tokens(self, layout: SampleLayout) -> int:
+        """What a branch of a sample takes of the model's `max_tokens`."""
+
+    @abstractmethod
+    def begin(
+        self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
+    ) -> Beginning:
+        """Noise, by `seed` alone, and what is given of the video: `condition`, uint8 [3, T, H, W] of its size."""
+
+    @abstractmethod
+    def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+        """The network on these samples in these branches (0 conditional, 1 unconditional), one after the other.
+
+        What does not change from step to step, such as the texts, is computed once, here.
+        """
+
 
 class VideoModel(Protocol):
-    """A network that predicts velocities of latents, with its VAE and its tokenizer."""
+    """A network whose videos are sampled, with its VAE."""
 
     defaults: GenerationDefaults
     device: torch.device
 
     @property
-    def latent_grid(self) -> tuple[int, int, int]:
-        """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
-
-    @property
-    def latent_channels(self) -> int: ...
+    def latent_grid(self) -> tuple[int, ...]:
+        """Frames of a latent frame, pixels of a latent cell, latent cells of a token; see `LatentGrid`."""
 
     @property
     def max_tokens(self) -> int:
         """Most tokens of one forward pass."""
 
-    def tokenize(self, caption: str) -> list[int]:
-        """Chat-templated ids."""
-
-    def encode(self, video: Tensor) -> Tensor:
-        """uint8 video [3, T, H, W] to normalised latents [C, t, h, w], float32."""
+    def sampler(self, sampling: Sampling) -> VideoSampler: ...
 
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
-
-    def num_tokens(self, layout: SampleLayout) -> int:
-        """What a sample takes of `max_tokens`."""
-
-    def velocities(self, layouts: Sequence[SampleLayout]) -> Velocities:
-        """The network on these samples, whose texts are read once, for all steps."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.sampling.requests import GenerationRequest, PreparedRequest, ReadRequest, prepare, read
-from worldsmith.sampling.unipc import Schedule, UniPC, flow_schedule
+from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, read
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.models.video_model import VideoModel
+    from worldsmith.models.video_model import Beginning, VideoModel, VideoSampler
 
 __all__ = ["BranchShare", "GenerationRequest", "generate", "generate_latents", "generate_pack", "make_packs"]
 
@@ -36,16 +35,12 @@ def generate(
     model: VideoModel,
     requests: Sequence[GenerationRequest],
     *,
-    steps: int | None = None,
-    guidance: float | None = None,
-    shift: float | None = None,
     max_tokens: int | None = None,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> list[Tensor]:
     """Videos, uint8 [3, T, H, W] on the CPU, in the order of the requests. Arguments as in `generate_latents`."""
-    latents = generate_latents(
-        model, requests, steps=steps, guidance=guidance, shift=shift, max_tokens=max_tokens, progress=progress
-    )
+    latents = generate_latents(model, requests, max_tokens=max_tokens, progress=progress, **settings)
     return [model.decode(latent).cpu() for latent in latents]
 
 
@@ -53,53 +48,41 @@ def generate_latents(
     model: VideoModel,
     requests: Sequence[GenerationRequest],
     *,
-    steps: int | None = None,
-    guidance: float | None = None,
-    shift: float | None = None,
     max_tokens: int | None = None,
     progress: Progress | None = None,
     share: BranchShare | None = None,
+    **settings: Any,
 ) -> list[Tensor]:
     """Normalised latents [C, t, h, w] of each request; a request's result does not depend on its neighbours.
 
     Args:
-        steps, guidance, shift: of UniPC and classifier-free guidance, v = u + g·(c - u); g = 1 skips the unconditional
-            branch. None: what `model.defaults` say.
         max_tokens: most tokens of one forward pass. None: the model's own limit.
         progress: called with (steps done, steps in all), counted over all requests.
         share: how two processes divide the branches of guidance.
+        settings: those of `Sampling`, such as steps and guidance. None, or not given: what `model.defaults` say.
 
-    Raises ValueError for an impossible request and for a shift that neither the call nor the model gives.
+    Raises ValueError for an impossible request and for settings that the model cannot be sampled with.
     """
-    steps = model.defaults.steps if steps is None else steps
-    guidance = model.defaults.guidance if guidance is None else guidance
-    shift = model.defaults.shift if shift is None else shift
-    if shift is None:
-        raise ValueError(
-            "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
-        )
-    schedule = flow_schedule(steps, shift)
-    known = [read(model, request) for request in requests]
+    sampler = model.sampler(model.defaults.sampling(**settings))
+    known = [read(sampler, request) for request in requests]
     done = 0
 
     def count(requests_in_pack: int) -> None:
         nonlocal done
         done += requests_in_pack
         if progress is not None:
-            progress(done, len(known) * steps)
+            progress(done, len(known) * len(sampler.timesteps))
 
     results: list[Tensor] = []
-    for pack in make_packs(model, known, guidance=guidance, max_tokens=max_tokens, shared=share is not None):
-        results += generate_pack(model, [known[i] for i in pack], schedule, guidance, progress=count, share=share)
+    for pack in make_packs(sampler, known, max_tokens=max_tokens, shared=share is not None):
+        results += generate_pack(sampler, [known[i] for i in pack], progress=count, share=share)
     return results
 
 
 @torch.no_grad()
 def generate_pack(
-    model: VideoModel,
+    sampler: VideoSampler,
     requests: Sequence[ReadRequest],
-    schedule: Schedule,
-    guidance: float,
     *,
     progress: Callable[[int], None] | None = None,
     share: BranchShare | None = None,
@@ -108,64 +91,51 @@ def generate_pack(
 
     Raises ValueError for a scale of guidance that is not finite, and for a shared one that has no second branch.
     """
-    if not math.isfinite(guidance):
-        raise ValueError(f"the scale of guidance must be finite, found {guidance}")
-    if share is not None and guidance == 1:
+    if not math.isfinite(sampler.sampling.guidance):
+        raise ValueError(f"the scale of guidance must be finite, found {sampler.sampling.guidance}")
+    if share is not None and not is_guided(sampler):
         raise ValueError("guidance 1 has no unconditional branch that another process could compute")
     states: list[Tensor] = []
-    for states in sampling_steps(model, [prepare(model, r) for r in requests], schedule, guidance, share):  # noqa: B007
+    for states in sampling_steps(sampler, [begin(sampler, request) for request in requests], share):  # noqa: B007
         if progress is not None:
             progress(len(requests))
     return states
 
 
 def sampling_steps(
-    model: VideoModel,
-    prepared: Sequence[PreparedRequest],
-    schedule: Schedule,
-    guidance: float,
-    share: BranchShare | None = None,
+    sampler: VideoSampler, samples: Sequence[Beginning], share: BranchShare | None = None
 ) -> Iterator[list[Tensor]]:
-    """The states of all requests of one pack after each step, the last of which are clean latents."""
-    guided = guidance != 1
-    branches = [[p.conditional for p in prepared], [p.unconditional for p in prepared]]
-    if not guided:
-        branches = branches[:1]
-    elif share is not None:
-        branches = [branches[share.branch]]
-    velocities_of = model.velocities([layout for branch in branches for layout in branch])
-    states = [p.start for p in prepared]
-    solvers = [UniPC(schedule) for _ in prepared]
-    for timestep in schedule.timesteps:
-        velocities = velocities_of(states * len(branches), float(timestep))
+    """The states of all samples of one pack after each step, the last of which are clean latents."""
+    guided = is_guided(sampler)
+    branches = [0] if not guided else [0, 1] if share is None else [share.branch]
+    predict = sampler.predictor(samples, branches)
+    states = [sample.state for sample in samples]
+    for timestep, scale in zip(sampler.timesteps, sampler.scales, strict=True):
+        answers = predict(states * len(branches), float(timestep))
         if guided and share is not None:
-            velocities = of_both(velocities, share)
+            answers = of_both(answers, share)
         if guided:
-            velocities = [u + guidance * (c - u) for c, u in zip(velocities, velocities[len(prepared) :])]
-        states = [solver.step(v, x) for solver, v, x in zip(solvers, velocities, states)]
-        for state, request in zip(states, prepared):
-            # The velocity is 0 there, so this only removes the solver's rounding.
-            clean = request.conditional.condition_frames
-            state[:, :clean] = request.start[:, :clean]
+            answers = [u + scale * (c - u) for c, u in zip(answers, answers[len(samples) :])]
+        states = [sample.solver.step(answer, state) for sample, answer, state in zip(samples, answers, states)]
         yield states
 
 
-def of_both(velocities: list[Tensor], share: BranchShare) -> list[Tensor]:
-    """The velocities of the conditional branch, then those of the unconditional one, of which this process has one."""
-    flat = torch.cat([velocity.flatten() for velocity in velocities])
-    sizes = [velocity.numel() for velocity in velocities]
-    return [
-        part.view_as(velocity)
-        for branch in share.gather(flat)
-        for part, velocity in zip(branch.split(sizes), velocities)
-    ]
+def is_guided(sampler: VideoSampler) -> bool:
+    """Whether there is an unconditional branch."""
+    return any(scale != 1 for scale in sampler.scales)
+
+
+def of_both(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
+    """The answers of the conditional branch, then those of the unconditional one, of which this process has one."""
+    flat = torch.cat([answer.flatten() for answer in answers])
+    sizes = [answer.numel() for answer in answers]
+    return [part.view_as(answer) for branch in share.gather(flat) for part, answer in zip(branch.split(sizes), answers)]
 
 
 def make_packs(
-    model: VideoModel,
+    sampler: VideoSampler,
     requests: Iterable[ReadRequest],
     *,
-    guidance: float,
     max_tokens: int | None = None,
     most: int | None = None,
     shared: bool = False,
@@ -174,12 +144,13 @@ def make_packs(
 
     `most`: most requests of a pack. `shared`: its branches of guidance are in different processes.
     """
-    limit = model.max_tokens if max_tokens is None else max_tokens
+    limit = sampler.model.max_tokens if max_tokens is None else max_tokens
+    guided = is_guided(sampler)
     pack: list[int] = []
     used = 0
     for place, request in enumerate(requests):
-        branches = [model.num_tokens(request.conditional), model.num_tokens(request.unconditional)]
-        size = branches[0] if guidance == 1 else max(branches) if shared else sum(branches)
+        branches = [sampler.num_tokens(request.conditional), sampler.num_tokens(request.unconditional)]
+        size = branches[0] if not guided else max(branches) if shared else sum(branches)
         if pack and (used + size > limit or len(pack) == most):
             yield pack
             pack, used = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,13 +12,11 @@ import torch
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.models.video_model import SampleLayout
+from worldsmith.models.video_model import Beginning, SampleLayout, VideoSampler
 from worldsmith.sampling.texts import conditional_text, unconditional_text
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from worldsmith.models.video_model import VideoModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class GenerationRequest:
     seed: int = 0
     """Fixes the noise."""
     condition: Tensor | None = None
-    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the opening frames for video-to-video."""
+    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the opening frames for video-to-video, or all."""
     condition_frames: int = 0
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     negative_prompt: str | None = None
@@ -50,8 +49,11 @@ class GenerationRequest:
     structured_metadata: bool | None = None
     """Whether duration, frame rate, size and aspect ratio are filled into a structured prompt. None: as in training."""
 
-    def check(self, grid: LatentGrid) -> None:
-        """Raises ValueError, naming the prompt, for sizes and conditions that no video can have."""
+    def check(self, grid: LatentGrid, *, whole: bool = False) -> None:
+        """Raises ValueError, naming the prompt, for sizes and conditions that no video can have.
+
+        `whole`: the condition is a whole video, from which another one is made.
+        """
         where = f"request {self.prompt[:60]!r}"
         for name, side in (("height", self.height), ("width", self.width)):
             if side < 1 or side % grid.pixels:
@@ -70,13 +72,20 @@ class GenerationRequest:
                 raise ValueError(f"{where}: {text[:60]!r} holds half of a surrogate pair, which is no character")
         if self.seed < 0:
             raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")
-        if (self.condition is None) != (self.condition_frames == 0):
+        if whole and self.condition_frames:
+            raise ValueError(f"{where}: a whole video is made anew, so that none of its frames can stay as they are")
+        if (self.condition is None) != (self.condition_frames == 0 and not whole):
             raise ValueError(
                 f"{where}: condition_frames is {self.condition_frames} and there is "
                 f"{'no condition' if self.condition is None else 'a condition'}; give both or neither"
             )
         if self.condition is not None:
-            check_condition(self.condition, grid.pixel_frames(self.condition_frames), self.num_frames, where)
+            needed = self.num_frames if whole else grid.pixel_frames(self.condition_frames)
+            check_condition(self.condition, needed, where)
+            if needed >= self.num_frames and not whole:
+                raise ValueError(
+                    f"{where}: {needed} clean frames leave nothing to generate of num_frames={self.num_frames}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,49 +97,43 @@ class ReadRequest:
     unconditional: SampleLayout
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request in the network's terms."""
-
-    start: Tensor
-    """State at the highest noise level: noise, with clean frames in their place; float32 [C, t, h, w] on the device."""
-    conditional: SampleLayout
-    unconditional: SampleLayout
-
-
-def read(model: VideoModel, request: GenerationRequest) -> ReadRequest:
+def read(sampler: VideoSampler, request: GenerationRequest) -> ReadRequest:
     """Text ids of both branches of guidance. Raises ValueError for an impossible request."""
+    model = sampler.model
     grid = LatentGrid(*model.latent_grid)
-    request.check(grid)
+    request.check(grid, whole=sampler.sampling.strength is not None)
     request = with_whole_latent_frames(request, grid)
-    texts = conditional_text(request, model.defaults), unconditional_text(request, model.defaults)
+    is_dropped = request.negative_prompt is None and request.negative_metadata is None
+    texts = (
+        (conditional_text(request, model.defaults), not request.prompt.strip()),
+        (unconditional_text(request, model.defaults), is_dropped),
+    )
     layouts = [
         SampleLayout(
-            text_ids=text_ids(model, text),
+            text_ids=text_ids(sampler, text, dropped=dropped and not text),
             latent_shape=grid.latent_shape(request.num_frames, request.height, request.width),
             fps=request.fps,
             condition_frames=request.condition_frames,
         )
-        for text in texts
+        for text, dropped in texts
     ]
     return ReadRequest(request, *layouts)
 
 
-def prepare(model: VideoModel, request: GenerationRequest | ReadRequest) -> PreparedRequest:
-    """The start of sampling. Raises ValueError for an impossible request."""
-    known = request if isinstance(request, ReadRequest) else read(model, request)
+def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
+    """The start of sampling."""
     request = known.request
-    start = seeded_noise(request.seed, (model.latent_channels, *known.conditional.latent_shape)).to(model.device)
-    if request.condition is not None:
-        # The first latents of any clip that begins so: the VAE is causal, what follows does not change them.
-        opening = request.condition[:, : LatentGrid(*model.latent_grid).pixel_frames(request.condition_frames)]
-        start[:, : request.condition_frames] = model.encode(fit(opening, request.height, request.width))
-    return PreparedRequest(start, known.conditional, known.unconditional)
+    condition = request.condition
+    if condition is not None:
+        grid = LatentGrid(*sampler.model.latent_grid)
+        frames = grid.pixel_frames(request.condition_frames) if request.condition_frames else request.num_frames
+        condition = fit(condition[:, :frames], request.height, request.width)
+    return sampler.begin(known.conditional, known.unconditional, seed=request.seed, condition=condition)
 
 
-def text_ids(model: VideoModel, text: str) -> list[int]:
+def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
     """The ids of a text. Raises ValueError for more than training ever showed: cut, it would lack its end."""
-    ids, most = model.tokenize(text), model.defaults.max_caption_tokens
+    ids, most = sampler.text_ids(text, dropped=dropped), sampler.model.defaults.max_caption_tokens
     if most is not None and len(ids) > most:
         raise ValueError(
             f"the prompt {text[:60]!r} has {len(ids)} tokens, and the model was trained with at most {most} "
@@ -151,28 +154,18 @@ def fit(video: Tensor, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.stack(frames, axis=1))
 
 
-def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Standard normal noise, float32, that depends on nothing but seed and shape: Philox is the same everywhere."""
-    stream = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))
-
-
 def with_whole_latent_frames(request: GenerationRequest, grid: LatentGrid) -> GenerationRequest:
     frames = grid.pixel_frames(grid.latent_frames(request.num_frames))
     if frames != request.num_frames:
         logger.warning(
-            "num_frames %d is not %dk+1; %d frames are generated instead", request.num_frames, grid.frames, frames
+            "num_frames %d is not %dk+1; %d frames are generated instead", request.num_frames, grid.step, frames
         )
     return replace(request, num_frames=frames)
 
 
-def check_condition(condition: Tensor, needed: int, num_frames: int, where: str) -> None:
+def check_condition(condition: Tensor, needed: int, where: str) -> None:
     shape = list(condition.shape)
     if condition.dtype != torch.uint8 or len(shape) != 4 or shape[0] != 3:
         raise ValueError(f"{where}: expected a uint8 condition [3, T, H, W], found {condition.dtype} {shape}")
     if shape[1] < needed:
-        raise ValueError(
-            f"{where}: its clean latent frames need {needed} frames of video, the condition has {shape[1]}"
-        )
-    if needed >= num_frames:
-        raise ValueError(f"{where}: {needed} clean frames leave nothing to generate of num_frames={num_frames}")
+        raise ValueError(f"{where}: its latent frames need {needed} frames of video, the condition has {shape[1]}")

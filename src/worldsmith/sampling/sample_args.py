@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
+from worldsmith.models.video_model import MODES, GenerationDefaults, Mode, Sampling
 from worldsmith.sampling.conditions import is_image, read_condition
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_settings import SampleSettings
 
-if TYPE_CHECKING:
-    from worldsmith.models.video_model import GenerationDefaults
-
-IMAGE_STEPS, IMAGE_GUIDANCE = 50, 4.0
-"""Published for a single image."""
+STRENGTH = 0.8
+"""That of diffusers' pipelines from video to video."""
 SAID = ("name", "extra", "prompt", "sources")
 """What of the arguments is no setting that could come from elsewhere."""
 
@@ -45,8 +44,11 @@ class SampleArgs:
     seed: int
     num_steps: int
     guidance: float
-    shift: float
+    shift: float | None
     image_save_quality: int
+    scheduler: str | None = None
+    dynamic_guidance: str | None = None
+    strength: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     """Where each value came from."""
@@ -60,6 +62,18 @@ class SampleArgs:
         """Name of what is generated."""
         return "vision.jpg" if self.is_image else "vision.mp4"
 
+    @property
+    def sampling(self) -> Sampling:
+        """What it has in common with those that share its forward passes."""
+        return Sampling(
+            steps=self.num_steps,
+            guidance=self.guidance,
+            shift=self.shift,
+            scheduler=self.scheduler,
+            dynamic_guidance=self.dynamic_guidance,
+            strength=self.strength,
+        )
+
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -69,7 +83,8 @@ class SampleArgs:
         condition = None
         if self.vision_path is not None:
             last = self.condition_video_keep == "last"
-            condition = read_condition(self.vision_path, grid.pixel_frames(frames), last=last)
+            needed = self.num_frames if self.strength is not None else grid.pixel_frames(frames)
+            condition = read_condition(self.vision_path, needed, last=last)
         request = GenerationRequest(
             prompt=self.prompt,
             height=self.height,
@@ -83,7 +98,7 @@ class SampleArgs:
             negative_metadata=self.negative_metadata_mode,  # type: ignore[arg-type]
             structured_metadata=self.structured_metadata,
         )
-        request.check(grid)
+        request.check(grid, whole=self.strength is not None)
         return request
 
 
@@ -117,16 +132,21 @@ class Chooser:
 
 
 def decide(
-    entry: Entry, flags: Layer, defaults: GenerationDefaults, grid: LatentGrid, told_by: str
+    entry: Entry,
+    flags: Layer,
+    defaults: GenerationDefaults,
+    grid: LatentGrid,
+    told_by: str,
+    modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
     """The samples of an entry (several with num_outputs), flags above files above what the model says.
 
-    `told_by` names, for people, who told the model's defaults. Raises UserError, naming the sample, for values that
-    contradict each other or that nobody gives.
+    `told_by` names, for people, who told the model's defaults; `modes` are what the model makes out of what. Raises
+    UserError, naming the sample, for values that contradict each other, that nobody gives or that the model has not.
     """
     where = entry.layers[0].source
     try:
-        first = decided(entry, Chooser([flags, *entry.layers]), defaults, grid, told_by)
+        first = decided(entry, Chooser([flags, *entry.layers]), defaults, grid, told_by, modes)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     outputs = Chooser([flags, *entry.layers]).pick("num_outputs") or 1
@@ -135,26 +155,38 @@ def decide(
     return [replace(first, name=f"{first.name}/{i}", seed=first.seed + i) for i in range(outputs)]
 
 
-def decided(entry: Entry, chooser: Chooser, defaults: GenerationDefaults, grid: LatentGrid, told_by: str) -> SampleArgs:
+def decided(
+    entry: Entry,
+    chooser: Chooser,
+    defaults: GenerationDefaults,
+    grid: LatentGrid,
+    told_by: str,
+    modes: Sequence[Mode],
+) -> SampleArgs:
+    for layer in chooser.layers:
+        defaults.refuse({field.name: getattr(layer.settings, field.name) for field in fields(SampleSettings)})
     vision = chooser.path("vision_path")
     mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by))
-    image = mode == "text2image"
-    height, width = choose_size(chooser, (defaults.height, defaults.width), told_by)
-    fps = chooser.pick("fps", (defaults.fps, told_by), *([(24.0, mode)] if image else []))
-    shift = chooser.pick("shift", *([(defaults.image_shift, told_by)] if image else []), (defaults.shift, told_by))
+    if mode not in modes:
+        raise ValueError(f"this model does not make {mode}; it makes {', '.join(modes)}")
+    told = defaults.of_image() if mode == "text2image" else defaults
+    height, width = choose_size(chooser, (told.height, told.width), told_by)
+    fps = chooser.pick("fps", (told.fps, told_by))
+    shift = chooser.pick("shift", (told.shift, told_by))
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ValueError(f"the model does not say which {', '.join(missing)} it was trained with; give {flags}")
-    if shift is None:
+    if shift is None and "shift" not in told.refused:
         raise ValueError("the model does not say one shift of the noise schedule; give --shift")
     assert num_frames is not None  # none is missing
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
         chooser.sources["num_frames"] += f"; {num_frames} would be no whole latent frames"
-    steps, guidance = (IMAGE_STEPS, IMAGE_GUIDANCE) if image else (defaults.steps, defaults.guidance)
+    own = told.sampling()
     negative, metadata = choose_negative(chooser)
-    indexes, keep = choose_frames(chooser, vision)
+    strength = choose_strength(chooser, mode, told)
+    indexes, keep = choose_frames(chooser, vision) if strength is None else ([], None)
     return SampleArgs(
         name=entry.name,
         model_mode=mode,
@@ -170,10 +202,13 @@ def decided(entry: Entry, chooser: Chooser, defaults: GenerationDefaults, grid: 
         num_frames=whole,
         fps=float(fps),
         seed=chooser.pick("seed", (0, "default")),
-        num_steps=chooser.pick("num_steps", (steps, mode)),
-        guidance=chooser.pick("guidance", (guidance, mode)),
-        shift=float(shift),
+        num_steps=chooser.pick("num_steps", (own.steps, mode)),
+        guidance=chooser.pick("guidance", (own.guidance, mode)),
+        shift=None if shift is None else float(shift),
         image_save_quality=chooser.pick("image_save_quality", (95, "default")),
+        scheduler=chooser.pick("scheduler", (own.scheduler, told_by)),
+        dynamic_guidance=chooser.pick("dynamic_guidance", (own.dynamic_guidance, told_by)),
+        strength=strength,
         extra=entry.sample.extra,
         sources=chooser.sources,
     )
@@ -233,6 +268,16 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
         raise ValueError(f"{names[1]} chooses frames of a video, and {vision} is an image; leave it out")
     kept: list[int] = chooser.pick(names[0], ([0] if image else [0, 1], "image" if image else "video"))
     return kept, None if image else chooser.pick(names[1], ("first", "default"))
+
+
+def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -> float | None:
+    """The share of steps that a whole video goes through; None where frames stay. Raises ValueError without a video."""
+    if mode == "video2video" and "strength" not in defaults.refused:
+        strength: float = chooser.pick("strength", (STRENGTH, "default"))
+        return strength
+    if chooser.pick("strength") is not None:
+        raise ValueError("strength needs a vision_path of a video that is made anew")
+    return None
 
 
 def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:

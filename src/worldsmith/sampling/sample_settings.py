@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range, Seed
+from worldsmith.models.video_model import Mode
 
 NOISE_LEVELS = 1000
 """That models tell apart: more steps than these would repeat some."""
-Mode = Literal["text2image", "text2video", "image2video", "video2video"]
+DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NAME_LENGTH = 100
 """Most letters of a sample's name, which is a folder's too."""
 
@@ -33,7 +34,7 @@ class SampleSettings(Config):
     """Fill duration, fps, resolution and aspect_ratio into prompts that are JSON; null: for weights whose training is
     not known."""
     vision_path: str | None = None
-    """Image (.png, .jpg, .jpeg, .webp) or video that the generated one begins with."""
+    """Image (.png, .jpg, .jpeg, .webp) or video that the generated one begins with, or (strength) is made of."""
     condition_frame_indexes_vision: list[NotNegative] | None = None
     """Latent frames kept of it, from 0 on; null: [0] of an image, [0, 1], its first 5 frames, of a video."""
     condition_video_keep: Literal["first", "last"] | None = None
@@ -47,19 +48,26 @@ class SampleSettings(Config):
     width: Count | None = None
     """Pixels, a multiple of 16, in place of a tier."""
     num_frames: Count | None = None
-    """1 is an image, 4k+1 a video; null: as in training, or 189 (121) of the released weights."""
+    """1 is an image, 4k+1 (CogVideoX: 8k+1) a video; null: as in training, or of the released weights."""
     fps: PositiveFactor | None = None
-    """Frames per second; null: as in training, or 24."""
+    """Frames per second; null: as in training, or of the released weights."""
     seed: Seed | None = None
     """Fixes the noise; null: 0."""
     num_outputs: Count | None = None
     """So many of each, with seeds that count up; null: 1."""
     num_steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
-    """Sampling steps; null: 35, or 50 for an image."""
+    """Sampling steps; null: the family's, such as 35 or 50."""
     guidance: Factor | None = None
-    """Scale of classifier-free guidance, 1 = off; null: 6, or 4 for an image."""
+    """Scale of classifier-free guidance, 1 = off; null: the family's, such as 6."""
+    dynamic_guidance: DynamicGuidance | None = None
+    """How the scale changes: off, by_timestep (as published: it swings between 1 and 1 + guidance), or by_step (it
+    grows from 1 to there); null: the family's. Not all families have it."""
     shift: PositiveFactor | None = None
-    """Shift of the noise schedule; null: that of training, or 10 (an image: 3) for released weights."""
+    """Shift of the noise schedule; null: that of training, or of the released weights. Not all families have one."""
+    scheduler: str | None = None
+    """The solver, where a family has several, such as ddim or dpm; null: the family's."""
+    strength: Annotated[float, Range(gt=0, le=1)] | None = None
+    """Of families that make a whole video (vision_path) anew: the share of steps that it goes through; null: 0.8."""
     image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
     """JPEG quality of an image; null: 95."""
 

@@ -24,12 +24,12 @@ from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 
@@ -151,7 +151,7 @@ def test_untrained_is_the_runs_own_start(config: Cosmos3Generator.Config, run_fo
 
 def test_defaults_come_from_the_runs_config(run_folder: Path) -> None:
     """Caption flags, caps, frames, rate and the tier's shift are those of training; the size is left open."""
-    assert load_model(run_folder).defaults == GenerationDefaults(
+    assert load_model(run_folder).defaults == Cosmos3Defaults(
         num_frames=17, fps=8.0, shift=2, append_duration_fps=True, append_resolution=False, max_caption_tokens=77
     )
 
@@ -269,7 +269,7 @@ class TestMovedBase:
     ) -> None:
         """A whole checkpoint, the first weights of a run from scratch, an exported folder."""
         spec = ModelSpec(name="cosmos3", config=config)
-        export_native(StartWeights(spec, 1), spec, tmp_path / "out", defaults=GenerationDefaults())
+        export_native(StartWeights(spec, 1), spec, tmp_path / "out", defaults=Cosmos3Defaults())
         for path, weights in ((run_folder, "auto"), (run_folder, "untrained"), (tmp_path / "out", "auto")):
             with pytest.raises(UserError, match="needs no base"):
                 find_model(path, weights=weights, base="anything")  # type: ignore[arg-type]

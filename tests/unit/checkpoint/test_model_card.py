@@ -15,15 +15,15 @@ from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.start_weights import StartWeights
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 
 SENTENCES = {"append_duration_fps": True, "append_resolution": True}
-SMALL = GenerationDefaults(height=64, width=64, num_frames=17, fps=8.0, **SENTENCES)
-LARGE = GenerationDefaults(height=192, width=320, num_frames=61, fps=24.0, append_duration_fps=True)
+SMALL = Cosmos3Defaults(height=64, width=64, num_frames=17, fps=8.0, **SENTENCES)
+LARGE = Cosmos3Defaults(height=192, width=320, num_frames=61, fps=24.0, append_duration_fps=True)
 DATA = {"data": "my_clips", "clips": 40, "windows": 52}
 
 
-def export(out: Path, defaults: GenerationDefaults, **arguments: object) -> str:
+def export(out: Path, defaults: Cosmos3Defaults, **arguments: object) -> str:
     """The card of an export with other numbers."""
     spec = spec_of(QWEN)
     spec.config.text_tokenizer.path = str(asset_path("tiny_tokenizer"))
@@ -47,7 +47,7 @@ def test_two_models_have_their_own_numbers(tmp_path: Path) -> None:
 
 
 def test_sizes_that_nobody_knows_are_not_made_up(tmp_path: Path) -> None:
-    card = export(tmp_path / "out", GenerationDefaults(**SENTENCES))
+    card = export(tmp_path / "out", Cosmos3Defaults(**SENTENCES))
     assert '"The video is S seconds long and is of F FPS." "This video is of HxW resolution."' in card
 
 
@@ -60,8 +60,8 @@ def test_a_pipelines_card_uses_the_arguments_of_the_library() -> None:
     assert "height=192, width=320, num_frames=61, fps=24.0, num_inference_steps=35" in card
 
 
-def vars_of(defaults: GenerationDefaults) -> dict[str, object]:
-    return {name: getattr(defaults, name) for name in GenerationDefaults.__dataclass_fields__}
+def vars_of(defaults: Cosmos3Defaults) -> dict[str, object]:
+    return {name: getattr(defaults, name) for name in Cosmos3Defaults.__dataclass_fields__}
 
 
 def test_what_was_measured_is_added_and_the_export_stays_whole(tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import beginning
 from tiny_generator import WIDER, generator_config
 from torch.nn import functional
 
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.cosmos3.sampler import seeded_noise
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import GenerationRequest, fit, prepare, seeded_noise
+from worldsmith.sampling.requests import GenerationRequest, fit
 from worldsmith.sampling.texts import conditional_text, unconditional_text
 
 SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
@@ -82,7 +84,7 @@ def test_clean_frames_are_those_of_the_whole_clip(generator: Cosmos3Generator) -
         repeated = torch.cat((opening, opening[:, -1:].expand(-1, 9 - opening.shape[1], -1, -1)), dim=1)
         expected = generator.encode(repeated)[:, :frames]
         request = replace(REQUEST, condition=clip, condition_frames=frames)
-        start = prepare(generator, request).start
+        start = beginning(generator, request, **SETTINGS).state
         assert (start[:, :frames] - expected).abs().max() < 1e-5
         assert torch.equal(start[:, frames:], seeded_noise(1, tuple(start.shape))[:, frames:])
         assert torch.equal(generate_latents(generator, [request], **SETTINGS)[0][:, :frames], start[:, :frames])
@@ -121,8 +123,8 @@ def test_progress_reaches_the_end(generator: Cosmos3Generator) -> None:
 def test_texts_are_those_of_training() -> None:
     """Plain prompts get a period, suffix and sentences; structured ones nothing; dropped ones what training showed."""
     plain, structured = REQUEST, replace(REQUEST, prompt=json.dumps({"subjects": []}))
-    bare = GenerationDefaults()
-    full = GenerationDefaults(append_duration_fps=True, append_resolution=True, caption_suffix="Cartoon.")
+    bare = Cosmos3Defaults()
+    full = Cosmos3Defaults(append_duration_fps=True, append_resolution=True, caption_suffix="Cartoon.")
     sentences = "The video is 1.1 seconds long and is of 8 FPS. This video is of 64x64 resolution."
     assert conditional_text(plain, bare) == "A red square."
     assert conditional_text(replace(plain, prompt="A red square.. "), bare) == "A red square."
@@ -138,7 +140,7 @@ def test_texts_are_those_of_training() -> None:
 
 def test_metadata_are_filled_into_structured_prompts() -> None:
     """Keys that are there keep their place and get what is generated, new ones go last; an image has no duration."""
-    known = GenerationDefaults(structured_metadata=True, append_duration_fps=True, append_resolution=True)
+    known = Cosmos3Defaults(structured_metadata=True, append_duration_fps=True, append_resolution=True)
     caption = {"fps": 30, "subjects": ["ü"], "duration": "9s"}
     request = replace(REQUEST, prompt=json.dumps(caption), num_frames=61, fps=24.0, width=96)
     expected = {"fps": 24.0, "subjects": ["ü"], "duration": "2s", "resolution": {"H": 64, "W": 96}}
@@ -146,9 +148,9 @@ def test_metadata_are_filled_into_structured_prompts() -> None:
     assert "\\u00fc" in conditional_text(request, known)
     picture = json.loads(conditional_text(replace(request, num_frames=1), known))
     assert list(picture) == ["subjects", "resolution", "aspect_ratio"]
-    assert conditional_text(request, GenerationDefaults()) == request.prompt
+    assert conditional_text(request, Cosmos3Defaults()) == request.prompt
     assert conditional_text(replace(request, structured_metadata=False), known) == request.prompt
-    asked = conditional_text(replace(request, structured_metadata=True), GenerationDefaults())
+    asked = conditional_text(replace(request, structured_metadata=True), Cosmos3Defaults())
     assert asked == conditional_text(request, known)
     plain = conditional_text(REQUEST, known)
     assert plain == "A red square. The video is 1.1 seconds long and is of 8 FPS. This video is of 64x64 resolution."
@@ -156,15 +158,15 @@ def test_metadata_are_filled_into_structured_prompts() -> None:
 
 def test_prompts_are_never_cut(generator: Cosmos3Generator) -> None:
     """Neither the prompt nor the negative one: without its end a text is no turn of the chat any more."""
-    whole = len(prepare(generator, REQUEST).conditional.text_ids)
-    short = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(max_caption_tokens=whole))
-    assert len(prepare(short, REQUEST).conditional.text_ids) == whole
+    whole = len(beginning(generator, REQUEST, **SETTINGS).conditional.text_ids)
+    short = Cosmos3Generator(generator.config, seed=0, defaults=Cosmos3Defaults(max_caption_tokens=whole))
+    assert len(beginning(short, REQUEST, **SETTINGS).conditional.text_ids) == whole
     for request in (
         replace(REQUEST, prompt="A red square that goes on and on."),
         replace(REQUEST, negative_prompt="blurry, dull, grey and of a low quality, with a text"),
     ):
         with pytest.raises(ValueError, match=rf"has \d+ tokens, and the model was trained with at most {whole} "):
-            prepare(short, request)
+            beginning(short, request, **SETTINGS)
 
 
 def test_resize_covers_and_cuts_the_centre() -> None:
@@ -220,5 +222,5 @@ def test_defaults_of_the_model_fill_what_the_call_leaves_open(generator: Cosmos3
     """steps, guidance and shift come from the model; a shift that nobody knows is an error."""
     with pytest.raises(ValueError, match="shift is not known"):
         generate_latents(generator, [REQUEST], steps=2)
-    known = Cosmos3Generator(generator.config, seed=0, defaults=GenerationDefaults(steps=4, guidance=3.0, shift=3.0))
+    known = Cosmos3Generator(generator.config, seed=0, defaults=Cosmos3Defaults(steps=4, guidance=3.0, shift=3.0))
     assert torch.equal(generate_latents(known, [REQUEST])[0], generate_latents(generator, [REQUEST], **SETTINGS)[0])

@@ -10,20 +10,20 @@ import pytest
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 GRID = LatentGrid(4, 16, 2)
-TRAINED = GenerationDefaults(height=192, width=320, num_frames=61, fps=24.0, shift=3.0, append_resolution=True)
-PUBLISHED = GenerationDefaults(
+TRAINED = Cosmos3Defaults(height=192, width=320, num_frames=61, fps=24.0, shift=3.0, append_resolution=True)
+PUBLISHED = Cosmos3Defaults(
     height=720, width=1280, num_frames=189, fps=24.0, shift=10.0, image_shift=3.0, structured_metadata=True
 )
 
 
 def decide_all(
-    flags: dict[str, Any], *layers: dict[str, Any], defaults: GenerationDefaults = TRAINED, folder: Path = Path()
+    flags: dict[str, Any], *layers: dict[str, Any], defaults: Cosmos3Defaults = TRAINED, folder: Path = Path()
 ) -> list[SampleArgs]:
     sample = Sample(prompt="x", **(layers[0] if layers else {}))
     below = [Layer(f"layer {n}", SampleSettings(**values), folder) for n, values in enumerate(layers[1:], start=1)]
@@ -55,7 +55,7 @@ def test_flags_win_over_the_file_over_its_defaults_over_the_model() -> None:
     ],
 )
 def test_each_mode_has_its_defaults(
-    defaults: GenerationDefaults, settings: dict[str, Any], expected: tuple[Any, ...]
+    defaults: Cosmos3Defaults, settings: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     args = one({}, settings, defaults=defaults)
     assert (args.model_mode, args.num_frames, args.num_steps, args.guidance, args.shift) == expected
@@ -127,6 +127,9 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
         ({"vision_path": "a.png", "condition_video_keep": "last"}, "chooses frames of a video"),
         ({"condition_video_keep": "last"}, "need a vision_path"),
         ({"resolution": "77"}, "it is not a tier"),
+        ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; leave it out"),
+        ({"dynamic_guidance": "off"}, "the same guidance at every step; leave it out"),
+        ({"vision_path": "a.mp4", "strength": 0.5}, "strength: frames that are given stay as they are"),
     ],
 )
 def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], words: str) -> None:
@@ -136,11 +139,11 @@ def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], wo
 
 def test_what_nobody_says_is_asked_for() -> None:
     with pytest.raises(UserError, match="which height, width, num_frames, fps it was trained with; give --height"):
-        one({}, defaults=GenerationDefaults(shift=3.0))
+        one({}, defaults=Cosmos3Defaults(shift=3.0))
     with pytest.raises(UserError, match="give --shift"):
-        one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=GenerationDefaults())
+        one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=Cosmos3Defaults())
     with pytest.raises(UserError, match="an aspect_ratio needs a resolution"):
-        one({}, {"aspect_ratio": "1,1"}, defaults=GenerationDefaults(height=48, width=48))
+        one({}, {"aspect_ratio": "1,1"}, defaults=Cosmos3Defaults(height=48, width=48))
 
 
 def test_lines_say_who_decided_what_for_how_many() -> None:

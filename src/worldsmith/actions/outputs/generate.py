@@ -117,7 +117,8 @@ class GenerateVideos(WritingAction):
         told_by = "as trained" if model.tree is not None else "as published"
         if (model.folder / ABOUT).is_file():
             told_by = "as its export says"
-        samples = [sample for entry in entries for sample in decide(entry, flags, model.defaults, grid, told_by)]
+        decided = (decide(entry, flags, model.defaults, grid, told_by, model.config.modes) for entry in entries)
+        samples = [sample for samples in decided for sample in samples]
         for sample in samples:
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:

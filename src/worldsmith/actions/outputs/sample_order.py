@@ -16,14 +16,12 @@ from worldsmith.distributed.world import World
 from worldsmith.sampling.sample_folder import differences, read_sample, write_sample
 
 if TYPE_CHECKING:
-    from worldsmith.models.video_model import VideoModel
+    from worldsmith.models.video_model import Sampling, VideoModel
     from worldsmith.sampling.generate import BranchShare
     from worldsmith.sampling.sample_args import SampleArgs
 
 SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
 WEIGHTS = ("*.safetensors", "*.distcp")
-Settings = tuple[int, float, float]
-"""Steps, guidance and shift, which a pack has in common."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +100,13 @@ class Order:
         """
         from worldsmith.sampling.generate import generate_pack
         from worldsmith.sampling.requests import read
-        from worldsmith.sampling.unipc import flow_schedule
 
         grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
         most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
         packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
         open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
         mine = open_packs[world.data_rank :: world.data_size]
-        total, done = sum(len(pack) * pack[0].num_steps for pack in mine), 0
+        total, done = sum(len(pack) * steps_of(generator, pack[0]) for pack in mine), 0
         show = share_done("generating") if world.is_main else None
 
         def count(requests: int) -> None:
@@ -119,11 +116,9 @@ class Order:
                 show(done, total)
 
         for pack in mine:
-            steps, guidance, shift = settings_of(pack[0])
-            requests = [read(generator, sample.request(grid)) for sample in pack]
-            latents = generate_pack(
-                generator, requests, flow_schedule(steps, shift), guidance, progress=count, share=share
-            )
+            sampler = generator.sampler(pack[0].sampling)
+            requests = [read(sampler, sample.request(grid)) for sample in pack]
+            latents = generate_pack(sampler, requests, progress=count, share=share)
             for sample, latent in zip(pack, latents):
                 if sample.name not in made and (share is None or share.branch == 0):
                     video = generator.decode(latent).cpu()
@@ -136,13 +131,14 @@ class Order:
         from worldsmith.sampling.generate import make_packs
         from worldsmith.sampling.requests import read
 
-        groups: dict[Settings, list[SampleArgs]] = {}
+        groups: dict[Sampling, list[SampleArgs]] = {}
         for sample in self.samples:
-            groups.setdefault(settings_of(sample), []).append(sample)
+            groups.setdefault(sample.sampling, []).append(sample)
         packs = []
-        for (_, guidance, _), group in groups.items():
-            requests = (read(generator, sample.request(grid)) for sample in group)  # one at a time in memory
-            cut = make_packs(generator, requests, guidance=guidance, max_tokens=max_tokens, most=most, shared=shared)
+        for sampling, group in groups.items():
+            sampler = generator.sampler(sampling)
+            requests = (read(sampler, sample.request(grid)) for sample in group)  # one at a time in memory
+            cut = make_packs(sampler, requests, max_tokens=max_tokens, most=most, shared=shared)
             packs += [[group[place] for place in pack] for pack in cut]
         return packs
 
@@ -160,8 +156,9 @@ class Order:
         )
 
 
-def settings_of(sample: SampleArgs) -> Settings:
-    return sample.num_steps, sample.guidance, sample.shift
+def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
+    """Steps that are made: of a video that is made anew fewer than are asked for."""
+    return len(generator.sampler(sample.sampling).timesteps)
 
 
 def branch_share(world: World) -> BranchShare | None:

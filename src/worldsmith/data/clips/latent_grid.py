@@ -15,14 +15,21 @@ class LatentGrid:
     """Pixels of a latent cell, in height and in width."""
     patch: int
     """Latent cells of a token, in height and in width."""
+    decoded: int = 1
+    """Latent frames that come out of the decoder together: a clip's first one is followed by a multiple of them."""
+
+    @property
+    def step(self) -> int:
+        """Frames by which the lengths of clips differ."""
+        return self.frames * self.decoded
 
     def usable_frames(self, num_frames: int) -> int:
-        """The largest k·frames + 1 that is not above `num_frames`: what a causal video VAE can encode."""
-        return (num_frames - 1) // self.frames * self.frames + 1
+        """The largest k·step + 1 that is not above `num_frames`: what a causal video VAE encodes and decodes."""
+        return (num_frames - 1) // self.step * self.step + 1
 
     def latent_frames(self, num_frames: int) -> int:
-        """Latent frames that cover `num_frames`."""
-        return 1 + -(-(num_frames - 1) // self.frames)
+        """Latent frames of a clip that covers `num_frames`."""
+        return 1 + -(-(num_frames - 1) // self.step) * self.decoded
 
     def pixel_frames(self, latent_frames: int) -> int:
         return 1 + (latent_frames - 1) * self.frames

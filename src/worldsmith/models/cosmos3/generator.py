@@ -21,11 +21,12 @@ from worldsmith.models.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.parameter_count import count_parameters
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import SHORT_NAMES
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from worldsmith.models.cosmos3.network import Cosmos3Network
     from worldsmith.models.cosmos3.sequence import PackedSequence
-    from worldsmith.models.video_model import SampleLayout, Velocities
+    from worldsmith.models.video_model import SampleLayout, Sampling, VideoSampler
 
 logger = logging.getLogger(__name__)
 SHORT_NAMES.update({f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")})
@@ -51,6 +52,7 @@ class Cosmos3Generator(Model):
         family: ClassVar[str] = "cosmos3"
         task: ClassVar[str] = "vfm"
         makes: ClassVar[str] = "videos"
+        modes: ClassVar[tuple[Mode, ...]] = MODES
 
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
@@ -116,7 +118,7 @@ class Cosmos3Generator(Model):
         seed: int | None = None,
         defaults: GenerationDefaults | None = None,
     ) -> None:
-        self.defaults = defaults or GenerationDefaults()
+        self.defaults = defaults or Cosmos3Defaults()
         super().__init__(config, device=device, seed=seed)
 
     def make_network(self) -> Cosmos3Network:
@@ -193,19 +195,10 @@ class Cosmos3Generator(Model):
 
         return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
 
-    def velocities(self, layouts: Sequence[SampleLayout]) -> Velocities:
-        """The network on a pack of these samples, whose texts are read once, for all steps of sampling."""
-        import torch
+    def sampler(self, sampling: Sampling) -> VideoSampler:
+        from worldsmith.models.cosmos3.sampler import Cosmos3Sampler
 
-        pack = self.pack(layouts)
-        memory = self.network.read_text(pack)
-
-        def velocities_at(states: list[Tensor], timestep: float) -> list[Tensor]:
-            timesteps = torch.full((len(layouts),), timestep, device=self.device)
-            velocities: list[Tensor] = self.network(pack, states, timesteps, memory)
-            return velocities
-
-        return velocities_at
+        return Cosmos3Sampler(self, sampling)
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:

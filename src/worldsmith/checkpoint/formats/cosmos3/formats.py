@@ -27,11 +27,11 @@ from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.text_tokenizer import FILES, find_tokenizer
 from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.video_model import GenerationDefaults
 
 if TYPE_CHECKING:
     import torch
@@ -89,14 +89,14 @@ class Cosmos3Formats(FamilyFormats):
             model.tokenizer.vae_path = str(folder / VAE)
         model.text_tokenizer.path = str(folder / TOKENIZER)
 
-    def defaults_of_run(self, tree: Mapping[str, Any]) -> GenerationDefaults:
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> Cosmos3Defaults:
         """What a run's config says about its videos; sizes that only its data know stay None."""
         loader = tree["dataloader_train"]
         dataset = loader["dataset"]
         shift = tree["objective"]["shift"]
         if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
             shift = shift.get(dataset["resolution"])
-        return GenerationDefaults(
+        return Cosmos3Defaults(
             num_frames=dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
             fps=dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
             shift=None if shift is None else float(shift),
@@ -107,14 +107,14 @@ class Cosmos3Formats(FamilyFormats):
             max_caption_tokens=loader["max_caption_tokens"],
         )
 
-    def read_defaults(self, data: Mapping[str, Any]) -> GenerationDefaults:
-        return GenerationDefaults(**data)
+    def read_defaults(self, data: Mapping[str, Any]) -> Cosmos3Defaults:
+        return Cosmos3Defaults(**data)
 
-    def published_defaults(self, config: Configurable.Config) -> GenerationDefaults:
+    def published_defaults(self, config: Configurable.Config) -> Cosmos3Defaults:
         """Those of the published sampling: the tier 480 and 121 frames for Edge, 720 and 189 frames for the others."""
         edge = generator(config).network.hidden_act == EDGE_ACTIVATION
         height, width, num_frames = (480, 832, 121) if edge else (720, 1280, 189)
-        return GenerationDefaults(
+        return Cosmos3Defaults(
             height=height,
             width=width,
             num_frames=num_frames,

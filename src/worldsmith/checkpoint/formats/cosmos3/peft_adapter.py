@@ -11,10 +11,10 @@ from functools import partial
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_native, native_to_diffusers
 from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 
 LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
 ADAPTER = peft_adapter.export_of(LAYOUT)
-export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=GenerationDefaults())
+export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=Cosmos3Defaults())
 read_adapter = partial(peft_adapter.read_adapter, LAYOUT)
 load_adapter = partial(peft_adapter.load_adapter, LAYOUT)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.trainer import Trainer
 
-SAME_FOR_ALL = ("num_steps", "guidance", "shift", "image_save_quality")
+SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler", "strength", "image_save_quality")
 QUALITY = 95
 """Of JPEG files."""
 NAMES = {"live": "live weights", "ema": "averaged weights"}
@@ -68,7 +68,7 @@ class DrawVideos(DrawSamples):
         data = trainer.state.loader.dataset
         defaults = of_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
         defaults = replace(defaults, shift=config.shift or defaults.shift)
-        prompts, requests = config.prompts, read_requests(config.prompt_files, defaults, model.latent_grid)
+        prompts, requests = config.prompts, read_requests(config.prompt_files, defaults, model.config)
         if not prompts and not requests:
             if trainer.validator is not None:
                 data = trainer.validator.loader.dataset
@@ -123,19 +123,23 @@ class DrawVideos(DrawSamples):
         contact_sheet(folder / "sheet.png", rows, [request.prompt for request in self.requests])
 
 
-def read_requests(
-    files: Sequence[str], defaults: GenerationDefaults, grid: tuple[int, int, int]
-) -> list[GenerationRequest]:
-    """The samples of files. Raises UserError or ValueError for one that cannot be made like all the others."""
+def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
+    """The samples of files, for a model with this config.
+
+    Raises UserError or ValueError for one that cannot be made like all the others.
+    """
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.sampling.sample_args import decide
     from worldsmith.sampling.sample_files import Layer, read_files
 
-    cells, found = LatentGrid(*grid), []
+    cells, found = LatentGrid(*model.latent_grid), []
     nothing = Layer("", SampleSettings(), Path())
     for entry in read_files(files) if files else ():
         for layer in entry.layers:
             if own := [name for name in SAME_FOR_ALL if getattr(layer.settings, name) is not None]:
                 raise ValueError(f"{layer.source}: {', '.join(own)} cannot be a sample's own: all are drawn alike")
-        found += [args.request(cells) for args in decide(entry, nothing, defaults, cells, "the run")]
+        decided = decide(entry, nothing, defaults, cells, "the run", model.modes)
+        if any(args.strength is not None for args in decided):
+            raise ValueError(f"{entry.layers[0].source}: a video that is made anew is not drawn; give an image or none")
+        found += [args.request(cells) for args in decided]
     return found

@@ -1,0 +1,13 @@
+"""A sample before its first step, for tests that give its noise to another sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsmith.models.video_model import Beginning, VideoModel
+from worldsmith.sampling.requests import GenerationRequest, begin, read
+
+
+def beginning(model: VideoModel, request: GenerationRequest, **settings: Any) -> Beginning:
+    sampler = model.sampler(model.defaults.sampling(**settings))
+    return begin(sampler, read(sampler, request))
