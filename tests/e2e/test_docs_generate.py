@@ -15,8 +15,8 @@ from tiny_generator import generator_config
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_folder import find_samples

@@ -18,8 +18,8 @@ from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeli
 from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.conditions import read_condition

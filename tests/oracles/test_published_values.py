@@ -20,7 +20,7 @@ from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, 
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.models.cosmos3.architecture import edge, nano, super_
 from worldsmith.models.cosmos3.rope import video_positions
-from worldsmith.models.cosmos3.unipc import flow_schedule
+from worldsmith.models.cosmos3.sampling.unipc import flow_schedule
 from worldsmith.models.ema import PowerEMA, exponent
 from worldsmith.models.video_vae.wan_pth import LATENTS_MEAN, LATENTS_STD, diffusers_name
 from worldsmith.models.video_vae.windows import window_frames

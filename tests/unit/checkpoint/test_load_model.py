@@ -24,8 +24,8 @@ from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters

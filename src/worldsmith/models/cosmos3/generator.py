@@ -21,8 +21,8 @@ from worldsmith.models.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
-from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.parameter_count import count_parameters
+from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import SHORT_NAMES
@@ -196,7 +196,7 @@ class Cosmos3Generator(Model):
         return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.models.cosmos3.sampler import Cosmos3Sampler
+        from worldsmith.models.cosmos3.sampling.sampler import Cosmos3Sampler
 
         return Cosmos3Sampler(self, sampling)
 

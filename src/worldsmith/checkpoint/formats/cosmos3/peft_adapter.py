@@ -11,7 +11,7 @@ from functools import partial
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import diffusers_to_native, native_to_diffusers
 from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
-from worldsmith.models.cosmos3.defaults import Cosmos3Defaults
+from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 
 LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
 ADAPTER = peft_adapter.export_of(LAYOUT)

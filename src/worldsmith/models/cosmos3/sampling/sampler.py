@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worldsmith.models.cosmos3.unipc import Schedule, UniPC, flow_schedule
+from worldsmith.models.cosmos3.sampling.unipc import Schedule, UniPC, flow_schedule
 from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
