@@ -19,6 +19,10 @@ from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
+FROZEN = {"text_encoder": "text encoder"}
+"""Parts of a model that a cache can replace."""
+IDLE_STEPS = 100
+"""Batches after which a part that was not needed is freed."""
 SAY_EVERY = 5.0
 """Seconds between two lines on clips that are encoded."""
 
@@ -92,6 +96,21 @@ class ClipTask(Task):
             return divide_work(self.world, shapes, make)
         finally:
             self.long_work = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Frees the frozen parts that a cache has made idle; they come back when they are needed."""
+        if self.latent_cache is None:
+            return
+        for name, what in FROZEN.items():
+            part = vars(self.model).get(name)  # without making it
+            if part is None:
+                continue
+            part.idle += 1
+            if part.idle == IDLE_STEPS and part.release():
+                logger.info(
+                    "the %s was not needed for %d batches, since all is cached: its memory is free", what, IDLE_STEPS
+                )
 
     def _say_encoding(self, done: int, count: int) -> None:
         """Says every few seconds what keeps the first step."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
+from worldsmith.data.text_cache import TextCache
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.objectives.noise_objective import NoiseObjective
 from worldsmith.objectives.objective import LossSum
@@ -59,6 +62,26 @@ class PipelineTask(ClipTask):
         """Those of a latent, or of its mean and its log variance."""
         return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
 
+    @cached_property
+    def text_cache(self) -> TextCache | None:
+        return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
+
+    @classmethod
+    def complete(cls, data: Any) -> Any:
+        """No caption is dropped."""
+        return replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
+
+    def encode_ahead(self, sample: VideoSample) -> bool:
+        """The caption too, and what stands in the place of dropped ones."""
+        empty = None if self.model.config.text_encoder.dropped_captions == "zeros" else self.tokenize("")
+        self.model.read([sample.text_ids, empty], self.text_cache)
+        return super().encode_ahead(sample)
+
+    def counts(self) -> dict[str, int]:
+        found = super().counts()
+        found["cache_unwritten"] += self.text_cache.unwritten if self.text_cache else 0
+        return found
+
     def weigh(self, batch: Sequence[VideoSample]) -> float:
         return self.objective.weigh(batch)
 
@@ -69,7 +92,8 @@ class PipelineTask(ClipTask):
         latents = self.clean_latents(batch, seed=seed)
         draws = objective.draw(batch, latents, seed=seed)
         noisy, timesteps = objective.inputs(batch, latents, draws)
-        text = model.read([None if self.is_dropped(sample) else sample.text_ids for sample in batch])
+        captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
+        text = model.read(captions, self.text_cache)
         answers = model.predict(torch.stack(noisy), timesteps, text, **self.beside(batch, latents, seed=seed))
         losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))

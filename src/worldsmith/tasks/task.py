@@ -181,6 +181,11 @@ class Task(ABC):
         return data
 
     @classmethod
+    def complete(cls, data: Any) -> Any:
+        """A loader's settings that hand out all that is to be encoded ahead, whatever a run may leave out by chance."""
+        return data
+
+    @classmethod
     def records(cls, data: Any) -> Any:
         """The data set of a loader's settings, where it can be made without a model; else None."""
         return None

@@ -97,7 +97,7 @@ class Encode(Action):
             split: make(
                 model=model,
                 objective=tree.objective,
-                data=getattr(tree, f"dataloader_{split}"),
+                data=make.complete(getattr(tree, f"dataloader_{split}")),
                 world=world,
                 split="val" if split == "val" else "train",
             )

@@ -29,7 +29,7 @@ class VideoLoader(PackingDataLoader):
         max_caption_tokens: Count = 2048
         """Caption ids beyond this many are cut off, after the chat template."""
         latent_cache: str = ""
-        """Folder for encoded clips; "" = off."""
+        """Folder for encoded clips, and for captions that a text encoder has read; "" = off."""
 
     def __init__(
         self,

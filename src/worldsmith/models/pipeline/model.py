@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from worldsmith.models.pipeline.text_encoder import StatesCache
+
 
 class PipelineModel(Model):
     """Parameters have diffusers' names. VAE and text encoder are loaded when they are first used, and are never saved.
@@ -96,13 +98,11 @@ class PipelineModel(Model):
         encoded: Tensor = self.vae.encode(video)
         return encoded
 
-    def read(self, captions: Sequence[Sequence[int] | None]) -> Tensor:
+    def read(self, captions: Sequence[Sequence[int] | None], cache: StatesCache | None = None) -> Tensor:
         """Ids of captions to what the network reads, [n, text, d]; None stands for a dropped caption of zeros."""
         import torch
 
-        if self.text_encoder.encoder is None:
-            self.text_encoder.load(self.device)
-        states: Tensor = self.text_encoder.encode([ids or () for ids in captions])
+        states: Tensor = self.text_encoder.states([ids or () for ids in captions], self.device, cache)
         kept = torch.tensor([ids is not None for ids in captions], device=states.device)
         return states * kept[:, None, None]
 

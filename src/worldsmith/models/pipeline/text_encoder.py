@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
+from worldsmith.files.fingerprint import fingerprint
 from worldsmith.models.model_files import find_layout, look_for_layout
 
 if TYPE_CHECKING:
@@ -24,6 +26,16 @@ PLACES = (
 )
 """Where a repository has both: a pipeline's subfolders, or the repository itself."""
 FIELD = "model.config.text_encoder.path"
+
+
+class StatesCache(Protocol):
+    """Where states of captions are kept."""
+
+    def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str: ...
+
+    def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None: ...
+
+    def put(self, key: str, encoded: Tensor) -> None: ...
 
 
 class T5TextEncoder(Configurable):
@@ -67,6 +79,8 @@ class T5TextEncoder(Configurable):
             if getattr(self.tokenizer, name) is None:
                 raise ValueError(f"{FIELD}: the tokenizer in '{folder}' has no {name}, which every caption needs")
         self.encoder: Any = None
+        self.idle = 0
+        """Steps since the encoder was last needed."""
 
     def load(self, device: str | torch.device) -> None:
         """Reads the encoder's weights onto a device."""
@@ -85,18 +99,54 @@ class T5TextEncoder(Configurable):
             ids = [*ids[: length - 1], end]
         return [*ids, *[self.tokenizer.pad_token_id] * (length - len(ids))]
 
-    def encode(self, samples: Sequence[Sequence[int]]) -> Tensor:
-        """Ids of captions to their states [n, max_length, d]."""
+    def states(
+        self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: StatesCache | None = None
+    ) -> Tensor:
+        """Ids of captions to their states [n, max_length, d], of which the cache has some and gets the others.
+
+        The encoder is loaded when it is needed. Each caption is read alone, so that its bits depend on nothing else.
+        """
         import torch
 
-        ids = torch.tensor([self.padded(sample) for sample in samples], device=self.encoder.device)
+        found = []
+        for ids in samples:
+            key = cache.key(self.fingerprint, self.padded(ids), self.text_length(ids)) if cache else ""
+            states = cache.get(key) if cache else None
+            if states is None:
+                if self.encoder is None:
+                    self.load(device)
+                states = self.encode(ids)
+                if cache:
+                    cache.put(key, states)
+            found.append(states.to(device))
+        return torch.stack(found)
+
+    def encode(self, sample: Sequence[int]) -> Tensor:
+        """Ids of a caption to its states [max_length, d], by the encoder that was loaded."""
+        import torch
+
+        ids = torch.tensor([self.padded(sample)], device=self.encoder.device)
+        self.idle = 0
         with torch.no_grad():
             if not self.masked:
-                states: Tensor = self.encoder(ids)[0]
+                states: Tensor = self.encoder(ids)[0][0]
                 return states
-            mask = torch.tensor([[place < len(sample) for place in range(ids.shape[1])] for sample in samples])
-            mask = mask.to(ids.device)
-            return self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None]
+            mask = (torch.arange(ids.shape[1], device=ids.device) < self.text_length(sample))[None]
+            return (self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None])[0]
+
+    def text_length(self, ids: Sequence[int]) -> int:
+        """Tokens before the padding."""
+        return min(len(ids), self.config.max_length)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with everything that changes states, but for the ids."""
+        return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
+
+    def release(self) -> bool:
+        """Gives the encoder's memory back, until it is needed again; False: it has none."""
+        held, self.encoder = self.encoder is not None, None
+        return held
 
 
 class UMT5TextEncoder(T5TextEncoder):

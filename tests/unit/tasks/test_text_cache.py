@@ -1,0 +1,102 @@
+"""Captions are read once: a run over caches needs no encoder, learns the same bits, and gives memory back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cogvideox
+import torch
+
+from worldsmith.actions.datasets.encode import Encode
+from worldsmith.data.text_cache import TextCache
+from worldsmith.models.pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
+from worldsmith.tasks import clip_task
+from worldsmith.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_cogvideox.make_world(tmp_path_factory.mktemp("texts"))
+
+
+def config_of(world: Path, cache: str, dropped: str) -> Any:
+    config = tiny_cogvideox.tiny_config(world, steps=4)
+    config.dataloader_train.latent_cache = cache
+    config.dataloader_train.dataset.cfg_dropout_rate = 0.3
+    config.model.config.text_encoder.dropped_captions = dropped
+    return config
+
+
+def losses(config: Any, folder: Path) -> list[float]:
+    trainer = Trainer(config, run_folder=folder)
+    batches = iter(trainer.state.loader)
+    return [trainer.training_step(batches).loss for _ in range(4)]
+
+
+@pytest.mark.parametrize("dropped", ["zeros", "encoded"])
+def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
+    world: Path, tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = losses(config_of(world, "", dropped), tmp_path / "plain")
+    config = config_of(world, str(tmp_path / "cache"), dropped)
+    Encode.Config(run=config).build().run()
+    assert list((tmp_path / "cache" / "text").rglob("*.safetensors"))
+    for encoder, method in ((T5TextEncoder, "load"), (CogVideoXVAE, "encode")):
+        monkeypatch.setattr(encoder, method, lambda *_: pytest.fail("an encoder was needed"))
+    assert losses(config, tmp_path / "cached") == plain
+
+
+def test_parts_that_are_not_needed_are_freed_and_come_back(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clip_task, "IDLE_STEPS", 2)
+    config = config_of(world, str(tmp_path / "cache"), "zeros")
+    Encode.Config(run=config).build().run()
+    trainer = Trainer(config, run_folder=tmp_path / "run")
+    model: Any = trainer.state.model
+    model.text_encoder.load("cpu")
+    batches = iter(trainer.state.loader)
+    caplog.set_level("INFO", "worldsmith")
+    for _ in range(4):
+        trainer.training_step(batches)
+    assert model.text_encoder.encoder is None
+    assert "the text encoder was not needed for 2 batches" in caplog.text
+    assert model.read([[5, 1]]).shape == (1, 16, 32)
+    assert model.text_encoder.encoder is not None
+
+
+def test_each_thing_that_changes_states_changes_the_key(world: Path, tmp_path: Path) -> None:
+    cache, parts = TextCache(tmp_path), world / "pipeline"
+    settings: dict[str, Any] = {"path": str(parts), "max_length": 16, "precision": "float32"}
+    encoder = T5TextEncoder(T5TextEncoder.Config(**settings))
+    others = [
+        T5TextEncoder(T5TextEncoder.Config(**{**settings, "precision": "bfloat16"})),
+        T5TextEncoder(T5TextEncoder.Config(**{**settings, "max_length": 8})),
+        UMT5TextEncoder(UMT5TextEncoder.Config(**settings)),
+    ]
+    keys = [cache.key(e.fingerprint, e.padded([5, 1]), 2) for e in (encoder, *others)]
+    keys += [cache.key(encoder.fingerprint, encoder.padded([6, 1]), 2)]
+    keys += [cache.key(encoder.fingerprint, encoder.padded([5, 1]), 3)]
+    assert len(set(keys)) == 6
+    changed = tmp_path / "other"
+    tiny_cogvideox.make_parts(changed)
+    (changed / "text_encoder" / "config.json").write_text(
+        (changed / "text_encoder" / "config.json").read_text().replace("1e-06", "1e-05")
+    )
+    assert T5TextEncoder(T5TextEncoder.Config(**{**settings, "path": str(changed)})).fingerprint != encoder.fingerprint
+
+
+def test_states_are_those_of_the_caption_alone_and_come_back_as_they_were(world: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"path": str(world / "pipeline"), "max_length": 16, "precision": "bfloat16"}
+    encoder, cache = UMT5TextEncoder(UMT5TextEncoder.Config(**settings)), TextCache(tmp_path)
+    together = encoder.states([[5, 9, 1], [7, 1]], "cpu", cache)
+    assert torch.equal(encoder.states([[7, 1]], "cpu")[0], together[1])
+    assert not together[1, 2:].any()
+    encoder.release()
+    encoder.load = lambda *_: pytest.fail("the cache has them")  # type: ignore[method-assign]
+    again = encoder.states([[5, 9, 1], [7, 1]], "cpu", cache)
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(again, together)
