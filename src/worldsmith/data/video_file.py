@@ -31,6 +31,10 @@ CONTAINERS = (
 )
 """What a clip may be: none of these formats opens further files, as playlists do."""
 
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+"""Files that are clips of one frame."""
+JPEG_START, JPEG_SCAN, JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
+
 OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
@@ -203,8 +207,7 @@ def decode(
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
     try:
-        source = io.BytesIO(read_part(path)) if is_part(path) else path
-        with av.open(source, "r", options=OPTIONS, metadata_errors="ignore") as container:
+        with av.open(source_of(path), "r", options=OPTIONS, metadata_errors="ignore") as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
@@ -220,6 +223,23 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise SampleError("unreadable", str(error)) from None
     except (av.error.FFmpegError, OSError) as error:
         raise SampleError(*why_unreadable(path, "not_a_video", str(error))) from None
+
+
+def source_of(path: str) -> str | io.BytesIO:
+    """What is opened of a file. An image is read as a whole: by its name alone it is taken for one of a sequence.
+
+    Raises SampleError for a JPEG that was cut off, whose missing part would be grey.
+    """
+    if is_part(path):
+        data = read_part(path)
+    elif path.lower().endswith(IMAGES):
+        with open(path, "rb") as file:
+            data = file.read()
+    else:
+        return path
+    if data.startswith(JPEG_START) and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
+        raise SampleError("truncated", "the JPEG file ends inside its picture")
+    return io.BytesIO(data)
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:

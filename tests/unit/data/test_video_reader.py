@@ -230,10 +230,27 @@ def test_containers_of_single_clips_are_read(tmp_path: Path, write_clip: Callabl
     assert (look(tmp_path / name).width, look(tmp_path / name).num_frames) == (96, 5)
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "bmp"])
-def test_pictures_are_clips_of_one_frame(tmp_path: Path, ending: str) -> None:
-    Image.new("RGB", (96, 64)).save(tmp_path / f"a.{ending}")
-    assert look(tmp_path / f"a.{ending}").num_frames == 1
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "bmp", "tiff"])
+def test_pictures_are_clips_of_one_frame_and_cut_ones_are_no_clips(tmp_path: Path, ending: str) -> None:
+    noise = np.random.RandomState(0).randint(0, 256, (64, 96, 1), np.uint8).repeat(3, 2)
+    picture = tmp_path / f"a%02d.{ending}"  # as a sequence would be named
+    Image.fromarray(noise).save(picture)
+    assert look(picture).num_frames == 1
+    with Image.open(picture) as opened_by_pillow:
+        wanted = np.asarray(opened_by_pillow.convert("RGB"), np.int16).transpose(2, 0, 1)
+    assert np.abs(read(picture, range(1), (96, 64))[:, 0] - wanted).max() <= 2
+    for share in (0.2, 0.6, 0.99):
+        cut = tmp_path / f"{share}.{ending}"
+        cut.write_bytes(picture.read_bytes()[: int(share * picture.stat().st_size)])
+        assert reason_of(cut, range(1)).reason in ("not_a_video", "truncated")
+
+
+def test_a_picture_is_read_upright(tmp_path: Path) -> None:
+    turned = Image.new("RGB", (96, 64))
+    exif = turned.getexif()
+    exif[0x112] = 6
+    turned.save(tmp_path / "a.jpg", exif=exif)
+    assert (look(tmp_path / "a.jpg").width, look(tmp_path / "a.jpg").height) == (64, 96)
 
 
 def write_audio(path: Path) -> None:
