@@ -19,7 +19,7 @@ from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-FROZEN = {"text_encoder": "text encoder"}
+FROZEN = {"vae": "VAE", "text_encoder": "text encoder"}
 """Parts of a model that a cache can replace."""
 IDLE_STEPS = 100
 """Batches after which a part that was not needed is freed."""

@@ -54,31 +54,48 @@ class MomentsVAE(Configurable):
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         config.check()
         self.config = config
-        folder = find_folder(config.vae_path, config.class_name)
+        self.folder = find_folder(config.vae_path, config.class_name)
+        self.idle = 0
+        """Steps since the weights were last needed."""
 
-        import diffusers
         import torch
 
         self.device = torch.device(device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.model: Any = getattr(diffusers, config.class_name).from_pretrained(
-            str(folder), torch_dtype=getattr(torch, config.precision), local_files_only=True
-        )
-        self.model.to(self.device).eval().requires_grad_(False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The VAE of diffusers."""
+        import diffusers
+        import torch
+
+        library: Any = getattr(diffusers, self.config.class_name)
+        dtype = getattr(torch, self.config.precision)
+        model = library.from_pretrained(str(self.folder), torch_dtype=dtype, local_files_only=True)
+        return model.to(self.device).eval().requires_grad_(False)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What its config says."""
+        return dict(self.model.config)
+
+    def release(self) -> bool:
+        """Gives the weights' memory back, until they are needed again; False: there are none."""
+        return vars(self).pop("model", None) is not None
 
     @property
     def channels(self) -> int:
         """Latent channels."""
-        return int(self.model.config.latent_channels)
+        return int(self.settings["latent_channels"])
 
     @property
     def scaling_factor(self) -> float:
-        return self.config.scaling_factor or float(self.model.config.scaling_factor)
+        return self.config.scaling_factor or float(self.settings["scaling_factor"])
 
     @property
     def shift_factor(self) -> float:
-        return float(self.model.config.shift_factor or 0.0)
+        return float(self.settings.get("shift_factor") or 0.0)
 
     @property
     def library_model(self) -> Any:
@@ -90,6 +107,7 @@ class MomentsVAE(Configurable):
         """uint8 [3, T, H, W] to float32 moments [2C, t, h, w]; pixels enter as value/127.5 - 1."""
         import torch
 
+        self.idle = 0
         pixels = video.to(self.device).float().div(127.5).sub(1.0).to(self.model.dtype)[None]
         with torch.no_grad():
             if self.of_images:
@@ -102,6 +120,7 @@ class MomentsVAE(Configurable):
         """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
         import torch
 
+        self.idle = 0
         raw = (latents.to(self.device) / self.scaling_factor + self.shift_factor).to(self.model.dtype)
         with torch.no_grad():
             if self.of_images:

@@ -80,8 +80,8 @@ class WanVAE(Configurable):
             keep_freed_memory()
         if config.precision == "float32":  # on CUDA, convolutions would use TF32, and caches would hold other latents
             torch.backends.cudnn.allow_tf32 = False
-        self.model = load_model(self.source, self.settings, self.dtype, self.device)
-        self.model.eval().requires_grad_(False)
+        self.idle = 0
+        _ = self.model  # what is wrong with the weights is said now
         shape = (1, -1, 1, 1, 1)
         statistics: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         self.mean = torch.tensor(self.settings["latents_mean"], **statistics).view(shape)
@@ -108,6 +108,7 @@ class WanVAE(Configurable):
         from worldsmith.models.video_vae.windows import encode_in_windows, encode_window
 
         self.check_video(video)
+        self.idle = 0
         run = self.compiled or encode_window
         with torch.no_grad():
             moments = encode_in_windows(self.model, video, window=self.window(*video.shape[2:]), run=run)
@@ -119,10 +120,20 @@ class WanVAE(Configurable):
 
         if latents.ndim != 4 or latents.shape[0] != self.channels:
             raise ValueError(f"expected latents [{self.channels}, t, h, w], found {list(latents.shape)}")
+        self.idle = 0
         with torch.no_grad():
             raw = latents.to(self.device, self.dtype)[None] / self.inverse_std + self.mean
             pixels = self.model.decode(raw).sample[0].float()
         return pixels.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+    @cached_property
+    def model(self) -> Any:
+        """The VAE of diffusers."""
+        return load_model(self.source, self.settings, self.dtype, self.device).eval().requires_grad_(False)
+
+    def release(self) -> bool:
+        """Gives the weights' memory back, until they are needed again; False: there are none, or they are compiled."""
+        return self.compiled is None and vars(self).pop("model", None) is not None
 
     def window(self, height: int, width: int) -> int:
         """Frames that are encoded at a time, for frames of this size in pixels."""
