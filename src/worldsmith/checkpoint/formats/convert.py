@@ -20,20 +20,23 @@ from worldsmith.checkpoint.formats.native_export import native_config
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
+from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import LoadReport, compare
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
+from worldsmith.models.lora import MATRICES, is_adapter
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Format = Literal["dcp", "native", "diffusers"]
-INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG, "vlm": CONFIG}
+Format = Literal["dcp", "native", "diffusers", "sat"]
+INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG, "vlm": CONFIG, "sat": "latest"}
 """What every folder of the format has."""
 
 
@@ -47,16 +50,18 @@ def convert(
     seed: int = 0,
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
+    lora_alpha: int | None = None,
 ) -> LoadReport:
     """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
 
     Args:
         path: what `open_weights` takes.
-        to: dcp (what checkpoint.load_path reads fastest), native, or diffusers (a transformer folder).
+        to: dcp (what checkpoint.load_path reads fastest), native, diffusers (a transformer folder), or sat.
         dtype: stored keeps each tensor's; initial values are float32.
         heads: make these heads (action, sound) where the source has none.
         seed: of the initial values.
         force: replace what an earlier conversion wrote.
+        lora_alpha: of the source's adapters, which are merged (with sat they stay); None: what the source says.
 
     The folder appears when it is complete. Raises FileNotFoundError when there are no weights, UserError when they are
     not those of such a network, FileExistsError when `out` may not be replaced.
@@ -67,7 +72,8 @@ def convert(
     source = open_weights(path, field="SOURCE")
     spec = model_of(source, heads)
     formats = formats_of(spec.name)
-    weights = StartWeights(spec, seed, source)
+    source = source if to == "sat" else merged(source, lora_alpha)
+    weights = with_companions(StartWeights(spec, seed, source), source, adapters=to == "sat")
     report = compare(
         source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
         allow_initialised=[LIVE + name for name in formats.head_names(source, heads)],
@@ -86,6 +92,8 @@ def convert(
     with folder_aside(out) as aside:
         if to == "dcp":
             write_dcp(aside / "model", weights, dtype_of)
+        elif to == "sat":
+            formats.write_foreign(to, aside, spec, weights, dtype_of)
         else:
             native = to == "native"
             stem, key = (STEM, NATIVE_PREFIX.__add__) if native else formats.foreign_keys(to)
@@ -108,6 +116,27 @@ def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
         except UserError as error:
             complaint = error
     raise complaint
+
+
+def merged(source: WeightSource, alpha: int | None) -> WeightSource:
+    """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
+    ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
+    alpha = alpha or source.adapter_alpha
+    if not ranks or alpha is None:
+        return source
+    if len(ranks) > 1:
+        raise UserError(f"{source.describe}: its adapters have several ranks: {sorted(ranks)}; expected one")
+    return MergedWeights(source, alpha / ranks.pop())
+
+
+def with_companions(weights: StartWeights, source: WeightSource, *, adapters: bool) -> WeightSource:
+    """The weights, the source's tables that the network keeps and does not train, and with `adapters` these."""
+    tables = weights.model.network.state_dict().keys() - weights.shapes.keys()
+    more = [name for name in source.shapes if name in tables or (adapters and is_adapter(name))]
+    if not more:
+        return weights
+    places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
+    return JoinedWeights(source.describe, places | {name: (source, name) for name in more})
 
 
 def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:

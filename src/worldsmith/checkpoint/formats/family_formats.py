@@ -137,6 +137,13 @@ class FamilyFormats:
         own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
         return Naming(self.family, "native export", own, self.native_settings) if own else None
 
+    def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
+        """What opens the weights in a folder, or a file, of a kind that only this family knows; None for any other.
+
+        Raises UserError for one that is of this kind and damaged.
+        """
+        return None
+
     def native_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in the config.json of a native export."""
         return self.settings_of(section(section(config, "model"), "config"))
@@ -263,6 +270,15 @@ class FamilyFormats:
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
         """For `convert --to FORMAT`: the content of config.json."""
+        raise self.not_converted(format)
+
+    def write_foreign(
+        self, format: str, folder: Path, spec: ModelSpec, source: WeightSource, dtype_of: Callable[[str], torch.dtype]
+    ) -> None:
+        """For `convert --to FORMAT` into files that are not safetensors: writes them.
+
+        Raises ValueError for weights that the format cannot hold.
+        """
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:

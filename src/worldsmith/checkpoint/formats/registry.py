@@ -6,13 +6,17 @@ my_family = "my_package.formats:FAMILY"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
 from worldsmith.checkpoint.run.folders import best_of
 from worldsmith.models.families import FamilyRegistry
 from worldsmith.models.model_files import SHORT_NAMES, is_local
+
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 FORMATS: FamilyRegistry[FamilyFormats] = FamilyRegistry("worldsmith.checkpoint.formats", "worldsmith.formats")
 
@@ -41,6 +45,12 @@ def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str =
     known = [formats_of(stated)] if stated else FORMATS.all()
     known.sort(key=lambda formats: formats.family != wanted)
     return next((naming for formats in known if (naming := formats.find_naming(keys, config)) is not None), None)
+
+
+def find_source(root: Path) -> Callable[[], WeightSource] | None:
+    """What opens weights of a kind that one family alone knows; None for all other folders and files."""
+    found = (formats.find_source(root) for formats in FORMATS.all())
+    return next((opens for opens in found if opens is not None), None)
 
 
 def describe_readable() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.registry import describe_readable, full_name
+from worldsmith.checkpoint.formats.registry import describe_readable, find_source, full_name
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
@@ -44,6 +44,8 @@ class WeightSource(ABC):
     """The averaged (EMA) weights. Where only trained weights are averaged, the live ones stand in for the others."""
     copies: dict[str, str]
     """Weights that the format does not hold, and which one they are made equal to."""
+    adapter_alpha: int | None = None
+    """The alpha of its adapters (LoRA); None where there are none, or nothing says it."""
     unknown: list[str]
     """Tensors that are in the folder and no part of such a network, such as a vision encoder's."""
 
@@ -95,10 +97,13 @@ def open_weights(
     from worldsmith.models.model_files import local_folder
 
     root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
-    if root.is_file():
+    foreign = find_source(root)
+    if root.is_file() and foreign is None:
         raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
     world = world or World()
     require_same_kind(root, world, field=field)
+    if foreign is not None:
+        return foreign()
     model_folder = find_model_folder(root, world)
     if model_folder is not None:
         return open_checkpoint(model_folder, world=world)
@@ -118,6 +123,10 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
     root = look_for(full_name(path), file_patterns=FILES, field=field)
     if root is None:  # the hub has it
         return
+    foreign = find_source(root)
+    if foreign is not None:
+        foreign()
+        return
     if root.is_file():
         raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
     if own_model_folder(root) is not None or any(checkpoint_folders(place) for place in (root, root / "checkpoints")):
@@ -134,6 +143,8 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
 
     model = own_model_folder(root)
     kind = "safetensors" if has_safetensors(root) else "a run"
+    if find_source(root) is not None:
+        kind = "a checkpoint of another program"
     if model is not None:
         kind = f"weights in {model.relative_to(root)}/"
     kinds = world.gather(kind)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.noise_table import NoiseTable
 from worldsmith.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import torch
+
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
+
 
 class CogVideoXFormats(PipelineFormats):
     model = CogVideoXGenerator
     marks = ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.linear.weight", "norm_out.linear.weight")
-    tables = ("patch_embed.pos_embedding",)
     meanings = ("num_attention_heads", "attention_head_dim", "patch_size", "patch_size_t",
                 "use_rotary_positional_embeddings", "spatial_interpolation_scale", "temporal_interpolation_scale",
                 "norm_eps")  # fmt: skip
     choices = ("sample_width", "sample_height", "sample_frames", "max_text_seq_length")
+
+    def __init__(self, family: str) -> None:
+        super().__init__(family)
+        self.reads += ", or a CogVideoX checkpoint of SAT (a folder with `latest`)"
+
+    def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
+        from worldsmith.checkpoint.formats.cogvideox.sat_weights import SatWeights, find_states
+
+        states = find_states(root)
+        return None if states is None else partial(SatWeights, states)
+
+    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
+        from worldsmith.checkpoint.formats.cogvideox.sat_weights import SatWeights, network_settings
+
+        if isinstance(source, SatWeights):
+            return self.spec_of(self.stated(network_settings(source)))
+        return super().model_of(source, heads)
 
     def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
         spec = super().spec_of(settings)
@@ -51,6 +74,16 @@ class CogVideoXFormats(PipelineFormats):
         rotary = model.config.network.use_rotary_positional_embeddings
         kind = library.CogVideoXDPMScheduler if rotary else library.CogVideoXDDIMScheduler
         return kind(**scheduler_settings(model.defaults))
+
+    def write_foreign(
+        self, format: str, folder: Path, spec: ModelSpec, source: WeightSource, dtype_of: Callable[[str], torch.dtype]
+    ) -> None:
+        from worldsmith.checkpoint.formats.cogvideox.write_sat import write_sat
+
+        if format != "sat":
+            raise self.not_converted(format)
+        config: Any = spec.config
+        write_sat(folder, config.network, source, dtype_of)
 
 
 def scheduler_settings(table: NoiseTable) -> dict[str, Any]:

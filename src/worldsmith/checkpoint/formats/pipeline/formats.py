@@ -36,8 +36,6 @@ class PipelineFormats(FamilyFormats):
     model: ClassVar[type[PipelineModel]]
     marks: ClassVar[Sequence[str]]
     """What every such network has, and no other that is read here."""
-    tables: ClassVar[Sequence[str]] = ()
-    """Tensors in a folder of diffusers that are no weights."""
     meanings: ClassVar[Sequence[str]] = ()
     """Network settings with other values of which the same weights compute something else, though shapes may fit."""
     choices: ClassVar[Sequence[str]] = ()
@@ -71,8 +69,7 @@ class PipelineFormats(FamilyFormats):
 
     def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
         if set(self.marks) <= set(keys):
-            own = {key: key for key in keys if key not in self.tables}
-            return Naming(self.family, "diffusers transformer", own, self.stated)
+            return Naming(self.family, "diffusers transformer", {key: key for key in keys}, self.stated)
         native = super().find_naming(keys, config)
         return native if native is not None and set(self.marks) <= native.keys.keys() else None
 

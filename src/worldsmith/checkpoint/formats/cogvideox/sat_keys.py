@@ -1,0 +1,154 @@
+"""The names of SAT's CogVideoX checkpoints beside diffusers', both ways: one table of where each tensor's parts go.
+
+SAT keeps the projections of queries, keys and values in one tensor, and the twelve modulations of a block in another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NETWORK = "model.diffusion_model."
+"""What stands before every name of the network in a SAT checkpoint."""
+TABLE = "patch_embed.pos_embedding"
+SAT_TABLE = "mixins.pos_embed.pos_embedding"
+FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
+"""Rotary angles of CogVideoX 1.0, which follow from the sizes."""
+ATTENTION = ("to_q", "to_k", "to_v")
+MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
+"""Of the twelve parts of a block's modulation those of attention and those of the MLP."""
+ENDS = {
+    "time_embed.0": "time_embedding.linear_1",
+    "time_embed.2": "time_embedding.linear_2",
+    "ofs_embed.0": "ofs_embedding.linear_1",
+    "ofs_embed.2": "ofs_embedding.linear_2",
+    "mixins.patch_embed.proj": "patch_embed.proj",
+    "mixins.patch_embed.text_proj": "patch_embed.text_proj",
+    "transformer.final_layernorm": "norm_final",
+    "mixins.final_layer.norm_final": "norm_out.norm",
+    "mixins.final_layer.adaLN_modulation.1": "norm_out.linear",
+    "mixins.final_layer.linear": "proj_out",
+}
+LAYER = {
+    "input_layernorm": "norm1.norm",
+    "post_attention_layernorm": "norm2.norm",
+    "attention.dense": "attn1.to_out.0",
+    "mlp.dense_h_to_4h": "ff.net.0.proj",
+    "mlp.dense_4h_to_h": "ff.net.2",
+}
+MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
+Place = tuple[str, tuple[int, ...]]
+"""A tensor's name in diffusers, and which of the equal parts of SAT's tensor it consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where SAT keeps a tensor of the network."""
+
+    key: str
+    parts: tuple[int, ...] = (0,)
+    """Which of the equal parts along the first dimension, in this order."""
+    of: int = 1
+    """How many equal parts there are."""
+
+    def cut(self, stored: Tensor) -> Tensor:
+        """The tensor out of SAT's; a view where it is one part."""
+        import torch
+
+        parts = [stored.chunk(self.of)[part] for part in self.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def places(key: str) -> list[Place]:
+    """What a SAT tensor (its name without prefix) holds of the network; empty: nothing that is known."""
+    if key == SAT_TABLE:
+        return [(TABLE, (0,))]
+    path, _, leaf = key.replace(".original.", ".").rpartition(".")
+    if found := ENDS.get(path):
+        return [(f"{found}.{leaf}", (0,))]
+    if match := re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", key):
+        return _of_layer(f"transformer_blocks.{match[1]}", match[2].replace(".original.", "."))
+    if match := re.fullmatch(r"mixins\.adaln_layer\.(\w+)\.(\d+)(\.1)?\.(weight|bias)", key):
+        mixin, block, inner, leaf = match.groups()
+        block = f"transformer_blocks.{block}"
+        if mixin in MIXINS and not inner:
+            return [(f"{block}.{MIXINS[mixin]}.{leaf}", (0,))]
+        if mixin == "adaLN_modulations" and inner:
+            return [(f"{block}.{norm}.linear.{leaf}", parts) for norm, parts in MODULATION]
+    return []
+
+
+def _of_layer(block: str, rest: str) -> list[Place]:
+    path, _, leaf = rest.rpartition(".")
+    if path in LAYER:
+        return [(f"{block}.{LAYER[path]}.{leaf}", (0,))]
+    if path == "attention.query_key_value":
+        return [(f"{block}.attn1.{name}.{leaf}", (index,)) for index, name in enumerate(ATTENTION)]
+    if match := re.fullmatch(r"attention\.(query_key_value|dense)\.matrix_([AB])", path):
+        layers = ATTENTION if match[1] == "query_key_value" else ("to_out.0",)
+        if leaf.isdecimal() and int(leaf) < len(layers):
+            return [(f"{block}.attn1.{layers[int(leaf)]}.lora_{match[2]}.weight", (0,))]
+    return []
+
+
+def pieces(keys: Iterable[str]) -> dict[str, Piece]:
+    """Name of each tensor of the network → where SAT keeps it, of these names without prefix."""
+    found = {}
+    for key in keys:
+        held = places(key)
+        for name, parts in held:
+            found[name] = Piece(key, parts, sum(len(other) for _, other in held))
+    return found
+
+
+def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
+    """SAT's names (without prefix) of a whole network's tensors → what of them each holds.
+
+    Where there are adapters, the weights below them carry `.original`. Raises ValueError for names that SAT has not.
+    """
+    wanted = set(names)
+    blocks = 1 + max((int(name.split(".")[1]) for name in wanted if name.startswith("transformer_blocks.")), default=-1)
+    known = {key: places(key) for key in every_key(blocks)}
+    held = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
+    rest = sorted(wanted - {name for found in held.values() for name, _ in found})
+    if rest:
+        raise ValueError(f"{len(rest)} of {len(wanted)} tensors have no place in a SAT checkpoint, such as {rest[0]}")
+    matrices = [key for key in held if ".matrix_" in key]
+    if len(matrices) not in (0, 8 * blocks):
+        raise ValueError("SAT adapts to_q, to_k, to_v and to_out.0 of every block, and nothing else")
+    adapted = {key.rpartition(".matrix_")[0] for key in matrices}
+    return {below(key) if key.rpartition(".")[0] in adapted else key: found for key, found in held.items()}
+
+
+def below(key: str) -> str:
+    """What SAT calls a weight that has an adapter."""
+    path, _, leaf = key.rpartition(".")
+    return f"{path}.original.{leaf}"
+
+
+def every_key(blocks: int) -> list[str]:
+    """All names that a network of so many blocks may have in SAT, without prefix."""
+    paths = list(ENDS)
+    keys = [SAT_TABLE]
+    for block in range(blocks):
+        layer, mixins = f"transformer.layers.{block}", "mixins.adaln_layer"
+        paths += [f"{layer}.{name}" for name in (*LAYER, "attention.query_key_value")]
+        paths += [f"{mixins}.{name}.{block}" for name in MIXINS] + [f"{mixins}.adaLN_modulations.{block}.1"]
+        for name, number in (("query_key_value", 3), ("dense", 1)):
+            keys += [f"{layer}.attention.{name}.matrix_{m}.{index}" for m in "AB" for index in range(number)]
+    return keys + [f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")]
+
+
+def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
+    """SAT's tensor of those that it holds."""
+    import torch
+
+    parts: dict[int, Tensor] = {}
+    for name, order in held:
+        parts |= zip(order, tensors[name].chunk(len(order)), strict=True)
+    return torch.cat([parts[index] for index in sorted(parts)]) if len(parts) > 1 else parts[0]

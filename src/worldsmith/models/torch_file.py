@@ -1,0 +1,68 @@
+"""Tensors of a file that `torch.save` has written: no code in it is run, and nothing is read before it is used."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE_ENDINGS = (".pth", ".pt", ".ckpt")
+CONTAINERS = ("module", "model", "state_dict")
+"""Under these names programs keep the tensors beside other things."""
+
+
+def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]:
+    """The tensors of a file by name, mapped from disk; those of the first container that is found in another.
+
+    `field` begins every message, `advice` ends the one about a file that holds code. Raises FileNotFoundError for a
+    missing file, ValueError for one that is damaged or holds no table of tensors.
+    """
+    import torch
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{field}: there is no file '{path}'")
+    mapped = zipfile.is_zipfile(path)  # files from before PyTorch 1.6 cannot be
+    try:
+        with torch.serialization.safe_globals(harmless()):
+            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{field}: '{path}' holds more than tensors (a pickled object that would run code when read), and is not "
+            f"read; {advice} ({first_line(error)})"
+        ) from None
+    except (RuntimeError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{field}: '{path}' cannot be read as PyTorch weights ({first_line(error)}); it may be cut off"
+        ) from None
+    while isinstance(content, Mapping) and (inner := next((c for c in CONTAINERS if _is_table(content, c)), None)):
+        content = content[inner]
+    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ValueError(f"{field}: '{path}' holds no plain table of tensors")
+    return dict(content)
+
+
+def harmless() -> list[Any]:
+    """What the random states of numpy, which programs keep beside weights, consist of: arrays of numbers."""
+    import numpy as np
+    from numpy._core import multiarray
+
+    rebuild: Any = getattr(multiarray, "_reconstruct")  # noqa: B009  # it carries no types
+    return [
+        *((rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype(np.uint32)),
+    ]
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
+def _is_table(content: Mapping[str, Any], name: str) -> bool:
+    return isinstance(content.get(name), Mapping)

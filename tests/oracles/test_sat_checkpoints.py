@@ -1,0 +1,190 @@
+"""SAT's checkpoints of CogVideoX: what they compute under diffusers' names, and the way back, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sat_network
+import torch
+from diffusers import CogVideoXTransformer3DModel
+from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer, sat_state, save_sat
+from torch import Tensor
+
+from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
+from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.config.errors import UserError
+
+LEARNED = "patch_embed.pos_embedding"
+
+
+def tiny(folder: Path, variant: str, *, lora: int = 0, **more: Any) -> tuple[Path, dict[str, Tensor]]:
+    state = sat_state(variant, lora=lora)
+    save_sat(folder, state, **more)
+    (folder / "config.json").write_text(json.dumps({**TINY, **VARIANTS[variant]}))
+    return folder, state
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    file = folder / (folder / "latest").read_text() / "mp_rank_00_model_states.pt"
+    module: dict[str, Tensor] = torch.load(file, weights_only=True)["module"]
+    return module
+
+
+@torch.no_grad()
+def answer(network: Any, variant: str) -> Tensor:
+    video, text, steps = draw_inputs(variant)
+    angles = sat_network.rotary_angles(2 if "1.5" in variant else 3)
+    rotary = None if variant == "2b" else (angles.cos(), angles.sin())
+    ofs = torch.full((1,), 2.0) if variant == "1.5_i2v" else None
+    out: Tensor = network(video, text, steps, ofs=ofs, image_rotary_emb=rotary).sample
+    return out
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_sat_computes_is_what_diffusers_computes(tmp_path: Path, variant: str) -> None:
+    folder, state = tiny(tmp_path / "sat", variant)
+    convert(str(folder), tmp_path / "out", to="diffusers")
+    network = CogVideoXTransformer3DModel.from_pretrained(tmp_path / "out")
+    if variant == "5b_i2v":
+        assert torch.equal(network.patch_embed.pos_embedding, state[f"{PREFIX}mixins.pos_embed.pos_embedding"])
+    told = answer(network, variant)
+    inputs = draw_inputs(variant)
+    torch.testing.assert_close(told, sat_answer(state, *inputs, eps=1e-5), atol=1e-5, rtol=1e-5)
+    apart = (told - sat_answer(state, *inputs)).abs().max()  # the last norm has another epsilon in SAT
+    assert 1e-7 < apart < 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("lora", [0, 4])
+def test_the_way_there_and_back_keeps_every_byte(tmp_path: Path, variant: str, lora: int) -> None:
+    folder, state = tiny(tmp_path / "sat", variant, lora=lora)
+    convert(str(folder), tmp_path / "again", to="sat")
+    back = stored(tmp_path / "again")
+    computed = {name for name in back if "pos_embed" in name and not (variant == "5b_i2v" and "pos_embedding" in name)}
+    assert back.keys() == state.keys()
+    for name, tensor in state.items():
+        if name in computed:
+            torch.testing.assert_close(back[name], tensor, atol=1e-6, rtol=0)
+        else:
+            assert torch.equal(back[name], tensor), name
+
+
+def test_diffusers_weights_come_back_from_sat(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = CogVideoXTransformer3DModel(**{**TINY, **VARIANTS["1.5_i2v"]})
+    network.to(torch.bfloat16).save_pretrained(tmp_path / "transformer")
+    convert(str(tmp_path / "transformer"), tmp_path / "sat", to="sat")
+    convert(str(tmp_path / "sat"), tmp_path / "back", to="diffusers")
+    first, last = (tmp_path / name / "diffusion_pytorch_model.safetensors" for name in ("transformer", "back"))
+    from safetensors.torch import load_file
+
+    before, after = load_file(first), load_file(last)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
+
+
+def test_adapters_are_merged_with_the_scale_of_sat(tmp_path: Path) -> None:
+    folder, state = tiny(tmp_path / "sat", "5b", lora=4)
+    convert(str(folder), tmp_path / "out", to="diffusers")
+    network = CogVideoXTransformer3DModel.from_pretrained(tmp_path / "out")
+    inputs = draw_inputs("5b")
+    torch.testing.assert_close(
+        answer(network, "5b"), sat_answer(merged(state, 1 / 4), *inputs, eps=1e-5), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_full_state_and_an_average_are_told_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = sat_state("2b")
+    full = {
+        **state,
+        "conditioner.embedders.0.transformer.shared.weight": torch.zeros(2),
+        **{f"first_stage_model.encoder.{n}": torch.zeros(2) for n in "ab"},
+        "stranger": torch.zeros(2),
+    }
+    save_sat(tmp_path, full, average=sat_state("2b", seed=1))
+    source = open_weights(tmp_path)
+    assert "1 tensors of the text encoder, 2 tensors of the VAE" in caplog.text
+    assert source.unknown == ["stranger"]
+    assert source.shapes.keys() == source.average_shapes.keys()
+    name = "transformer_blocks.1.attn1.to_k.bias"
+    key = f"{PREFIX}transformer.layers.1.attention.query_key_value.bias"
+    assert torch.equal(source.read(name), state[key][32:64])
+    assert torch.equal(source.read(name, average=True), sat_state("2b", seed=1)[key][32:64])
+    assert (source.dtype(name), source.settings["num_layers"]) == (torch.float32, 2)
+
+
+SIZES: dict[str, tuple[dict[str, Any], int]] = {
+    "2b": ({}, 557),
+    "5b": ({"use_rotary_positional_embeddings": True}, 774),
+    "5b_i2v": (
+        {"in_channels": 32, "use_rotary_positional_embeddings": True, "use_learned_positional_embeddings": True},
+        775,
+    ),
+    "1.5": ({"patch_size_t": 2, "patch_bias": False, "use_rotary_positional_embeddings": True}, 772),
+    "1.5_i2v": (
+        {"in_channels": 32, "patch_size_t": 2, "patch_bias": False, "use_rotary_positional_embeddings": True,
+         "ofs_embed_dim": 512},
+        776,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_names_and_numbers_of_the_published_sizes(size: str) -> None:
+    more, tensors = SIZES[size]
+    large = {} if size == "2b" else {"num_attention_heads": 48, "num_layers": 42}
+    with torch.device("meta"):
+        network = CogVideoXTransformer3DModel(**large, **more)
+    names = [name for name, _ in network.named_parameters()] + [LEARNED] * (size == "5b_i2v")
+    keys = sat_keys(names)
+    fixed = {"2b": 1, "5b": 2, "5b_i2v": 2}.get(size, 0)  # the sine table; the rotary angles
+    assert len(keys) + fixed == tensors
+    assert pieces(keys).keys() == set(names)
+    matrices = [
+        f"transformer_blocks.{block}.attn1.{layer}.lora_{matrix}.weight"
+        for block in range(len(network.transformer_blocks))
+        for layer in ("to_q", "to_k", "to_v", "to_out.0")
+        for matrix in "AB"
+    ]
+    adapted = sat_keys(names + matrices)
+    assert sum(".matrix_" in key for key in adapted) == len(matrices) == (240 if size == "2b" else 336)
+    assert len(adapted) == len(keys) + len(matrices)
+    assert pieces(adapted).keys() == {*names, *matrices}
+
+
+def test_adapters_elsewhere_have_no_place_in_sat() -> None:
+    matrices = [f"transformer_blocks.0.attn1.to_out.0.lora_{matrix}.weight" for matrix in "AB"]
+    with pytest.raises(ValueError, match="to_q, to_k, to_v and to_out.0 of every block"):
+        sat_keys(matrices)
+    with pytest.raises(ValueError, match="1 of 1 tensors have no place .* stranger"):
+        sat_keys(["stranger"])
+
+
+@pytest.mark.parametrize(
+    ("latest", "said"),
+    [("12x", "expected the number of an iteration, or release, found '12x'"), ("7", "names 7, and there is no")],
+)
+def test_a_folder_that_is_not_whole(tmp_path: Path, latest: str, said: str) -> None:
+    save_sat(tmp_path, sat_state("2b"))
+    (tmp_path / "latest").write_text(latest)
+    with pytest.raises(UserError, match=said):
+        open_weights(tmp_path)
+
+
+def test_weights_cut_among_processes_code_and_other_networks_are_refused(tmp_path: Path) -> None:
+    folder = save_sat(tmp_path / "cut", sat_state("2b"))
+    (folder / "1000/mp_rank_01_model_states.pt").touch()
+    with pytest.raises(UserError, match="cut among several files"):
+        open_weights(folder)
+    with pytest.raises(UserError, match="holds more than tensors"):
+        open_weights(save_sat(tmp_path / "code", sat_state("2b"), code=Path("x")))
+    with pytest.raises(UserError, match="no CogVideoX network among them"):
+        open_weights(save_sat(tmp_path / "other", {"a": torch.zeros(1)}))
+    file = folder / "1000/mp_rank_00_model_states.pt"
+    file.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(UserError, match="cannot be read as PyTorch weights"):
+        open_weights(file)
