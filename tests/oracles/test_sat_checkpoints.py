@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import sat_network
+import tiny_cogvideox
 import torch
 from diffusers import CogVideoXTransformer3DModel
 from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer, sat_state, save_sat
 from torch import Tensor
 
+from worldsmith.actions.weights.convert import Convert
 from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.training.trainer import Trainer
 
 LEARNED = "patch_embed.pos_embedding"
 
@@ -156,11 +159,32 @@ def test_names_and_numbers_of_the_published_sizes(size: str) -> None:
     assert pieces(adapted).keys() == {*names, *matrices}
 
 
+def test_a_run_starts_from_a_checkpoint_of_sat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = sat_state("5b", lora=4)
+    config = tiny_cogvideox.tiny_config(tiny_cogvideox.make_world(tmp_path), "cogvideox_5b_tiny", steps=1)
+    config.checkpoint.load_path = str(save_sat(tmp_path / "sat", state))
+    config.model.config.lora_enabled, config.model.config.lora_rank, config.model.config.lora_alpha = True, 4, 1
+    network = Trainer(config, run_folder=tmp_path / "run").model.network
+    inputs = draw_inputs("5b")
+    told = sat_answer(merged(state, 1 / 4), *inputs, eps=1e-5)
+    torch.testing.assert_close(answer(network, "5b"), told, atol=1e-5, rtol=1e-5)
+    assert "adapters of rank 4; SAT scales them by lora_alpha / 4, where lora_alpha is 1" in caplog.text
+
+
+def test_the_command_converts_both_ways(tmp_path: Path) -> None:
+    folder, state = tiny(tmp_path / "sat", "5b", lora=4)
+    said = Convert.Config(source=str(folder), out=str(tmp_path / "base"), to="native", lora_alpha=8).build().run()
+    assert "with its adapters merged" in said.lines[0]
+    Convert.Config(source=str(tmp_path / "base"), out=str(tmp_path / "back"), to="sat").build().run()
+    expected = merged(state, 2)
+    assert all(torch.allclose(tensor, expected[name], atol=1e-6) for name, tensor in stored(tmp_path / "back").items())
+
+
 def test_adapters_elsewhere_have_no_place_in_sat() -> None:
     matrices = [f"transformer_blocks.0.attn1.to_out.0.lora_{matrix}.weight" for matrix in "AB"]
-    with pytest.raises(ValueError, match="to_q, to_k, to_v and to_out.0 of every block"):
+    with pytest.raises(ValueError, match=r"to_q, to_k, to_v and to_out\.0 of every block"):
         sat_keys(matrices)
-    with pytest.raises(ValueError, match="1 of 1 tensors have no place .* stranger"):
+    with pytest.raises(ValueError, match=r"1 of 1 tensors have no place .* stranger"):
         sat_keys(["stranger"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,8 @@ def sat_answer(state: dict[str, Tensor], video: Tensor, text: Tensor, steps: Ten
     for block in range(LAYERS):
         layer = f"transformer.layers.{block}"
         parts = linear(when, f"mixins.adaln_layer.adaLN_modulations.{block}.1").chunk(12, dim=1)
-        of_video, of_text = parts[:6], parts[6:]
-
-        def modulated(x: Tensor, first: int) -> Tensor:
-            out = [
-                part * (1 + of[first + 1][:, None]) + of[first][:, None]  # noqa: B023
-                for part, of in ((x[:, :length], of_text), (x[:, length:], of_video))  # noqa: B023
-            ]
-            return torch.cat(out, dim=1)
-
-        def gated(y: Tensor, gate: int) -> Tensor:
-            return torch.cat([y[:, :length] * of_text[gate][:, None], y[:, length:] * of_video[gate][:, None]], dim=1)  # noqa: B023
-
-        y = modulated(norm(x, f"{layer}.input_layernorm", 1e-5), 0)
+        shift, scale, gate = by_token(parts[0:3], parts[6:9], x, length)
+        y = norm(x, f"{layer}.input_layernorm", 1e-5) * (1 + scale) + shift
         q, k, v = linear(y, f"{layer}.attention.query_key_value").chunk(3, dim=-1)
         q, k, v = (part.unflatten(2, (HEADS, SIZE)).transpose(1, 2) for part in (q, k, v))
         q = norm(q, f"mixins.adaln_layer.query_layernorm_list.{block}", 1e-6)
@@ -204,16 +194,24 @@ def sat_answer(state: dict[str, Tensor], video: Tensor, text: Tensor, steps: Ten
         if turned is not None:
             q, k = (torch.cat([part[:, :, :length], turn(part[:, :, length:], turned)], dim=2) for part in (q, k))
         y = F.softmax(q @ k.transpose(2, 3) / SIZE**0.5, dim=-1) @ v
-        x = x + gated(linear(y.transpose(1, 2).flatten(2), f"{layer}.attention.dense"), 2)
-        y = modulated(norm(x, f"{layer}.post_attention_layernorm", 1e-5), 3)
+        x = x + gate * linear(y.transpose(1, 2).flatten(2), f"{layer}.attention.dense")
+        shift, scale, gate = by_token(parts[3:6], parts[9:12], x, length)
+        y = norm(x, f"{layer}.post_attention_layernorm", 1e-5) * (1 + scale) + shift
         y = linear(F.gelu(linear(y, f"{layer}.mlp.dense_h_to_4h"), approximate="tanh"), f"{layer}.mlp.dense_4h_to_h")
-        x = x + gated(y, 5)
+        x = x + gate * y
     x = norm(x, "transformer.final_layernorm", 1e-5)[:, length:]
     shift, scale = linear(when, "mixins.final_layer.adaLN_modulation.1").chunk(2, dim=1)
     x = norm(x, "mixins.final_layer.norm_final", eps) * (1 + scale[:, None]) + shift[:, None]
     x = linear(x, "mixins.final_layer.linear").unflatten(1, (frames // t, height // 2, width // 2))
     x = x.unflatten(4, (-1, t, 2, 2)).permute(0, 1, 5, 4, 2, 6, 3, 7)
     return x.reshape(batch, frames, -1, height, width)
+
+
+def by_token(of_video: Sequence[Tensor], of_text: Sequence[Tensor], x: Tensor, length: int) -> list[Tensor]:
+    """Modulations [B, D] of video and text as one [B, tokens, D] each, text first."""
+    rest = x.shape[1] - length
+    pairs = zip(of_text, of_video, strict=True)
+    return [torch.cat([t[:, None].expand(-1, length, -1), v[:, None].expand(-1, rest, -1)], dim=1) for t, v in pairs]
 
 
 def sine_used(w: dict[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ from worldsmith.checkpoint.formats.export_folder import require_place
 from worldsmith.checkpoint.formats.registry import assembling
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config import wrong
-from worldsmith.config.declare.ranges import Seed
+from worldsmith.config.declare.ranges import Count, Seed
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.lineage import Input, write_lineage
 
@@ -27,12 +27,13 @@ class Convert(Action):
     class Config(Action.Config):
         source: str
         """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name
-        (org/name) of one of these, or a checkpoint."""
+        (org/name) of one of these, a checkpoint, or a folder or file of SAT's."""
         out: str
         """The new folder."""
-        to: Literal["dcp", "native", "diffusers", "vlm"] = "dcp"
+        to: Literal["dcp", "native", "diffusers", "sat", "vlm"] = "dcp"
         """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
-        folder; vlm: a reasoner for transformers, the source's language model on a Qwen3-VL vision tower."""
+        folder; sat: a folder that SAT's args.load reads, adapters included; vlm: a reasoner for transformers, the
+        source's language model on a Qwen3-VL vision tower."""
         vlm_model_name: str | None = None
         """With vlm: the Qwen3-VL folder that gives config, tokenizer, preprocessor settings, and the vision tower of a
         source that has none; null: the released model of the language model's size."""
@@ -46,11 +47,16 @@ class Convert(Action):
         """Make sound heads where the source has none."""
         seed: Seed = 0
         """Of the initial values."""
+        lora_alpha: Count | None = None
+        """The alpha of the source's adapters, which are merged (with sat they stay); null: what the source says, 1 for
+        one of SAT's."""
         force: bool = False
         """Replace an earlier conversion."""
 
         def check(self) -> None:
-            idle = ("vlm_model_name", "vision_tower") if self.to != "vlm" else ("action_gen", "sound_gen", "seed")
+            made = "action_gen", "sound_gen", "seed", "lora_alpha"
+            idle = ("vlm_model_name", "vision_tower") if self.to != "vlm" else made
+            idle += ("lora_alpha",) * (self.to == "sat")
             for name in idle:
                 if getattr(self, name):
                     raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
@@ -87,6 +93,7 @@ class Convert(Action):
             heads=["action"] * config.action_gen + ["sound"] * config.sound_gen,
             seed=config.seed,
             force=config.force,
+            lora_alpha=config.lora_alpha,
         )
         self.record(whole_checkpoint(Path(report.folder)))
         done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"

@@ -1,4 +1,4 @@
-"""`SatWeights`: a CogVideoX checkpoint of SAT (`latest`, `ITERATION/mp_rank_00_model_states.pt`), under native names."""
+"""`SatWeights`: CogVideoX in a checkpoint of SAT (`latest`, `N/mp_rank_00_model_states.pt`), under native names."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SatWeights(WeightSource):
             self.adapter_alpha = ALPHA
             rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))
             logger.warning(
-                "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, and its lora_alpha is %d unless the run's "
-                "config set another: model.config.lora_alpha here should be the same", self.describe, rank, rank, ALPHA,
+                "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the run's "
+                "config set another: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
             )  # fmt: skip
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:

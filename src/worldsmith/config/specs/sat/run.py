@@ -195,9 +195,6 @@ def start(t: Translation) -> None:
             "it is left out: a run starts from the weights that the recipe names",
             loud=True,
         )
-    elif os.path.isfile(os.path.join(load, "latest")):
-        why = "a folder of SAT's (mp_rank_00_model_states.pt) is not read"
-        t.refuse(f"{ARGS}load", why, f"{ARGS}load=zai-org/CogVideoX-2b, or a diffusers folder of these weights")
     elif _is_missing(load):
         t.refuse(f"{ARGS}load", f"there is no '{load}'", f"{ARGS}load=PATH")
     else:
