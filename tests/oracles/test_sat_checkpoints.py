@@ -208,7 +208,9 @@ def test_weights_cut_among_processes_code_and_other_networks_are_refused(tmp_pat
         open_weights(save_sat(tmp_path / "code", sat_state("2b"), code=Path("x")))
     with pytest.raises(UserError, match="no CogVideoX network among them"):
         open_weights(save_sat(tmp_path / "other", {"a": torch.zeros(1)}))
+    (folder / "1000/mp_rank_01_model_states.pt").unlink()
     file = folder / "1000/mp_rank_00_model_states.pt"
+    assert open_weights(file).shapes == open_weights(folder).shapes
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(UserError, match="cannot be read as PyTorch weights"):
-        open_weights(file)
+        open_weights(folder)

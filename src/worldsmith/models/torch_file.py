@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,9 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
 
     if not path.is_file():
         raise FileNotFoundError(f"{field}: there is no file '{path}'")
-    mapped = zipfile.is_zipfile(path)  # files from before PyTorch 1.6 cannot be
     try:
         with torch.serialization.safe_globals(harmless()):
-            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{field}: '{path}' holds more than tensors (a pickled object that would run code when read), and is not "
@@ -37,7 +35,8 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise ValueError(
-            f"{field}: '{path}' cannot be read as PyTorch weights ({first_line(error)}); it may be cut off"
+            f"{field}: '{path}' cannot be read as PyTorch weights ({first_line(error)}); it may be cut off, or be "
+            "in the format from before PyTorch 1.6, which torch.save in a newer one converts"
         ) from None
     while isinstance(content, Mapping) and (inner := next((c for c in CONTAINERS if _is_table(content, c)), None)):
         content = content[inner]

@@ -183,7 +183,7 @@ def damaged(small: Path) -> dict[str, tuple[bytes, str]]:
         "empty": (b"", "cannot be read as PyTorch weights"),
         "text": (b"not weights", "cannot be read as PyTorch weights"),
         "list": (saved([torch.zeros(1)]), "no plain table of tensors"),
-        "nested": (saved({"model": state}), "no plain table of tensors"),
+        "nested": (saved({"weights": state}), "no plain table of tensors"),
         "other names": (saved(renamed), "1 of .* names are unknown, such as 'other'"),
         "missing": (saved({k: v for k, v in state.items() if k != first}), "1 tensors are missing, 0 are too many"),
         "shape": (saved(state | {first: torch.zeros(2)}), r"1 have another shape .*\[2\] instead of"),

@@ -55,8 +55,8 @@ class Convert(Action):
 
         def check(self) -> None:
             made = "action_gen", "sound_gen", "seed", "lora_alpha"
-            idle = ("vlm_model_name", "vision_tower") if self.to != "vlm" else made
-            idle += ("lora_alpha",) * (self.to == "sat")
+            idle = ("vlm_model_name", "vision_tower", *made[-1:] * (self.to == "sat"))
+            idle = made if self.to == "vlm" else idle
             for name in idle:
                 if getattr(self, name):
                     raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
+from worldsmith.models.torch_file import FILE_ENDINGS
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
-FILE_ENDINGS = (".pth", ".pt", ".ckpt")
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
 """Pixels of a latent cell, in height and in width, and frames of a latent frame after the first: of every such VAE."""
 PLACES = (IN_PIPELINE, (PTH_NAME,), ALONE)

@@ -7,11 +7,12 @@ of the same stem lies beside it (`Wan2.2_VAE.json` beside `Wan2.2_VAE.pth`), whi
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from worldsmith.models.torch_file import read_torch_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,27 +100,10 @@ def read_pth(path: Path) -> dict[str, Tensor]:
     """The tensors of the file under diffusers' names, mapped from disk rather than read.
 
     Raises FileNotFoundError for a missing file, ValueError for one that holds anything but tensors under the names of
-    the Wan 2.2 VAE, is damaged, or is too old to be mapped.
+    the Wan 2.2 VAE, or is damaged.
     """
-    import torch
-
-    if not path.is_file():
-        raise FileNotFoundError(f"vae_path: there is no file '{path}'")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"vae_path: '{path}' holds more than tensors (a pickled object that would run code when read), and is not "
-            f"read; get Wan2.2_VAE.pth anew from its publisher, or give a diffusers folder with safetensors "
-            f"({first_line(error)})"
-        ) from None
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(
-            f"vae_path: '{path}' cannot be read as PyTorch weights ({first_line(error)}); it may be cut off, or be "
-            "in the format from before PyTorch 1.6, which torch.save in a newer one converts"
-        ) from None
-    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise ValueError(f"vae_path: '{path}' holds no plain table of tensors; expected that of Wan2.2_VAE.pth")
+    advice = "get Wan2.2_VAE.pth anew from its publisher, or give a diffusers folder with safetensors"
+    content = read_torch_file(path, field="vae_path", advice=advice)
     names = {name: diffusers_name(name) for name in content}
     unknown = [name for name, found in names.items() if found is None]
     if unknown:
@@ -142,7 +126,3 @@ def require_fit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], pat
             f"many, {len(other)} have another shape ({'; '.join(examples)}); the file is read with the config of the "
             f"released VAE, or with '{path.with_suffix('.json').name}' beside it when there is one"
         )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

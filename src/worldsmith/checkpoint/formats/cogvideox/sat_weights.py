@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from worldsmith.checkpoint.formats.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, TABLE, pieces
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
@@ -170,7 +171,7 @@ def find_states(root: Path) -> Path | None:
     Raises UserError when `latest` names what is not there, and for weights that are cut among several files.
     """
     if root.is_file():
-        return root if root.suffix in FILE_ENDINGS else None
+        return root if root.suffix in FILE_ENDINGS and is_zipfile(root) else None
     states = root / STATES.format(0)
     if not states.is_file():
         if not (root / LATEST).is_file():
