@@ -41,7 +41,7 @@ from worldsmith.models.ema import PowerEMA, shard
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.tasks.cosmos3 import Cosmos3Task
-from worldsmith.training.grad_clip import clip_gradients
+from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward

@@ -39,6 +39,23 @@ def test_three_fp32_steps_equal_a_single_process(folder: Path) -> None:
         assert error <= 1e-5 * expected[name].norm() + 1e-9, name
 
 
+def test_ranks_agree_on_what_overflows_float16(folder: Path) -> None:
+    """Both skip the same steps and halve the scale, as one process does; each has twice its gradients before the mean,
+    so that half its scale is what they overflow at.
+    """
+    Trainer(rank.half_config(folder / "world", accumulate=2, scale=2.0**18), run_folder=folder / "half_single").train()
+    single, half = (read_metrics(folder / name / "metrics.jsonl") for name in ("half_single", "half"))
+    assert [line["skipped"] for line in half] == [line["skipped"] for line in single]
+    assert [line["skipped"] for line in half].count(True) in range(1, 6)
+    assert [2 * line["loss_scale"] for line in half] == [line["loss_scale"] for line in single]
+    assert [line["loss"] for line in half] == pytest.approx([line["loss"] for line in single], rel=2e-3)
+    ours, theirs = (
+        toy_runs.read_checkpoint(folder / name / "checkpoints/iter_000000006") for name in ("half", "half_single")
+    )
+    assert 2 * ours["trainer/loss_scale[scale]"] == theirs["trainer/loss_scale[scale]"]
+    assert (folder / "overflow.txt").read_text() == "[(True, 2.0), (True, 2.0)]"
+
+
 def test_norms_of_sharded_parts_are_those_of_a_single_process(folder: Path) -> None:
     single, whole = (read_metrics(folder / name / "norm_monitor/norms.jsonl") for name in ("single", "whole"))
     assert [line["step"] for line in whole] == [line["step"] for line in single] == [1, 2, 3]

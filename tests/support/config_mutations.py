@@ -47,7 +47,7 @@ CHOICES = {
     "job.task": ["VFM", "llm", ""],
     "job.wandb_mode": ["on", "Offline"],
     "model.joint_attn_implementation": ["two-way", "one_way"],
-    "model.precision": ["float16", "bf16"],
+    "model.precision": ["float8", "bf16"],
     "model.activation_checkpointing.mode": ["partial", "Full"],
     "model.activation_checkpointing.determinism_check": ["none"],
     "trainer.distributed_parallelism": ["ddp", "FSDP"],

@@ -26,11 +26,33 @@ def two_rank_config(world: Path, *, steps: int, accumulate: int) -> Trainer.Conf
     return config
 
 
+def half_config(world: Path, *, accumulate: int, scale: float) -> Trainer.Config:
+    """Six steps in float16, the first of which overflow."""
+    config = two_rank_config(world, steps=6, accumulate=accumulate)
+    config.model.config.precision = "float16"
+    config.trainer.loss_scale.init_scale = scale
+    return config
+
+
+def overflow_on_one_rank(world: Path, folder: Path) -> None:
+    """Writes to FOLDER/overflow.txt what each rank is told of a gradient that is infinite on the last one alone."""
+    trainer = Trainer(half_config(world, accumulate=1, scale=4.0), run_folder=folder / "overflow")
+    for parameter in trainer.state.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    if not trainer.world.is_main:
+        trainer.state.parameters[0].grad.to_local().fill_(float("inf"))
+    told = trainer.world.gather((trainer.state.scaler.unscale(), trainer.state.scaler.scale))
+    if trainer.world.is_main:
+        (folder / "overflow.txt").write_text(repr(told))
+
+
 def main(world: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     Trainer(two_rank_config(world, steps=3, accumulate=1), run_folder=folder / "whole").train()
     for steps in (2, 3):  # the second one resumes
         Trainer(two_rank_config(world, steps=steps, accumulate=1), run_folder=folder / "resumed").train()
+    Trainer(half_config(world, accumulate=1, scale=2.0**17), run_folder=folder / "half").train()
+    overflow_on_one_rank(world, folder)
     stop_world()
 
 

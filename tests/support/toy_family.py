@@ -206,8 +206,9 @@ class ToyTask(Task):
     def loss(self, batch: Sequence[Row], *, seed: int) -> LossSum:
         import torch
 
-        numbers = torch.tensor([row.numbers for row in batch], device=self.model.device)
-        losses = self.objective.losses(self.model.network(numbers), batch, seed=seed)
+        dtype = getattr(torch, self.model.config.precision)
+        numbers = torch.tensor([row.numbers for row in batch], device=self.model.device, dtype=dtype)
+        losses = self.objective.losses(self.model.network(numbers).float(), batch, seed=seed)
         return LossSum(sum=losses.sum(), samples=len(batch), tokens=sum(row.num_tokens for row in batch))
 
 

@@ -59,7 +59,7 @@ class Model(Configurable, ABC):
         makes: ClassVar[str] = ""
         """What a trained model gives to those who use it, such as "videos"; commands choose by it what they do."""
 
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Number format in which the network computes; the weights that training changes are float32 in any case."""
         lora_enabled: bool = False
         """Train low-rank adapters and nothing else; the weights themselves are frozen."""
@@ -92,6 +92,9 @@ class Model(Configurable, ABC):
                     why="without adapters every weight would be trained",
                     remedy="set lora_enabled = true for adapters, or leave these settings out",
                 )
+            if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
+                both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
+                raise wrong(self, *both, why="float16 is computed from float32", remedy=remedy)
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
         def check_context(self, ranks: int) -> None:

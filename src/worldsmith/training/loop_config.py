@@ -21,6 +21,7 @@ from worldsmith.training.callbacks.norm_monitor import NormMonitor
 from worldsmith.training.callbacks.param_count import ParamCount
 from worldsmith.training.callbacks.profiler import Profiler as Profiler
 from worldsmith.training.callbacks.run_page import RunPage
+from worldsmith.training.gradients.loss_scale import LossScaler
 
 
 def default_callbacks() -> dict[str, Callback.Config]:
@@ -72,6 +73,8 @@ class LoopConfig(Config):
     """How several processes share the work."""
     max_consecutive_skipped: NotNegative = 100
     """Skipped (not finite) steps in a row that are borne; one more stops the run."""
+    loss_scale: LossScaler.Config = field(default_factory=LossScaler.Config)
+    """The scale of the loss with model.config.precision = "float16"; there is none with another."""
     cpu_threads: Count | None = None
     """Threads of this process for CPU work. None: PyTorch's choice. Another number can change the last bits."""
     callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)

@@ -15,6 +15,7 @@ from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.metrics import Metrics
+from worldsmith.training.gradients.loss_scale import LossScaler
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ def check_tree(config: Trainer.Config) -> None:
             *("trainer.run_validation", "dataloader_val"),
             why="there is no data to validate on",
             remedy="give dataloader_val a loader, or use run_validation = false",
+        )
+    if model.precision != "float16" and config.trainer.loss_scale != LossScaler.Config():
+        raise wrong(
+            config,
+            *("trainer.loss_scale", "model.config.precision"),
+            why="the loss has a scale in float16 alone",
+            remedy='leave loss_scale as it is, or use precision = "float16"',
         )
     check_best(config)
     model.check_trained(config.optimizer.keys_to_select)

@@ -22,7 +22,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.training.grad_clip import StepGuard
+from worldsmith.training.gradients.grad_clip import StepGuard
 from worldsmith.training.preflight import start_of
 from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
+    from worldsmith.training.gradients.loss_scale import LossScaler
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.scheduler import LambdaSchedule
+    from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ class RunState:
         self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
         self.ema: PowerEMA | None = average.build(network=self.network) if average.enabled else None
         self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
+        self.scaler: LossScaler = config.trainer.loss_scale.build(
+            optimizer=self.optimizer, enabled=model.config.precision == "float16"
+        )
         self.guard = StepGuard(max_consecutive=config.trainer.max_consecutive_skipped)
         keep = config.checkpoint
         self.best = BestSoFar(keep.keep_best, keep.best_mode) if keep.keep_best else None
@@ -93,6 +98,13 @@ class RunState:
             f"{best.metric} than {best.value:.4f} after step {best.step}; it goes on with a larger "
             "trainer.early_stop_patience"
         )
+
+    def must_skip(self, step: Step) -> bool:
+        """Whether a step whose gradients were measured may change nothing."""
+        assert step.gradient is not None
+        scales = f"the loss scale {step.loss_scale:g}; the next step has {self.scaler.scale:g}"
+        cause = f"float16 overflows at {scales}" if step.overflowed else ""
+        return self.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight, cause=cause)
 
     def advance(self, *, skipped: bool) -> None:
         """Ends a step whose gradients are in place: moves the weights, the schedule and the average, or none of it."""
@@ -245,12 +257,13 @@ class RunState:
         state = {
             name: value
             for name, value in {**self._counters(), **self._rng_state()}.items()
-            if name in stored or not name.startswith(("rng_state_", "best["))
+            if name in stored or not name.startswith(("rng_state_", "best[", "loss_scale["))
         }
         self.checkpointer.load_part(checkpoint, "trainer", state)
         self.iteration = int(state["iteration"])
         if self.best is not None:
             self.best.load_state_dict({name: float(value) for name, value in state.items() if name.startswith("best[")})
+        self.scaler.load_state_dict({name: state[name] for name in self.scaler.state_dict() if name in stored})
         self.guard.load_state_dict({name: int(state[name]) for name in self.guard.state_dict()})
         prefix = f"rng_state_{self.world.rank}."
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -285,6 +298,7 @@ class RunState:
         return {
             **{name: torch.tensor(int(value)) for name, value in numbers.items()},
             **{name: torch.tensor(value, dtype=torch.float64) for name, value in best.items()},
+            **self.scaler.state_dict(),
         }
 
     def _rng_state(self) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ from worldsmith.distributed.fsdp import reduce_gradients
 if TYPE_CHECKING:
     from worldsmith.objectives.objective import LossSum
     from worldsmith.tasks.task import Task
-    from worldsmith.training.grad_clip import GradNorm
+    from worldsmith.training.gradients.grad_clip import GradNorm
+    from worldsmith.training.gradients.loss_scale import LossScaler
 
 
 @dataclass(slots=True)
@@ -36,6 +37,10 @@ class Step:
     """Norm of the gradient before clipping."""
     learning_rates: list[float] = field(default_factory=list)
     """Of each parameter group, in this step."""
+    loss_scale: float = 1.0
+    """What the loss was multiplied by for the backward pass; the gradients are divided by it again."""
+    overflowed: bool = False
+    """Whether the gradients were too large for float16 at that scale."""
     skipped: bool = False
     """Whether nothing was updated, because the step was not finite or had no weight."""
     data_seconds: float = 0.0
@@ -51,12 +56,12 @@ def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> St
     return Step(index=index, batches=read, data_seconds=time.perf_counter() - start)
 
 
-def forward_backward(step: Step, task: Task, *, seed: int) -> None:
+def forward_backward(step: Step, task: Task, *, seed: int, scaler: LossScaler | None = None) -> None:
     """Adds the gradient of the step's mean loss to the parameters and fills in what is known after it.
 
     Gradients are summed over the batches and averaged over the ranks, so that each batch's sum is divided by the weight
-    of the step and multiplied by the number of ranks that read data. Nothing is read back from the device before the
-    last backward pass.
+    of the step and multiplied by the number of ranks that read data, and in the backward passes by the `scaler`'s
+    scale. Nothing is read back from the device before the last backward pass.
     """
     world, model = task.world, task.model
     weights = [float(task.weigh(batch)) for batch in step.batches]
@@ -64,11 +69,14 @@ def forward_backward(step: Step, task: Task, *, seed: int) -> None:
     require_same_packs(world, map(task.identify, step.batches))
     if step.weight == 0:
         return
+    if scaler is not None:
+        step.loss_scale = scaler.scale
     every_pack = model.config.parallelism.reduce_every_pack
     sums = []
     for index, batch in enumerate(step.batches):
         reduce_gradients(model.network, last=index == len(step.batches) - 1, every_pack=every_pack)
-        sums.append(backward(task, batch, world.data_size / step.weight, seed=seed))
+        sums.append(backward(task, batch, world.data_size / step.weight * step.loss_scale, seed=seed))
+    step.overflowed = scaler is not None and scaler.unscale()
     fill_in(step, task, sums, weights)
 
 

@@ -29,7 +29,7 @@ from worldsmith.monitor.throughput import Throughput
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
-from worldsmith.training.grad_clip import clip_gradients
+from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world, prepare_process
@@ -211,12 +211,13 @@ class Trainer(Configurable):
         start, state = time.perf_counter(), self.state
         step = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
         self._call("on_training_step_start", step)
-        forward_backward(step, self.task, seed=self.config.trainer.seed)
-        self.task.check_gradients(step.batches, step.weight)
+        forward_backward(step, self.task, seed=self.config.trainer.seed, scaler=state.scaler)
+        if not step.overflowed:
+            self.task.check_gradients(step.batches, step.weight)
         self._call("on_before_optimizer_step", step)
         step.gradient = step.gradient or clip_gradients(state.parameters, None)
         step.learning_rates = state.scheduler.learning_rates
-        step.skipped = state.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight)
+        step.skipped = state.must_skip(step)
         state.advance(skipped=step.skipped)
         step.seconds = time.perf_counter() - start
         self.task.in_first_step = False

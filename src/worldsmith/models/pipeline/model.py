@@ -118,7 +118,8 @@ class PipelineModel(Model):
         """That of the network's inputs."""
         import torch
 
-        return torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.config.precision)
+        return dtype
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:

@@ -31,7 +31,7 @@ class BadBatches(Callback):
     written = 0
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        if not step.skipped:
+        if not step.skipped or step.overflowed:  # which says nothing of the samples
             return
         self.written += 1
         if self.written > self.config.most:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.grad_clip import clip_gradients
+from worldsmith.training.gradients.grad_clip import clip_gradients
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
@@ -20,11 +20,10 @@ class GradClip(Callback):
         clip_norm: Annotated[float, Range(gt=0)] = 1.0
         """Largest global L2 norm of the gradient; steps with a larger one are scaled down to it."""
         force_finite: bool = True
-        """Whether NaN and infinite gradient entries become zero. False: such a step is skipped."""
+        """Whether NaN and infinite gradient entries become zero. False: such a step is skipped, as in float16."""
 
     config: Config
 
     def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
-        step.gradient = clip_gradients(
-            trainer.state.parameters, self.config.clip_norm, force_finite=self.config.force_finite
-        )
+        repair = self.config.force_finite and not step.overflowed
+        step.gradient = clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)

@@ -28,6 +28,7 @@ def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
         "data_seconds": step.data_seconds,
         "data_wait_share": step.data_seconds / step.seconds if step.seconds else None,
         **work_figures(step, trainer),
+        **({"loss_scale": step.loss_scale} if trainer.config.model.config.precision == "float16" else {}),
         "skipped": step.skipped,
         "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
@@ -78,12 +79,12 @@ PEAKS = {
     **{"B200": 2.25e15, "H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12},
     **{"A100": 312e12, "A800": 312e12, "L40S": 362e12, "RTX 4090": 165e12},
 }
-"""Operations a second of dense matrix products in bfloat16, by a part of the device's name, as its maker says."""
+"""Operations a second of dense matrix products in 16 bits, by a part of the device's name, as its maker says."""
 
 
 def peak_flops(device: str, precision: str) -> float | None:
     """What the device can do at most in a second; None where that is not known."""
-    if not device.startswith("cuda") or precision != "bfloat16":
+    if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
 

@@ -16,6 +16,7 @@ MODEL, DATA, ARGS, DS = "model.", "data.", "args.", "deepspeed."
 NETWORK = f"{MODEL}network_config.params."
 MODULES = f"{NETWORK}modules."
 LORA = f"{MODULES}lora_config."
+OPTIMIZER = f"{DS}optimizer.params."
 DENOISER = f"{MODEL}denoiser_config."
 LOSS = f"{MODEL}loss_fn_config."
 SAMPLER = f"{MODEL}sampler_config."
@@ -333,10 +334,18 @@ _DS_KEYS = {
     **_under(f"{DS}zero_optimization.offload_optimizer.", device=(Text, None), pin_memory=_ANY),
     **_under(f"{DS}zero_optimization.offload_param.", device=(Text, None), pin_memory=_ANY),
     **_under(f"{DS}bf16.", enabled=(bool, False)),
-    **_under(f"{DS}fp16.", enabled=(bool, False), **dict.fromkeys(LOSS_SCALE, _ANY)),
+    **_under(
+        f"{DS}fp16.",
+        enabled=(bool, False),
+        initial_scale_power=(Annotated[int, Range(ge=0, le=64)], 16),
+        loss_scale=(Factor, 0.0),
+        loss_scale_window=(Count, 1000),
+        hysteresis=_ANY,
+        min_loss_scale=_ANY,
+    ),
     **_under(f"{DS}optimizer.", type=(Text, None), torch_adam=_ANY, adam_w_mode=_ANY),
     **_under(
-        f"{DS}optimizer.params.",
+        OPTIMIZER,
         lr=(Factor, 1e-4),
         betas=(list[float], [0.9, 0.999]),
         eps=(Factor, 1e-8),

@@ -6,7 +6,7 @@ import os
 import re
 
 from worldsmith.config.specs.form import computed
-from worldsmith.config.specs.sat.keys import ARGS, DATA, DS, LORA, NETWORK, TEXT, TWINS, VAE
+from worldsmith.config.specs.sat.keys import ARGS, DATA, DS, NETWORK, TEXT, TWINS, VAE
 from worldsmith.config.specs.sat.model import CHECKPOINTED, NET
 from worldsmith.config.specs.sat.targets import FOLDER
 from worldsmith.config.specs.translation import Translation
@@ -17,13 +17,10 @@ STEPS, EPOCHS = f"{ARGS}train_iters", f"{ARGS}epochs"
 MICRO, ACCUMULATED, WHOLE = (
     f"{DS}{name}" for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 )
-ZERO, OPTIMIZER = f"{DS}zero_optimization.", f"{DS}optimizer.params."
-EMA = "sat.ops.FusedEmaAdam"
+ZERO = f"{DS}zero_optimization."
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 WARM_STEPS = 100
 """Steps that a fine-tuning of SAT begins with at 5 % of its rate."""
-RATES = {True: (5e-5, 2e-3), False: (1e-6, 5e-5)}
-"""Learning rates that are usual with adapters, and without."""
 
 
 @computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", f"{DATA}params.fps")
@@ -284,52 +281,6 @@ def sharding(t: Translation) -> None:
             t.say(key, "kept", "as it is here")
 
 
-@computed(f"{DS}bf16.enabled", f"{DS}fp16.enabled")
-def precision(t: Translation) -> None:
-    bf16, fp16 = f"{DS}bf16.enabled", f"{DS}fp16.enabled"
-    if t.get(bf16) and t.get(fp16):
-        t.refuse(fp16, "bf16 and fp16 are both on", f"{fp16}=false")
-        return
-    if t.get(fp16):
-        t.refuse(fp16, "training in float16 cannot be had", f"{fp16}=false {bf16}=true")
-        return
-    ours = "bfloat16" if t.get(bf16) else "float32"
-    t.put("model.config.precision", ours, source=bf16)
-    small = t.get(f"{NETWORK}num_layers") == 30 and ours == "bfloat16"
-    note = "; CogVideoX-2B was trained in float16" if small else ""
-    t.say(bf16, "renamed", f"model.config.precision = {ours}{note}", loud=small)
-    t.say(fp16, "kept", "off")
-
-
-@computed(
-    f"{DS}optimizer.type", f"{OPTIMIZER}ema_decay", f"{OPTIMIZER}lr", f"{OPTIMIZER}weight_decay", f"{OPTIMIZER}betas"
-)
-def optimizer(t: Translation) -> None:
-    kind, key = t.get(f"{DS}optimizer.type") or "", f"{DS}optimizer.type"
-    if kind not in (EMA, "Adam", "AdamW"):
-        t.refuse(key, f"'{kind}' cannot be had" if kind else "no value is given", f"{key}={EMA}, Adam or AdamW")
-        return
-    t.put("model.config.ema.enabled", kind == EMA, source=key)
-    t.say(key, "renamed", f"AdamW, with decoupled weight decay; model.config.ema.enabled = {str(kind == EMA).lower()}")
-    if kind == EMA:
-        text = "the average has a width, model.config.ema.rate, in place of the decay min(decay, (1 + n) / (10 + n))"
-        t.say(f"{OPTIMIZER}ema_decay", "approximated", text, loud=True)
-    else:
-        t.say(f"{OPTIMIZER}ema_decay", "unneeded", "there is no average")
-    adapted, rate = bool(t.get(LORA.rstrip("."))), t.get(f"{OPTIMIZER}lr")
-    least, most = RATES[adapted]
-    odd = not least <= rate <= most
-    t.put("optimizer.lr", rate, source=f"{OPTIMIZER}lr")
-    note = f"; {least:g} to {most:g} is usual {'with' if adapted else 'without'} adapters" if odd else ""
-    t.say(f"{OPTIMIZER}lr", "renamed", f"optimizer.lr = {rate:g}{note}", loud=odd)
-    t.move(f"{OPTIMIZER}betas", "optimizer.betas", "renamed")
-    decay = t.get(f"{OPTIMIZER}weight_decay")
-    t.put("optimizer.weight_decay", decay, source=f"{OPTIMIZER}weight_decay")
-    same = adapted or not decay
-    why = "" if same else "; biases and norms too, which there have none"
-    t.say(f"{OPTIMIZER}weight_decay", "renamed" if same else "approximated", f"optimizer.weight_decay = {decay:g}{why}")
-
-
 @computed(f"{ARGS}checkpoint_activations", CHECKPOINTED)
 def recomputation(t: Translation) -> None:
     inner, outer = t.get(CHECKPOINTED), t.get(f"{ARGS}checkpoint_activations")
@@ -356,13 +307,3 @@ def tracker(t: Translation) -> None:
     mode = "online" if t.get(f"{ARGS}wandb") else "disabled"
     t.put("job.wandb_mode", mode, source=f"{ARGS}wandb")
     t.say(f"{ARGS}wandb", "renamed", f"job.wandb_mode = {mode}")
-
-
-@computed(f"{DS}gradient_clipping")
-def clipping(t: Translation) -> None:
-    key, norm = f"{DS}gradient_clipping", t.get(f"{DS}gradient_clipping")
-    most = norm if isinstance(norm, float | int) and norm > 0 else 1e30
-    t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
-    t.say(
-        key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most:g}{'' if most < 1e30 else ': never so large'}"
-    )

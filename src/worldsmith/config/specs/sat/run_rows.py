@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.specs.form import Row, approximated, dead, refused, renamed, unneeded
-from worldsmith.config.specs.sat.keys import ARGS, DATA, DS, INFERENCE, LOSS_SCALE, PLUMBING, ZERO_TRAFFIC
+from worldsmith.config.specs.sat.descent import clipping, loss_scale, optimizer, precision
+from worldsmith.config.specs.sat.keys import ARGS, DATA, DS, INFERENCE, LOSS_SCALE, OPTIMIZER, PLUMBING, ZERO_TRAFFIC
 from worldsmith.config.specs.sat.run import (
-    OPTIMIZER,
     ZERO,
     batch,
-    clipping,
     clips,
     encoders,
     model_frames,
-    optimizer,
-    precision,
     recomputation,
     sharding,
     start,
@@ -34,7 +31,20 @@ def _refused(prefix: str, why: str, **names: Any) -> Sequence[Row]:
 
 
 ROWS: tuple[Row, ...] = (
-    *(model_frames, clips, train_data, valid_data, steps, start, encoders, batch, sharding, precision, optimizer),
+    *(
+        model_frames,
+        clips,
+        train_data,
+        valid_data,
+        steps,
+        start,
+        encoders,
+        batch,
+        sharding,
+        precision,
+        loss_scale,
+        optimizer,
+    ),
     *(recomputation, twins, tracker, clipping),
     renamed(f"{ARGS}experiment_name", "job.name"),
     renamed(f"{ARGS}wandb_project_name", "job.project"),
@@ -110,7 +120,6 @@ ROWS: tuple[Row, ...] = (
     refused(
         f"{DS}scheduler", why="args has the schedule", way_out=f"~{DS}scheduler, and {ARGS}lr_decay_style", but=(None,)
     ),
-    unneeded(*(f"{DS}fp16.{name}" for name in LOSS_SCALE), why="without float16 there is no scale of the loss"),
     unneeded(
         *(f"{where}{name}" for where in (f"{DS}optimizer.", OPTIMIZER) for name in ("torch_adam", "adam_w_mode")),
         why="AdamW is torch's, with decoupled decay",

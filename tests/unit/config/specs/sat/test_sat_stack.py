@@ -145,7 +145,7 @@ REFUSED = [
     ([f"{NET}modules.lora_config.params.qlora=true"], f"{NET}modules.lora_config.params.qlora"),
     (["model.lr_scale=0.5"], "model.lr_scale"),
     (["model.use_pd=true"], "model.use_pd"),
-    (["deepspeed.fp16.enabled=true"], "deepspeed.fp16.enabled"),
+    (["deepspeed.fp16.enabled=true", "deepspeed.bf16.enabled=true"], "deepspeed.fp16.enabled"),
     (["args.epochs=3"], "args.epochs"),
     ([f"{SHIFTS[1]}=1.0"], SHIFTS[0]),
     ([f"{NET}modules.pos_embed_config.params.text_length=224"], f"{NET}modules.pos_embed_config.params.text_length"),
@@ -289,6 +289,34 @@ def test_keys_without_a_meaning_here_are_told_and_change_nothing() -> None:
     t = read(*stated)
     assert {key: outcomes(t, key) for key in keys} == {key: ["unneeded"] for key in keys}
     assert (t.data, t.problems) == (read().data, [])
+
+
+HALF = ["deepspeed.bf16.enabled=false", "deepspeed.fp16.enabled=true"]
+
+
+def test_float16_takes_the_scale_that_deepspeed_would_have() -> None:
+    """By its own defaults where nothing is said; what has no equivalent is told."""
+    fp16 = "deepspeed.fp16."
+    t = read(*HALF)
+    assert (ours(t, "model.config.precision"), t.problems) == ("float16", [])
+    assert ours(t, "trainer.loss_scale") == {"init_scale": 65536.0, "growth_interval": 1000}
+    assert {key: outcomes(t, fp16 + key) for key in ("enabled", "hysteresis", "min_loss_scale")} == {
+        "enabled": ["renamed"], "hysteresis": ["approximated"], "min_loss_scale": ["approximated"],
+    }  # fmt: skip
+    t = read(*HALF, f"{fp16}initial_scale_power=8", f"{fp16}loss_scale_window=400")
+    assert ours(t, "trainer.loss_scale") == {"init_scale": 256.0, "growth_interval": 400}
+    t = read(*HALF, f"{fp16}loss_scale=128")
+    assert ours(t, "trainer.loss_scale") == {"init_scale": 128.0, "growth_interval": None}
+    assert outcomes(t, f"{fp16}initial_scale_power") == ["unneeded"]
+    assert ours(read(), "trainer.loss_scale") is None
+
+
+def test_a_number_format_that_a_model_was_not_made_with_is_warned_of() -> None:
+    told = "was trained in"
+    assert not [line for line in warnings(read(*HALF)) if told in line]
+    assert [line for line in warnings(read()) if f"CogVideoX-2B {told} float16" in line]
+    assert [line for line in warnings(read(*HALF, name="5b")) if f"CogVideoX-5B {told} bfloat16" in line]
+    assert not [line for line in warnings(read(name="5b")) if told in line]
 
 
 def test_a_folder_for_sat_is_imported_first() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from worldsmith.training.grad_clip import GradNorm, StepGuard, clip_gradients
+from worldsmith.training.gradients.grad_clip import GradNorm, StepGuard, clip_gradients
 
 
 def network_with_gradients(scale: float = 1.0) -> nn.Module:

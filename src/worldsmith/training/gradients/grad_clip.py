@@ -2,7 +2,7 @@
 
 What happens to a step, in this order:
 
-- The loss is NaN or infinite: the step is skipped.
+- The loss is NaN or infinite: the step is skipped. So is one whose gradients overflow float16.
 - The gradient norm is not finite and `force_finite` is on: NaN and infinite entries are set to zero and the norm is
   measured again. If it is now finite and not zero, the step is taken with the entries that are left.
 - The gradient norm is (still) not finite, or nothing was left of the gradient: the step is skipped.
@@ -75,19 +75,21 @@ class StepGuard:
         self.skipped = 0
         self.consecutive = 0
 
-    def must_skip(self, step: int, loss: float, gradient: GradNorm, *, weight: float = 1.0) -> bool:
+    def must_skip(self, step: int, loss: float, gradient: GradNorm, *, weight: float = 1.0, cause: str = "") -> bool:
         """Whether the optimizer, scheduler and EMA must not step. `loss` is the step's mean over all ranks.
 
-        A step without `weight` has no loss: none of its samples has anything to learn from.
+        A step without `weight` has no loss: none of its samples has anything to learn from. `cause`: why it must be
+        skipped in any case.
         """
-        if weight and math.isfinite(loss) and gradient.finite:
+        if weight and math.isfinite(loss) and gradient.finite and not cause:
             self.consecutive = 0
             if gradient.zeroed:
                 logger.warning("step %d: %d non-finite gradient entries were set to zero", step, gradient.zeroed)
             return False
         self.skipped += 1
         self.consecutive += 1
-        cause = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
+        found = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
+        cause = cause or found
         if not weight:
             cause = "there is nothing to learn in its batches"
         elif gradient.zeroed:

@@ -1,0 +1,1 @@
+"""What becomes of the gradients of a step before they move the weights."""
