@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLWan
 
-from worldsmith.models.video_vae.wan import WanVAE
+from worldsmith.models.video_vae.wan import WanFamilyVAE, WanVAE
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +169,30 @@ def test_config_compares_by_value_and_its_module_does_not_import_torch():
     code = "import sys, worldsmith.models.video_vae.wan; print('torch' in sys.modules, 'diffusers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_vae_of_wan_2_1_has_cells_of_8_pixels_and_equals_diffusers(tmp_path):
+    torch.manual_seed(0)
+    statistics = {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.5, 1.5, 2.0, 1.0]}
+    reference = AutoencoderKLWan(base_dim=8, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **statistics)
+    reference.save_pretrained(tmp_path / "vae")
+    vae = WanFamilyVAE.Config(vae_path=str(tmp_path), precision="float32").build()
+    video = clip(frames=9, height=24, width=40)
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in statistics.values())
+    with torch.no_grad():
+        mu = reference.encode((video.float() / 127.5 - 1)[None]).latent_dist.mode()
+    latents = vae.encode(video)
+    assert latents.shape == (4, 3, 3, 5)
+    torch.testing.assert_close(latents, ((mu - mean) / std)[0], atol=1e-5, rtol=1e-5)
+    assert vae.decode(latents).shape == video.shape
+    with pytest.raises(ValueError, match="8 pixels and 4 frames to a latent cell, expected 16 and 4"):
+        WanFamilyVAE.Config(vae_path=str(tmp_path), spatial_factor=16).check_files()
+
+
+def test_memory_of_weights_is_freed_and_comes_back_with_the_same_latents(folder):
+    vae = WanVAE.Config(vae_path=str(folder), precision="float32").build()
+    before, vae.idle = vae.encode(clip()), 7
+    assert vae.release()
+    assert not vae.release()
+    assert torch.equal(vae.encode(clip()), before)
+    assert vae.idle == 0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import PositiveFactor
-from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.video_vae.frozen import FrozenVAE
 from worldsmith.models.video_vae.vae_folder import find_folder, require_folder
 from worldsmith.models.video_vae.weights_digest import weights_digest
 
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MomentsVAE(Configurable):
-    """Encodes one clip at a time into its posterior's mean and log variance; weights are frozen.
+class MomentsVAE(FrozenVAE):
+    """Encodes a clip into its posterior's mean and log variance.
 
     A latent is a draw from these moments, less `shift_factor`, times `scaling_factor`: what a cache keeps serves every
     pass.
@@ -32,18 +31,13 @@ class MomentsVAE(Configurable):
     of_images: ClassVar[bool] = False
     """Whether it knows single images and no time."""
 
-    class Config(Configurable.Config):
+    class Config(FrozenVAE.Config):
         class_name: ClassVar[str]
         """In diffusers."""
         keeps_moments: ClassVar[bool] = True
-        """Whether what is encoded are mean and log variance, and not latents."""
 
-        vae_path: str = ""
-        """A folder of diffusers with this VAE, a pipeline's folder, or a repository of the hub that holds one."""
         scaling_factor: PositiveFactor | None = None
         """What latents are multiplied by; None: what the VAE's config says."""
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
-        """Type of weights and arithmetic; moments come out as float32 either way."""
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
@@ -53,36 +47,14 @@ class MomentsVAE(Configurable):
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         config.check()
-        self.config = config
         self.folder = find_folder(config.vae_path, config.class_name)
-        self.idle = 0
-        """Steps since the weights were last needed."""
+        super().__init__(config, device=device)
 
-        import torch
-
-        self.device = torch.device(device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-
-    @cached_property
-    def model(self) -> Any:
-        """The VAE of diffusers."""
+    def load(self) -> Any:
         import diffusers
-        import torch
 
-        library: Any = getattr(diffusers, self.config.class_name)
-        dtype = getattr(torch, self.config.precision)
-        model = library.from_pretrained(str(self.folder), torch_dtype=dtype, local_files_only=True)
-        return model.to(self.device).eval().requires_grad_(False)
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """What its config says."""
-        return dict(self.model.config)
-
-    def release(self) -> bool:
-        """Gives the weights' memory back, until they are needed again; False: there are none."""
-        return vars(self).pop("model", None) is not None
+        kind = getattr(diffusers, self.config.class_name)
+        return kind.from_pretrained(str(self.folder), torch_dtype=self.dtype, local_files_only=True).to(self.device)
 
     @property
     def channels(self) -> int:
@@ -95,11 +67,11 @@ class MomentsVAE(Configurable):
 
     @property
     def shift_factor(self) -> float:
-        return float(self.settings.get("shift_factor") or 0.0)
+        return float(self.settings["shift_factor"] or 0.0)
 
     @property
     def library_model(self) -> Any:
-        """The VAE of diffusers, which says the scale that is used here."""
+        """It says the scale that is used here."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 
@@ -108,7 +80,7 @@ class MomentsVAE(Configurable):
         import torch
 
         self.idle = 0
-        pixels = video.to(self.device).float().div(127.5).sub(1.0).to(self.model.dtype)[None]
+        pixels = video.to(self.device).float().div(127.5).sub(1.0).to(self.dtype)[None]
         with torch.no_grad():
             if self.of_images:
                 moments: Tensor = self.model.encode(pixels[:, :, 0]).latent_dist.parameters[0][:, None]
@@ -121,7 +93,7 @@ class MomentsVAE(Configurable):
         import torch
 
         self.idle = 0
-        raw = (latents.to(self.device) / self.scaling_factor + self.shift_factor).to(self.model.dtype)
+        raw = (latents.to(self.device) / self.scaling_factor + self.shift_factor).to(self.dtype)
         with torch.no_grad():
             if self.of_images:
                 pixels: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""`WanVAE`: the Wan 2.2 video VAE, between uint8 clips and normalised latents (16× in space, 4× in time)."""
+"""`WanVAE`: the video VAE of Wan, between uint8 clips and normalised latents (16× or 8× in space, 4× in time)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from worldsmith.config import Configurable, wrong
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
-from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.video_vae.frozen import FrozenVAE
 from worldsmith.models.video_vae.wan_files import (
     SPATIAL_FACTOR,
     TEMPORAL_FACTOR,
@@ -29,8 +29,8 @@ RECIPE = "wan-mean-latents-2"
 """Part of the fingerprint: raise it when the same weights would give other latents (here: the windows' rule)."""
 
 
-class WanVAE(Configurable):
-    """Encodes and decodes one clip at a time, so that its bits never depend on what else is in a batch.
+class WanVAE(FrozenVAE):
+    """Encodes and decodes clips.
 
     - The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalised with
       the channel means and deviations of the VAE's config. Weights are frozen.
@@ -42,14 +42,11 @@ class WanVAE(Configurable):
         ValueError: the folder or file holds another class, other tensors, code, or statistics of the wrong length.
     """
 
-    class Config(Configurable.Config):
+    class Config(FrozenVAE.Config):
         keeps_moments: ClassVar[bool] = False
-        """Whether what is encoded are mean and log variance, and not latents."""
 
         vae_path: str = "${asset:tiny_vae}"
         """A diffusers AutoencoderKLWan folder, Wan2.2_VAE.pth, or a hub repository (org/name or hf://org/name/vae)."""
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
-        """Type of weights and arithmetic; latents come out as float32 either way."""
         encode_window: Annotated[int, Range(ge=4)] | None = None
         """Frames encoded at a time after the first, a multiple of 4. None: 68, 24, 8 or 4 by the size of the frame."""
 
@@ -62,26 +59,25 @@ class WanVAE(Configurable):
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
-            require_vae(self.vae_path)
+            require_vae(self.vae_path, self.cell)
+
+        @property
+        def cell(self) -> int:
+            """Pixels of a latent cell, in height and in width."""
+            return SPATIAL_FACTOR
 
     config: Config
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         config.check()
-        self.config = config
         self.source = find_vae(config.vae_path)
-        self.settings = read_settings(self.source)
+        self.stated = read_settings(self.source, config.cell)
 
         import torch
 
-        self.device = torch.device(device)
-        self.dtype = getattr(torch, config.precision)
-        if self.device.type == "cpu":
-            keep_freed_memory()
         if config.precision == "float32":  # on CUDA, convolutions would use TF32, and caches would hold other latents
             torch.backends.cudnn.allow_tf32 = False
-        self.idle = 0
-        _ = self.model  # what is wrong with the weights is said now
+        super().__init__(config, device=device)
         shape = (1, -1, 1, 1, 1)
         statistics: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         self.mean = torch.tensor(self.settings["latents_mean"], **statistics).view(shape)
@@ -93,15 +89,17 @@ class WanVAE(Configurable):
         """Latent channels."""
         return int(self.settings["z_dim"])
 
-    @property
-    def library_model(self) -> Any:
-        """The VAE of diffusers."""
-        return self.model
+    def load(self) -> Any:
+        return load_model(self.source, self.stated, self.dtype, self.device)
+
+    def release(self) -> bool:
+        """A compiled encoder stays: it would have to be compiled again."""
+        return self.compiled is None and super().release()
 
     def encode(self, video: Tensor) -> Tensor:
-        """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/16, W/16]; pixels enter as value/127.5 - 1.
+        """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/cell, W/cell]; pixels enter as value/127.5 - 1.
 
-        Raises ValueError for another type or form, T other than 4k+1, or sides that are no multiple of 16.
+        Raises ValueError for another type or form, T other than 4k+1, or sides that are no multiple of a cell.
         """
         import torch
 
@@ -115,7 +113,7 @@ class WanVAE(Configurable):
             return ((moments[:, : self.channels] - self.mean) * self.inverse_std)[0].float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents [C, t, h, w] to uint8 [3, 4(t-1)+1, 16h, 16w]. Raises ValueError for another form."""
+        """Normalised latents [C, t, h, w] to uint8 [3, 4(t-1)+1, H, W]. Raises ValueError for another form."""
         import torch
 
         if latents.ndim != 4 or latents.shape[0] != self.channels:
@@ -125,15 +123,6 @@ class WanVAE(Configurable):
             raw = latents.to(self.device, self.dtype)[None] / self.inverse_std + self.mean
             pixels = self.model.decode(raw).sample[0].float()
         return pixels.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
-
-    @cached_property
-    def model(self) -> Any:
-        """The VAE of diffusers."""
-        return load_model(self.source, self.settings, self.dtype, self.device).eval().requires_grad_(False)
-
-    def release(self) -> bool:
-        """Gives the weights' memory back, until they are needed again; False: there are none, or they are compiled."""
-        return self.compiled is None and vars(self).pop("model", None) is not None
 
     def window(self, height: int, width: int) -> int:
         """Frames that are encoded at a time, for frames of this size in pixels."""
@@ -173,5 +162,20 @@ class WanVAE(Configurable):
         _, frames, height, width = video.shape
         if frames % TEMPORAL_FACTOR != 1:
             raise ValueError(f"the VAE takes 4k+1 frames, found {frames}; cut to {(frames - 1) // 4 * 4 + 1}")
-        if height % SPATIAL_FACTOR or width % SPATIAL_FACTOR:
-            raise ValueError(f"height and width must be multiples of {SPATIAL_FACTOR}, found {height}x{width}")
+        cell = self.config.cell
+        if height % cell or width % cell:
+            raise ValueError(f"height and width must be multiples of {cell}, found {height}x{width}")
+
+
+class WanFamilyVAE(WanVAE):
+    """That of Wan 2.1 or of Wan 2.2."""
+
+    class Config(WanVAE.Config):
+        vae_path: str = ""
+        """A diffusers AutoencoderKLWan folder, a pipeline's folder, or a repository of the hub that holds one."""
+        spatial_factor: Literal[8, 16] = 8
+        """Pixels of a latent cell, in height and in width: 8 for Wan 2.1, 16 for Wan 2.2."""
+
+        @property
+        def cell(self) -> int:
+            return self.spatial_factor

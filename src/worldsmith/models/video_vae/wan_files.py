@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
-"""Pixels of a latent cell, in height and in width, and frames of a latent frame after the first: of every such VAE."""
+"""Pixels of a latent cell of Wan 2.2, in height and in width, and frames of a latent frame after the first."""
 PLACES = (IN_PIPELINE, (PTH_NAME,), ALONE)
 """Where a repository has its VAE: a pipeline's subfolder, the released file, the repository itself."""
 
@@ -29,12 +29,12 @@ def find_vae(name: str) -> Path:
     return inside(find_layout(name, PLACES, field="vae_path"))
 
 
-def require_vae(name: str) -> None:
+def require_vae(name: str, cell: int) -> None:
     """Raises FileNotFoundError or ValueError when `vae_path` names no VAE; reads no weights and downloads nothing."""
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
-        read_settings(find_vae(name))
+        read_settings(find_vae(name), cell)
     elif (found := look_for_layout(name, PLACES, field="vae_path")) is not None:
-        read_settings(inside(found))
+        read_settings(inside(found), cell)
 
 
 def inside(path: Path) -> Path:
@@ -43,8 +43,11 @@ def inside(path: Path) -> Path:
     return next((place for place in found if place.is_file() or holds_vae(place, CLASS_NAME)), path)
 
 
-def read_settings(source: Path) -> dict[str, Any]:
-    """The VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released one."""
+def read_settings(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
+    """The VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released one.
+
+    `cell`: the pixels of a latent cell that it must have.
+    """
     is_file = source.suffix in FILE_ENDINGS or source.is_file()
     config = source.with_suffix(".json") if is_file else source / "config.json"
     if is_file and not source.is_file():
@@ -54,17 +57,15 @@ def read_settings(source: Path) -> dict[str, Any]:
             f"vae_path: no config.json in '{source}'; give the folder of a diffusers {CLASS_NAME} "
             f"(in a pipeline export it is the subfolder 'vae') or {PTH_NAME}"
         )
-    if is_file and not config.is_file():
-        return RELEASED
-    settings = read_json_object(config)
+    settings = RELEASED if is_file and not config.is_file() else read_json_object(config)
     found = settings.get("_class_name")
     if found != CLASS_NAME:
         raise ValueError(f"vae_path: '{source}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
     factors = settings.get("scale_factor_spatial"), settings.get("scale_factor_temporal")
-    if factors != (SPATIAL_FACTOR, TEMPORAL_FACTOR):
+    if factors != (cell, TEMPORAL_FACTOR):
         raise ValueError(
             f"vae_path: '{config}' says {factors[0]} pixels and {factors[1]} frames to a latent cell, expected "
-            f"{SPATIAL_FACTOR} and {TEMPORAL_FACTOR}"
+            f"{cell} and {TEMPORAL_FACTOR}"
         )
     for name in ("latents_mean", "latents_std"):
         length, channels = len(settings.get(name, [])), settings["z_dim"]
