@@ -29,7 +29,7 @@ def two_rank_config(world: Path, *, steps: int, accumulate: int) -> Trainer.Conf
 def half_config(world: Path, *, accumulate: int, scale: float) -> Trainer.Config:
     """Six steps in float16, the first of which overflow."""
     config = two_rank_config(world, steps=6, accumulate=accumulate)
-    config.model.config.precision = "float16"
+    config.model.config.precision, config.optimizer.decay_vectors = "float16", False
     config.trainer.loss_scale.init_scale = scale
     return config
 

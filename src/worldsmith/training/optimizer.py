@@ -23,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that share a learning rate, in the network's order."""
+    """Parameters that share a learning rate and a weight decay, in the network's order."""
 
     lr: float
+    weight_decay: float
     names: list[str]
 
 
@@ -35,6 +36,8 @@ class AdamW(Configurable):
     - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA everything but the
       adapters is frozen before: the list may stay empty, be ["lora_"], or choose among the adapters.
     - `lr_multipliers`: the first substring, in the order of the table, that a name contains decides.
+    - `weight_decay` is that of all parameters but of those that `keys_without_decay` names and, unless `decay_vectors`,
+      those of one dimension: biases, and weights of norms.
     - A pattern that reaches no parameter is an error. One that an earlier pattern robs is reported in the log.
     """
 
@@ -47,6 +50,10 @@ class AdamW(Configurable):
         """Added to the denominator; 1e-6 suits bfloat16 gradients."""
         weight_decay: Annotated[Factor, Search(choices=(0.0, 0.01, 0.1))] = 0.0
         """Decoupled weight decay. 0: none."""
+        decay_vectors: bool = True
+        """Whether biases and the weights of norms (what has one dimension) have weight decay, too."""
+        keys_without_decay: list[str] = field(default_factory=list)
+        """Substrings of the names of parameters without weight decay."""
         fused: bool = True
         """Whether the fused kernel is used; on a device that has none the plain one is taken and the log says so."""
         keys_to_select: list[str] = field(default_factory=list)
@@ -55,7 +62,7 @@ class AdamW(Configurable):
         """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
 
         def check(self) -> None:
-            for name in ("keys_to_select", "lr_multipliers"):
+            for name in ("keys_to_select", "lr_multipliers", "keys_without_decay"):
                 if "" in getattr(self, name):
                     raise wrong(self, name, why="an empty pattern fits every parameter", remedy="remove it")
 
@@ -64,9 +71,13 @@ class AdamW(Configurable):
         self.config = config
         select_parameters(network, config.keys_to_select)
         named = trainable_parameters(network)
-        self.groups = group_by_lr(list(named), config.lr, config.lr_multipliers, frozen_names(network))
+        self.groups = group_parameters(named, config, frozen_names(network))
         self.optimizer = build_adamw(
-            [{"params": [named[name] for name in group.names], "lr": group.lr} for group in self.groups], config
+            [
+                {"params": [named[name] for name in group.names], "lr": group.lr, "weight_decay": group.weight_decay}
+                for group in self.groups
+            ],
+            config,
         )
 
     @property
@@ -102,8 +113,26 @@ def select_parameters(network: nn.Module, patterns: list[str]) -> None:
     logger.info("training %d of %d parameter tensors", chosen, len(trainable) + len(frozen))
 
 
-def group_by_lr(names: list[str], lr: float, multipliers: dict[str, float], frozen: list[str]) -> list[ParameterGroup]:
-    """Groups names by learning rate, in order of first appearance. Raises ValueError for a pattern that fits none."""
+def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, frozen: list[str]) -> list[ParameterGroup]:
+    """Groups by learning rate and decay, in order of first appearance. Raises ValueError for a pattern that fits none.
+
+    `frozen`: names of parameters that are not trained.
+    """
+    factors = factors_by_name(list(named), config.lr_multipliers, frozen)
+    for pattern in config.keys_without_decay:
+        if not any(pattern in name for name in named):
+            raise no_match("optimizer.keys_without_decay", pattern, list(named), frozen)
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, parameter in named.items():
+        spared = any(pattern in name for pattern in config.keys_without_decay)
+        spared |= parameter.ndim < 2 and not config.decay_vectors
+        rates = config.lr * factors.get(name, 1.0), 0.0 if spared else config.weight_decay
+        groups.setdefault(rates, []).append(name)
+    return [ParameterGroup(*rates, members) for rates, members in groups.items()]
+
+
+def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: list[str]) -> dict[str, float]:
+    """What the learning rate is multiplied by, of each name that a pattern fits."""
     taken: dict[str, str] = {}
     for pattern in multipliers:
         fits = [name for name in names if pattern in name]
@@ -117,10 +146,7 @@ def group_by_lr(names: list[str], lr: float, multipliers: dict[str, float], froz
                 *(pattern, multipliers[pattern], len(lost), len(fits), lost[0], taken[lost[0]]),
             )
         taken.update({name: pattern for name in fits if name not in taken})
-    groups: dict[float, list[str]] = {}
-    for name in names:
-        groups.setdefault(lr * multipliers.get(taken.get(name, ""), 1.0), []).append(name)
-    return [ParameterGroup(rate, members) for rate, members in groups.items()]
+    return {name: multipliers[pattern] for name, pattern in taken.items()}
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:

@@ -47,9 +47,22 @@ def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimize
     return [
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
         f"{short_number(total - trained)} frozen{average}",
+        *decay_lines(optimizer),
         *(f"{word:<13}{line}" for word, line in task.describe_weights(base_rates(network, optimizer))),
         *([] if expected is None else [f"expect       {expected}"]),
     ]
+
+
+def decay_lines(optimizer: Optimizer) -> Iterator[str]:
+    """What has no weight decay, where something has; nothing for a run in which all or none of the parameters have."""
+    kinds = {bool(group["weight_decay"]) for group in optimizer.param_groups}
+    if len(kinds) > 1:
+        spared = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        yield (
+            f"decay        none for {len(spared)} of {count} trained tensors, "
+            f"{short_number(sum(p.numel() for p in spared))} parameters"
+        )
 
 
 def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:

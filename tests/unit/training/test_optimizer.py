@@ -64,6 +64,41 @@ def test_ten_steps_equal_those_of_torch_with_the_same_groups(fused):
         assert torch.equal(mine, other)
 
 
+class WithNorms(TwoTowers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.norm_proj = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm_proj(self.norm(super().forward(x)))
+
+
+def test_biases_norms_and_named_parameters_without_decay_equal_groups_of_torch():
+    """Across two learning rates, bit for bit; a matrix of a layer that is called a norm decays."""
+    ours, theirs = WithNorms(), WithNorms()
+    config = AdamW.Config(
+        lr=1e-2, weight_decay=0.1, lr_multipliers={"moe_gen": 5.0}, decay_vectors=False, keys_without_decay=["llm2vae"]
+    )
+    component = config.build(network=ours)
+    spared = {name for name, p in theirs.named_parameters() if name.endswith("bias") or "llm2vae" in name}
+    spared |= {"norm.weight"}
+    assert {name for group in component.groups if not group.weight_decay for name in group.names} == spared
+    groups = [
+        {"params": [p], "lr": 5e-2 if "moe_gen" in name else 1e-2, "weight_decay": 0.0 if name in spared else 0.1}
+        for name, p in theirs.named_parameters()
+    ]
+    reference = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+    assert len(component.optimizer.param_groups) == 4
+    for mine, other in zip(train(ours, component.optimizer), train(theirs, reference)):
+        assert torch.equal(mine, other)
+
+
+def test_a_name_without_decay_that_fits_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"keys_without_decay: 'vae2lm' is in the name of none.*vae2llm"):
+        AdamW.Config(weight_decay=0.1, keys_without_decay=["vae2lm"]).build(network=TwoTowers())
+
+
 def test_the_fused_kernel_agrees_with_the_plain_one():
     networks = [TwoTowers(), TwoTowers()]
     fused, plain = (

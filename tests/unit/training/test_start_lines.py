@@ -29,6 +29,14 @@ def short(world: Path, steps: int) -> Trainer.Config:
     return config
 
 
+def test_what_has_no_weight_decay_is_counted(world: Path, tmp_path: Path) -> None:
+    config = short(world, 2)
+    for spare, lines in ((True, ["decay        none for 2 of 4 trained tensors, 8 parameters"]), (False, [])):
+        config.optimizer.decay_vectors = not spare
+        plan = plan_run(resolve(config), tmp_path, world_size=1)
+        assert [line for line in plan if line.startswith("decay")] == lines
+
+
 def planned(world: Path, folder: Path, steps: int) -> list[str]:
     """The lines of the plan that the start says too."""
     plan = plan_run(resolve(short(world, steps)), folder, world_size=1)

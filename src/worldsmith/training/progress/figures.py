@@ -51,12 +51,12 @@ def nested(figures: Mapping[str, float]) -> dict[str, Any]:
 
 
 def rates_by_group(step: Step, trainer: Trainer) -> dict[str, Any]:
-    """The learning rate of each group, named by its factor on `optimizer.lr`; nothing of a single group."""
+    """The learning rate of each group, named by its factor on `optimizer.lr`; nothing where all have the same."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
-    if len(groups) == 1:
+    starts = [group.get("initial_lr", base) for group in groups]
+    if len(set(starts)) == 1:
         return {}
-    names = [f"x{group.get('initial_lr', base) / base:g}" for group in groups]
-    return {"lr_groups": dict(zip(names, step.learning_rates, strict=True))}
+    return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
 def work_figures(step: Step, trainer: Trainer) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half_config(world: Path, *, steps: int = 8, growth_interval: int | None = 2, **settings: Any) -> Trainer.Config:
     config = toy_runs.toy_config(world, steps=steps)
     config.model.config.precision = "float16"
-    config.scheduler.cycle_lengths = [8]
+    config.scheduler.cycle_lengths, config.optimizer.decay_vectors = [8], False
     config.trainer.loss_scale = LossScaler.Config(init_scale=HIGH, growth_interval=growth_interval)
     for name, value in settings.items():
         setattr(config.trainer, name, value)
@@ -37,7 +37,7 @@ def half_config(world: Path, *, steps: int = 8, growth_interval: int | None = 2,
 
 @pytest.fixture(scope="module")
 def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two packs a step, clipping, skipped steps, a scale that falls and one that grows."""
+    """A run with two packs a step, clipping, skipped steps, a scale that falls and grows, biases without decay."""
     folder = tmp_path_factory.mktemp("whole")
     Trainer(half_config(world), run_folder=folder).train()
     return folder
@@ -51,8 +51,9 @@ def test_steps_are_those_of_a_loop_with_torch_amp(world: Path, whole: Path) -> N
     """Scales, skips, norms before clipping and the last weights, to the bit."""
     config = half_config(world)
     judge = config.model.config.build(seed=config.trainer.seed).network
-    settings = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.01, "fused": True}
-    optimizer = torch.optim.AdamW(judge.parameters(), lr=3e-2, **settings)
+    settings = {"betas": (0.9, 0.99), "eps": 1e-8, "fused": True}
+    groups = [{"params": [p], "weight_decay": 0.01 * (p.ndim > 1)} for p in judge.parameters()]
+    optimizer = torch.optim.AdamW(groups, lr=3e-2, **settings)
     scaler = torch.amp.GradScaler("cpu", init_scale=HIGH, growth_interval=2)
     trainer = Trainer(config, run_folder=whole.parent / "unused")  # for its data and its rates
     batches, schedule = iter(trainer.state.loader), trainer.state.scheduler.scheduler.lr_lambdas[0]

@@ -71,9 +71,9 @@ def optimizer(t: Translation) -> None:
     t.move(f"{OPTIMIZER}betas", "optimizer.betas", "renamed")
     decay = t.get(f"{OPTIMIZER}weight_decay")
     t.put("optimizer.weight_decay", decay, source=f"{OPTIMIZER}weight_decay")
-    same = adapted or not decay
-    why = "" if same else "; biases and norms too, which there have none"
-    t.say(f"{OPTIMIZER}weight_decay", "renamed" if same else "approximated", f"optimizer.weight_decay = {decay:g}{why}")
+    t.put("optimizer.decay_vectors", False, source=f"{OPTIMIZER}weight_decay")
+    text = f"optimizer.weight_decay = {decay:g}, decay_vectors = false: biases and weights of norms have none"
+    t.say(f"{OPTIMIZER}weight_decay", "renamed", text)
 
 
 @computed(f"{DS}gradient_clipping")

@@ -106,6 +106,7 @@ def test_what_all_published_stacks_have_in_common() -> None:
         "optimizer.betas": [0.9, 0.95],
         "optimizer.eps": 1e-8,
         "optimizer.weight_decay": 1e-4,
+        "optimizer.decay_vectors": False,
         "checkpoint.save_iter": 500,
         "checkpoint.load_path": "zai-org/CogVideoX-2b",
         "model.config.precision": "bfloat16",
