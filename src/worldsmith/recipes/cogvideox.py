@@ -1,7 +1,8 @@
-"""CogVideoX, text to video: the numbers of its published fine-tuning, and twins for a CPU with the same code path."""
+"""CogVideoX, from texts and from images: the numbers of its published fine-tuning, and twins for a CPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -9,10 +10,10 @@ from worldsmith.config import recipe, ref
 from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cogvideox.architecture import cogvideox_2b as network_2b
-from worldsmith.models.cogvideox.architecture import cogvideox_5b as network_5b
-from worldsmith.models.cogvideox.architecture import tiny
+from worldsmith.models.cogvideox import architecture
+from worldsmith.models.cogvideox.architecture import NetworkConfig
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
@@ -35,7 +36,7 @@ def cogvideox_2b() -> Trainer.Config:
         model=ModelSpec(
             name="cogvideox",
             config=CogVideoXGenerator.Config(
-                network=network_2b(),
+                network=architecture.cogvideox_2b(),
                 tokenizer=CogVideoXVAE.Config(vae_path=PIPELINE),
                 text_encoder=T5TextEncoder.Config(
                     path=PIPELINE, max_length=ref("model.config.network.max_text_seq_length")
@@ -77,9 +78,27 @@ def cogvideox_2b() -> Trainer.Config:
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B, all weights."""
     config.job.experiment = config.job.name = "cogvideox_5b"
-    cast(CogVideoXGenerator.Config, config.model.config).network = network_5b()
+    cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
     config.objective.shift_scale = 1.0
     return config
+
+
+@recipe("cogvideox_5b_i2v", starts_from="cogvideox_5b")
+def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B-I2V, all weights and the learned table of positions; clips of 49 frames of 720x480."""
+    return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
+
+
+@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b")
+def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B, all weights; clips of 81 frames of 1360x768."""
+    return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
+
+
+@recipe("cogvideox1_5_5b_i2v", starts_from="cogvideox1_5_5b")
+def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B-I2V, all weights; clips of 81 frames of 1360x768."""
+    return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")
 
 
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
@@ -94,6 +113,24 @@ def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
     return with_adapters(config, "cogvideox_5b_lora")
 
 
+@recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
+def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B-I2V, adapters of rank 256 on the attention; the table of positions stays as it is."""
+    return with_adapters(config, "cogvideox_5b_i2v_lora", rank=256)
+
+
+@recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
+def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B, adapters of rank 128 on the attention."""
+    return with_adapters(config, "cogvideox1_5_5b_lora")
+
+
+@recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
+def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B-I2V, adapters of rank 128 on the attention."""
+    return with_adapters(config, "cogvideox1_5_5b_i2v_lora")
+
+
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
 def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox_2b: a network of 36 thousand parameters on clips of 64 pixels, on a CPU."""
@@ -103,16 +140,44 @@ def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox_5b_tiny", starts_from="cogvideox_5b")
 def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox_5b: the same with rotary positions."""
-    make_tiny(config, "cogvideox_5b_tiny")
-    cast(CogVideoXGenerator.Config, config.model.config).network.use_rotary_positional_embeddings = True
+    return make_tiny(config, "cogvideox_5b_tiny")
+
+
+@recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
+def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox_5b_i2v: with an image and a learned table of positions."""
+    return make_tiny(config, "cogvideox_5b_i2v_tiny")
+
+
+@recipe("cogvideox1_5_5b_tiny", starts_from="cogvideox1_5_5b")
+def cogvideox1_5_5b_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox1_5_5b: with two latent frames in a token."""
+    return make_tiny(config, "cogvideox1_5_5b_tiny")
+
+
+@recipe("cogvideox1_5_5b_i2v_tiny", starts_from="cogvideox1_5_5b_i2v")
+def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox1_5_5b_i2v: with an image beside them."""
+    return make_tiny(config, "cogvideox1_5_5b_i2v_tiny")
+
+
+def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
+    """Another network, on clips of one size and of the frames that it was made for."""
+    config.job.experiment = config.job.name = name
+    model = cast(CogVideoXGenerator.Config, config.model.config)
+    model.network = network
+    model.image = ImageConfig() if network.in_channels > network.out_channels else None
+    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
+    dataset.resolution = size
+    dataset.num_video_frames = dataset.min_frames = network.sample_frames
     return config
 
 
-def with_adapters(config: Trainer.Config, name: str) -> Trainer.Config:
+def with_adapters(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
     """Trains adapters alone, at the published rank, scale and learning rate of the diffusers trainer."""
     config.job.experiment = config.job.name = name
     model = cast(CogVideoXGenerator.Config, config.model.config)
-    model.lora_enabled, model.lora_rank, model.lora_alpha = True, 128, 64
+    model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, rank // 2
     config.optimizer.lr = 2e-5
     return config
 
@@ -123,11 +188,28 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
     config.job.project = "worldsmith"
     model = cast(CogVideoXGenerator.Config, config.model.config)
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
-    model.network = tiny()
+    model.network = tiny_twin(model.network)
     model.activation_checkpointing.mode = "none"
     config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
     config.optimizer.lr = 3e-3
     dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
-    dataset.resolution, dataset.num_video_frames, dataset.min_frames = "64", 9, 9
+    dataset.resolution = "64x64" if model.network.use_learned_positional_embeddings else "64"
+    dataset.num_video_frames = dataset.min_frames = 9
     config.dataloader_train.num_workers = 0
     return config
+
+
+def tiny_twin(network: NetworkConfig) -> NetworkConfig:
+    """A tiny network of the same kind."""
+    small = architecture.tiny()
+    return replace(
+        small,
+        in_channels=small.in_channels * network.in_channels // network.out_channels,
+        use_rotary_positional_embeddings=network.use_rotary_positional_embeddings,
+        use_learned_positional_embeddings=network.use_learned_positional_embeddings,
+        patch_size_t=network.patch_size_t,
+        patch_bias=network.patch_bias,
+        ofs_embed_dim=small.time_embed_dim if network.ofs_embed_dim else None,
+        sample_height=16 if network.patch_size_t else small.sample_height,
+        sample_width=16 if network.patch_size_t else small.sample_width,
+    )

@@ -29,7 +29,7 @@ SAY_EVERY = 5.0
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.sample import FirstFrames, VideoSample
     from worldsmith.data.clips.summary import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.report.report import DataReport
@@ -58,6 +58,11 @@ class ClipTask(Task):
     def encoded_channels(self) -> int:
         """Channels of what the cache keeps of a clip."""
 
+    @property
+    def first_frames(self) -> FirstFrames:
+        """What the loader gives of each clip's first frame on its own."""
+        return "none"
+
     def loader(self, *, dry: bool = False) -> VideoLoader:
         settings = copy.deepcopy(self.data)
         if dry:
@@ -66,6 +71,7 @@ class ClipTask(Task):
             grid=self.grid,
             tokenizer=self.tokenize,  # loaded once, here, and not in every worker
             latent_cache=self.latent_cache if settings.latent_cache else None,
+            first_frames=self.first_frames,
             **self.place_in_run(),
         )
         return loader
@@ -151,12 +157,19 @@ class ClipTask(Task):
         return Path(self.data.latent_cache)
 
     def encode_ahead(self, sample: VideoSample) -> bool:
-        if sample.latents is not None:
-            return False
-        if self.latent_cache and sample.cache_key and self.latent_cache.path_for(sample.cache_key).exists():
-            return False  # another process was quicker
-        latents_of(sample, self.model.encode, self.latent_cache)
-        return True
+        missing = [part for part in self._cached(sample) if part.latents is None and not self._is_kept(part)]
+        for part in missing:
+            latents_of(part, self.model.encode, self.latent_cache)
+        return bool(missing)
+
+    def _cached(self, sample: VideoSample) -> list[VideoSample]:
+        """What a cache keeps of a sample: the clip, and its first frame where that is encoded once."""
+        return [sample, sample.image] if sample.image is not None and self.first_frames == "cached" else [sample]
+
+    def _is_kept(self, part: VideoSample) -> bool:
+        """Whether another process was quicker."""
+        key = part.cache_key
+        return self.latent_cache is not None and key is not None and self.latent_cache.path_for(key).exists()
 
     def contents(self, dataset: VideoDataset) -> Iterator[tuple[str, Any]]:
         return dataset.contents()
@@ -166,4 +179,5 @@ class ClipTask(Task):
         return 4 * self.encoded_channels
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
-        return self.latent_cache is not None and any(sample.latents is None for sample in batch)
+        parts = (part for sample in batch for part in self._cached(sample))
+        return self.latent_cache is not None and any(part.latents is None for part in parts)

@@ -2,52 +2,133 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.tasks.pipeline_task import PipelineTask
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import FirstFrames, VideoSample
+    from worldsmith.models.cogvideox.image_input import ImageConfig
+
 DECODED_FRAMES = 8
 """Clips of 8k+1 frames alone come out of diffusers' decoder as long as they went in."""
+DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
+"""Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""
+HALF_RANGE = 127.5
+"""What 1 is in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodableGrid(LatentGrid):
+    patch_frames: int = 1
+    """Latent frames of a token."""
+
     def usable_frames(self, num_frames: int) -> int:
         return (num_frames - 1) // DECODED_FRAMES * DECODED_FRAMES + 1
 
+    def vision_tokens(self, shape: tuple[int, int, int]) -> int:
+        frames, height, width = shape
+        return LatentGrid.vision_tokens(self, (-(-frames // self.patch_frames), height, width))
+
 
 class CogVideoXTask(PipelineTask):
-    """Text to video."""
+    """Text to video and image to video.
+
+    The loss is over all latent frames; of CogVideoX 1.5 also over the one in front, which sampling draws and drops:
+    so CogVideo's own trainer has it. An image is dropped by sample, where SAT drops those of a whole batch.
+    """
 
     objective_class = VPrediction
 
+    model: CogVideoXGenerator
+
     @classmethod
-    def check(cls, run: Any) -> None:
-        super().check(run)
-        refuse_other_inputs(run.model.config)
+    def check_data(cls, section: str, data: Any, model: Any) -> None:
+        super().check_data(section, data, model)
+        check_sizes(section, data.dataset, model.network)
 
     @property
     def grid(self) -> LatentGrid:
-        return DecodableGrid(*self.model.config.latent_grid)
+        model = self.model.config
+        return DecodableGrid(*model.latent_grid, patch_frames=model.network.patch_size_t or 1)
+
+    @property
+    def first_frames(self) -> FirstFrames:
+        """Noise on the image is drawn anew in every step, and then encoded."""
+        image = self.model.config.image
+        return "none" if image is None else "encoded each time" if image.noise else "cached"
+
+    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+        """With the first latent frame repeated in front until tokens are whole."""
+        import torch
+
+        found = super().clean_latents(batch, seed=seed)
+        missing = self.model.padding(found[0].shape[1])
+        return [torch.cat([x0[:, :1]] * missing + [x0], dim=1) for x0 in found]
+
+    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+        config = self.model.config.image
+        if config is None:
+            return {}
+        return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
+
+    def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
+        """[n, C, 1, h, w]: each clip's first frame, encoded alone; zeros where it is dropped."""
+        import torch
+
+        from worldsmith.objectives.noise_schedule import random_noise, random_stream
+
+        vae, places = self.model.vae, [sample.position for sample in batch]
+        shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
+        images = torch.zeros(len(batch), *shape, device=self.model.device)
+        kept = [n for n, at in enumerate(places) if random_stream(seed, at, DROPOUT_STREAM).random() >= config.dropout]
+        encoded = self.latents([noised(batch[n], config, seed=seed) for n in kept])
+        for n, moments in zip(kept, encoded, strict=True):
+            noise = random_noise(shape, seed=seed, position=places[n], stream=IMAGE_STREAM).to(moments.device)
+            images[n] = vae.image_latents(moments, noise, config.latent_scale)
+        return images
 
 
-def refuse_other_inputs(model: CogVideoXGenerator.Config) -> None:
-    """Raises WrongValueError for the networks of CogVideoX 1.5 and of image to video: they come later."""
-    network = model.network
-    section = "model.config.network"
-    images = {f"{section}.in_channels": network.in_channels, f"{section}.out_channels": network.out_channels}
-    if network.in_channels != network.out_channels or network.use_learned_positional_embeddings:
-        images[f"{section}.use_learned_positional_embeddings"] = network.use_learned_positional_embeddings
-        remedy = "take the network of a text-to-video model: in_channels = out_channels, no learned table"
-        raise WrongValueError(images, why="image to video is not trained by this version", remedy=remedy)
-    later = {f"{section}.{name}": getattr(network, name) for name in ("patch_size_t", "ofs_embed_dim")}
-    if any(value is not None for value in later.values()):
-        raise WrongValueError(later, why="CogVideoX 1.5 is not trained by this version", remedy="leave them out")
+def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
+    """The first frame of a clip with its noise. Raises ValueError for a sample without one."""
+    from worldsmith.objectives.noise_schedule import random_noise, random_stream
+
+    image = sample.image
+    if image is None:
+        raise ValueError(f"sample {sample.key} has no first frame, which the network reads beside the video")
+    if not config.noise or image.video is None:
+        return image
+    level = random_stream(seed, sample.position, LEVEL_STREAM).normal(config.noise_log_mean, config.noise_log_std)
+    noise = random_noise(image.video.shape, seed=seed, position=sample.position, stream=PIXEL_STREAM)
+    return replace(image, video=image.video + HALF_RANGE * math.exp(level) * noise)
+
+
+def check_sizes(section: str, dataset: Any, network: Any) -> None:
+    """Raises WrongValueError for sizes of clips that the network's positions do not cover."""
+    given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in ("resolution", "num_video_frames")}
+    width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
+    wanted = (width, height), network.sample_frames
+    exact = exact_size(dataset.resolution)
+    if network.use_learned_positional_embeddings and (exact, dataset.num_video_frames) != wanted:
+        why = f"the learned table of positions is for clips of {width}x{height} and {wanted[1]} frames"
+        sizes = f"write resolution = '{width}x{height}' and num_video_frames = {wanted[1]}"
+        remedy = f"{sizes}, or train without it: model.config.network.use_learned_positional_embeddings = false"
+        raise WrongValueError(given, why=why, remedy=remedy)
+    clips = [exact] if exact else list(RESOLUTIONS[dataset.resolution].values())
+    if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):
+        why = f"the network has positions for clips of up to {width}x{height} (its sample_width and sample_height)"
+        raise WrongValueError(given, why=why, remedy="train at smaller sizes")
 
 
 FAMILY = CogVideoXTask

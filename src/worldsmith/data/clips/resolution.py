@@ -1,9 +1,11 @@
-"""Resolution tiers and aspect buckets.
+"""Sizes of clips: resolution tiers with their aspect buckets, or one size for all.
 
 Tiers from 256 are a published table; 64, 96 and 128 are ours, for runs on a laptop.
 """
 
 from __future__ import annotations
+
+import re
 
 from worldsmith.config import WrongValueError
 
@@ -60,6 +62,23 @@ def check_tier(tier: str, name: str = "resolution") -> None:
         raise WrongValueError({name: tier}, why=why, remedy=remedy)
 
 
+def exact_size(resolution: str) -> tuple[int, int] | None:
+    """(width, height) of a text such as "720x480"; None for any other."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", resolution)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def check_resolution(resolution: str) -> None:
+    """Raises WrongValueError for what is neither a tier to train at nor a size that can be encoded."""
+    size = exact_size(resolution)
+    if size is None:
+        check_tier(resolution)
+    elif any(side % SIDE for side in size):
+        nearest = "x".join(str(max(SIDE, side // SIDE * SIDE)) for side in size)
+        why = f"width and height must be multiples of {SIDE} pixels, which the video VAE needs"
+        raise WrongValueError({"resolution": resolution}, why=why, remedy=f"write e.g. '{nearest}'")
+
+
 def aspect_bucket(width: int, height: int) -> str:
     """The published aspect bucket, "W,H", of a picture of width x height pixels."""
     ratio = width / height
@@ -69,6 +88,6 @@ def aspect_bucket(width: int, height: int) -> str:
     return "16,9"
 
 
-def target_size(tier: str, width: int, height: int) -> tuple[int, int]:
+def target_size(resolution: str, width: int, height: int) -> tuple[int, int]:
     """(width, height) to train at for a source of width x height."""
-    return RESOLUTIONS[tier][aspect_bucket(width, height)]
+    return exact_size(resolution) or RESOLUTIONS[resolution][aspect_bucket(width, height)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from worldsmith.data.stream.through_pipe import ThroughPipe
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FirstFrames = Literal["none", "encoded each time", "cached"]
+"""What samples bring of their first frame on its own: nothing, its pixels, or what a cache has of it."""
 
 
 @dataclass(slots=True)
@@ -42,4 +45,6 @@ class VideoSample(ThroughPipe):
     cache_key: str | None
     """Where to store the latents after encoding; None when the cache is off."""
     resolution: str
-    """Resolution tier, e.g. "256"."""
+    """That of the data set: a tier such as "256", or a size such as "720x480"."""
+    image: VideoSample | None = None
+    """The first frame as a sample of its own, where a task asks for it; also beside cached `latents`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from worldsmith.data.clips.framing import Framing
 from worldsmith.data.clips.latent_cache import LatentCache, file_identity
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
-from worldsmith.data.clips.sample import VideoSample
+from worldsmith.data.clips.sample import FirstFrames, VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError
@@ -43,12 +43,14 @@ class ClipMaker(SampleMaker[VideoSample]):
         grid: LatentGrid,
         tokenizer: Callable[[str], list[int]],
         latent_cache: LatentCache | None,
+        first_frames: FirstFrames = "none",
     ) -> None:
         super().__init__(dataset, config)
         self.grid = grid
         self.tokenizer = tokenizer
         self.max_caption_tokens = config.max_caption_tokens
         self.latent_cache = latent_cache
+        self.first_frames = first_frames
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         window = self.window(position)
@@ -71,7 +73,6 @@ class ClipMaker(SampleMaker[VideoSample]):
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
         part = look_at(window, config, self.grid, sample_rng(self.seed, position, "frames"))
-        height, width = part.size
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
         text_ids = self._text_ids(caption, window, notes)
@@ -81,18 +82,11 @@ class ClipMaker(SampleMaker[VideoSample]):
             average = f"{part.fps:.2f} FPS, their average, is used"
             notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
 
-        key, latents = None, None
-        if self.latent_cache is not None:
-            frames = [part.selection.start, part.selection.interval, part.selection.count]
-            source = [window.start_frame, window.end_frame, window.temporal_interval]
-            file = file_identity(part.status, window.path, window.relative_path, window.mark)
-            key = self.latent_cache.key_for(file=file, window=source, frames=frames, size=[height, width])
+        key, latents = self._key(window, part, part.selection.count), None
+        if self.latent_cache is not None and key is not None:
             latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
             notes[f"cache_{outcome}"] = ""
-        video = None
-        if latents is None and self.decodes:
-            framing = Framing((width, height), "training")
-            video = torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing))
+        video = self._read(window, part, part.selection.count) if latents is None and self.decodes else None
         sample = VideoSample(
             key=window.key,
             position=position,
@@ -111,7 +105,34 @@ class ClipMaker(SampleMaker[VideoSample]):
             cache_key=key,
             resolution=config.resolution,
         )
+        if self.first_frames != "none":
+            sample.image = self._image(sample, window, part)
         return Made(sample, notes)
+
+    def _image(self, sample: VideoSample, window: Window, part: Part) -> VideoSample:
+        """The first frame alone. Where the clip's latents are cached it is read again: a frame, not the clip."""
+        shape = (1, *part.latent_shape[1:])
+        key = self._key(window, part, 1) if self.first_frames == "cached" else None
+        latents = self.latent_cache.get(key, shape) if self.latent_cache is not None and key is not None else None
+        video = None
+        if latents is None and self.decodes:
+            video = self._read(window, part, 1) if sample.video is None else sample.video[:, :1].clone()
+        return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=1, cache_key=key)
+
+    def _key(self, window: Window, part: Part, count: int) -> str | None:
+        """Under which the cache keeps the first `count` of the frames that are used."""
+        if self.latent_cache is None:
+            return None
+        frames = [part.selection.start, part.selection.interval, count]
+        source = [window.start_frame, window.end_frame, window.temporal_interval]
+        file = file_identity(part.status, window.path, window.relative_path, window.mark)
+        return self.latent_cache.key_for(file=file, window=source, frames=frames, size=list(part.size))
+
+    def _read(self, window: Window, part: Part, count: int) -> torch.Tensor:
+        """The first `count` of the frames that are used, uint8 [3, count, H, W]; decodes none after them."""
+        height, width = part.size
+        framing = Framing((width, height), "training")
+        return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))
 
     def _text_ids(self, caption: str, window: Window, notes: dict[str, str]) -> list[int]:
         ids, most = self.tokenizer(caption), self.max_caption_tokens

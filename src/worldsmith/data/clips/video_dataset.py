@@ -16,7 +16,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, 
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
 from worldsmith.data.clips.clip_records import ClipRecord, find_file, has_file, line_records
 from worldsmith.data.clips.conditioning import check_conditioning
-from worldsmith.data.clips.resolution import check_tier
+from worldsmith.data.clips.resolution import check_resolution
 from worldsmith.data.clips.shard_records import LAST, shard_records
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
@@ -56,7 +56,7 @@ class VideoDataset(Configurable):
         path: str = ""
         """The .jsonl[.gz] file, its folder (also from above train/), or .tar shards: clips-{000..003}.tar, s3://….tar."""
         resolution: str = "256"
-        """Resolution tier; the size follows from the aspect of each clip."""
+        """A tier, where the size follows from the aspect of each clip; or "720x480", width and height of every clip."""
         sample_by_window: bool = True
         """A pass has every window of every clip; False = one of its windows a clip, drawn anew in every pass."""
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
@@ -89,7 +89,7 @@ class VideoDataset(Configurable):
         """Clips whose shorter side is below this, in pixels, are left out; 0 = off."""
 
         def check(self) -> None:
-            check_tier(self.resolution)
+            check_resolution(self.resolution)
             check_conditioning(self.conditioning_config)
             if self.num_video_frames == -1 and (self.temporal_interval_mode, self.frame_selection_mode) != (
                 "max_30fps",

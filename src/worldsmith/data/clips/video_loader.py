@@ -14,6 +14,7 @@ from worldsmith.data.stream.loader import PackingDataLoader
 if TYPE_CHECKING:
     from worldsmith.data.clips.latent_cache import LatentCache
     from worldsmith.data.clips.latent_grid import LatentGrid
+    from worldsmith.data.clips.sample import FirstFrames
     from worldsmith.data.stream.quarantine import Quarantine
 
 
@@ -41,6 +42,7 @@ class VideoLoader(PackingDataLoader):
         quarantine: Quarantine | None = None,
         rank: int = 0,
         world_size: int = 1,
+        first_frames: FirstFrames = "none",
     ) -> None:
         """`tokenizer` maps a caption to its chat-templated ids, in the workers.
 
@@ -55,7 +57,9 @@ class VideoLoader(PackingDataLoader):
                 f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
             )
         dataset = config.dataset.build()
-        maker = ClipMaker(dataset, config, grid=grid, tokenizer=tokenizer, latent_cache=latent_cache)
+        maker = ClipMaker(
+            dataset, config, grid=grid, tokenizer=tokenizer, latent_cache=latent_cache, first_frames=first_frames
+        )
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Annotated
 
 from worldsmith.config import Config, wrong
@@ -50,7 +52,8 @@ class NetworkConfig(Config):
     use_rotary_positional_embeddings: bool = False
     """Rotary positions in place of a sine table."""
     use_learned_positional_embeddings: bool = False
-    """A table of positions beside the rotary ones."""
+    """A table of positions beside the rotary ones, trained like other weights; it fits clips of the sample sizes only.
+    Weights that have one can be trained without it."""
     attention_bias: bool = True
     """Biases in the attention projections."""
     norm_elementwise_affine: bool = True
@@ -76,14 +79,39 @@ class NetworkConfig(Config):
         if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
             names = "use_learned_positional_embeddings", "use_rotary_positional_embeddings"
             raise wrong(self, *names, why="a learned table exists beside rotary positions only")
+        if self.patch_size_t and (self.use_learned_positional_embeddings or not self.use_rotary_positional_embeddings):
+            why = "tokens of several latent frames have rotary positions and no table"
+            kinds = "use_rotary_positional_embeddings", "use_learned_positional_embeddings"
+            raise wrong(self, "patch_size_t", *kinds, why=why)
         for side in ("sample_height", "sample_width"):
             if getattr(self, side) % self.patch_size:
                 raise wrong(self, side, "patch_size", why="the first must be a multiple of the second")
         if self.dropout:
             raise wrong(self, "dropout", why="its draws would not be those of a resumed run", remedy="write 0")
 
+    def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
+        """Raises WrongValueError for latents (t, h, w) that positions of this network do not cover."""
+        latent_frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
+        table = latent_frames, self.sample_height, self.sample_width
+        if self.use_learned_positional_embeddings and latent_shape != table:
+            names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
+            why = f"the learned table is for latents {table} (frames, height, width), found {latent_shape}"
+            remedy = "train at its sizes, or leave it out: use_learned_positional_embeddings = false"
+            raise wrong(self, *names, why=why, remedy=remedy)
+        height, width = latent_shape[1:]
+        if self.patch_size_t and (height > self.sample_height or width > self.sample_width):
+            why = f"latents of {height} x {width} cells are larger than the grid of positions"
+            raise wrong(self, "sample_height", "sample_width", why=why, remedy="train at smaller sizes, or raise these")
+
+    @property
+    def table_shape(self) -> tuple[int, int, int]:
+        """Of the learned positions: 1, text tokens and those of a clip of the sample sizes, channels."""
+        frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
+        cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
+        return 1, self.max_text_seq_length + frames * cells, self.inner_dim
+
     def count_parameters(self) -> int:
-        """By arithmetic; a learned table is a buffer and not counted."""
+        """By arithmetic."""
         d, t, patch = self.inner_dim, self.time_embed_dim, self.patch_size**2 * (self.patch_size_t or 1)
         linear = lambda a, b, bias=True: a * b + b * bias  # noqa: E731
         norm = 2 * d * self.norm_elementwise_affine
@@ -94,7 +122,8 @@ class NetworkConfig(Config):
         ends = patches + linear(self.text_embed_dim, d) + linear(d, t) + linear(t, t) + norm
         ends += linear(t, 2 * d) + norm + linear(d, patch * self.out_channels)
         ofs = 2 * linear(self.ofs_embed_dim, self.ofs_embed_dim) if self.ofs_embed_dim else 0
-        return self.num_layers * block + ends + ofs
+        table = prod(self.table_shape) if self.use_learned_positional_embeddings else 0
+        return self.num_layers * block + ends + ofs + table
 
     def linear_layers(self) -> list[str]:
         """Paths of the layers that can get an adapter."""
@@ -118,6 +147,22 @@ def cogvideox_2b() -> NetworkConfig:
 def cogvideox_5b() -> NetworkConfig:
     """CogVideoX-5B: rotary positions (5.57 B parameters)."""
     return NetworkConfig(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True)
+
+
+def cogvideox_5b_i2v() -> NetworkConfig:
+    """CogVideoX-5B-I2V: an image beside the video, and a learned table of positions (5.57 B and 55 M parameters)."""
+    return replace(cogvideox_5b(), in_channels=32, use_learned_positional_embeddings=True)
+
+
+def cogvideox1_5_5b() -> NetworkConfig:
+    """CogVideoX-1.5-5B: two latent frames in a token (5.57 B parameters)."""
+    sizes = replace(cogvideox_5b(), sample_height=300, sample_width=300, sample_frames=81)
+    return replace(sizes, patch_size_t=2, patch_bias=False)
+
+
+def cogvideox1_5_5b_i2v() -> NetworkConfig:
+    """CogVideoX-1.5-5B-I2V: an image beside the video (5.57 B parameters)."""
+    return replace(cogvideox1_5_5b(), in_channels=32, ofs_embed_dim=512)
 
 
 def tiny() -> NetworkConfig:

@@ -76,7 +76,7 @@ class MomentsVAE(FrozenVAE):
         return self.model
 
     def encode(self, video: Tensor) -> Tensor:
-        """uint8 [3, T, H, W] to float32 moments [2C, t, h, w]; pixels enter as value/127.5 - 1."""
+        """Pixels from 0 to 255, [3, T, H, W], to float32 moments [2C, t, h, w]; they enter as value/127.5 - 1."""
         import torch
 
         self.idle = 0
