@@ -58,6 +58,7 @@ def tiny_config(world: Path, recipe: str = "cogvideox_2b_tiny", *, steps: int = 
     config.checkpoint.save_iter = steps
     config.dataloader_train.latent_cache = str(world / "latents")
     dataset = config.dataloader_train.dataset
-    dataset.num_video_frames, dataset.min_frames, dataset.temporal_interval_mode = -1, 5, "max_30fps"
+    if not config.model.config.network.use_learned_positional_embeddings:
+        dataset.num_video_frames, dataset.min_frames, dataset.temporal_interval_mode = -1, 5, "max_30fps"
     dataset.caption_keys = ["caption"]
     return resolve(config)

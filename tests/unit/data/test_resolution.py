@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldsmith.data.clips.framing import cover_and_crop
-from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
+from worldsmith.data.clips.resolution import (
+    RESOLUTIONS,
+    TIERS,
+    aspect_bucket,
+    check_resolution,
+    check_tier,
+    target_size,
+)
 
 
 def test_published_entries_are_width_by_height() -> None:
@@ -34,6 +41,17 @@ def test_tiers_that_the_vae_cannot_encode_are_refused_with_the_sizes() -> None:
         check_tier("1080")
     with pytest.raises(ValueError, match="choose one of 64, 96"):
         check_tier("257")
+
+
+def test_one_size_for_all_clips_is_written_as_width_x_height() -> None:
+    check_resolution("720x480")
+    check_resolution("480")
+    assert target_size("720x480", 500, 900) == (720, 480)
+    with pytest.raises(ValueError, match=r"multiples of 16 pixels.*write e.g. '720x464'"):
+        check_resolution("720x470")
+    for wrong in ("720x", "720 x 480", "0x480", "-720x480"):
+        with pytest.raises(ValueError, match="choose one of 64, 96"):
+            check_resolution(wrong)
 
 
 @given(st.integers(1, 8000), st.integers(1, 8000), st.sampled_from(TIERS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,27 @@ import tiny_cogvideox
 import torch
 from torch import nn
 
-from worldsmith.models.cogvideox.architecture import NetworkConfig, cogvideox_2b, cogvideox_5b, tiny
+from worldsmith.models.cogvideox.architecture import (
+    NetworkConfig,
+    cogvideox1_5_5b,
+    cogvideox1_5_5b_i2v,
+    cogvideox_2b,
+    cogvideox_5b,
+    cogvideox_5b_i2v,
+    tiny,
+)
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder, read_caption
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 
-FIVE_B = {"num_attention_heads": 48, "num_layers": 42, "use_rotary_positional_embeddings": True}
 LATER = {"patch_size_t": 2, "patch_bias": False, "use_rotary_positional_embeddings": True, "sample_frames": 13}
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "2b": ({}, 35_616),
     "5b": ({"use_rotary_positional_embeddings": True}, 35_616),
     "images": (
         {"in_channels": 8, "use_rotary_positional_embeddings": True, "use_learned_positional_embeddings": True},
-        36_128,
+        36_128 + 64 * 32,
     ),
     "1.5": (LATER, 36_656),
     "1.5 images": ({**LATER, "in_channels": 8, "ofs_embed_dim": 8}, 37_824),
@@ -48,10 +56,15 @@ def changed(**fields: Any) -> NetworkConfig:
 def test_counts_and_layers_are_those_of_the_network(variant: str) -> None:
     fields, count = VARIANTS[variant]
     network = changed(**fields)
-    made = CogVideoXGenerator(CogVideoXGenerator.Config(network=network, text_encoder=short()), device="meta").network
+    made = CogVideoXGenerator(config_of(network), device="meta").network
     assert network.count_parameters() == sum(parameter.numel() for parameter in made.parameters()) == count
     linear = {name for name, module in made.named_modules() if isinstance(module, nn.Linear)}
     assert set(network.linear_layers()) == linear
+
+
+def config_of(network: NetworkConfig) -> CogVideoXGenerator.Config:
+    image = ImageConfig() if network.in_channels > network.out_channels else None
+    return CogVideoXGenerator.Config(network=network, text_encoder=short(), image=image)
 
 
 def short() -> T5TextEncoder.Config:
@@ -59,12 +72,29 @@ def short() -> T5TextEncoder.Config:
 
 
 def test_counts_of_the_released_networks() -> None:
-    later = NetworkConfig(**FIVE_B, patch_size_t=2, patch_bias=False)
-    images = NetworkConfig(**FIVE_B, patch_size_t=2, patch_bias=False, in_channels=32, ofs_embed_dim=512)
-    networks = [cogvideox_2b(), cogvideox_5b(), NetworkConfig(**FIVE_B, in_channels=32), later, images]
+    networks = [cogvideox_2b(), cogvideox_5b(), cogvideox_5b_i2v(), cogvideox1_5_5b(), cogvideox1_5_5b_i2v()]
     assert [network.count_parameters() for network in networks] == [
-        1_693_783_872, 5_570_283_072, 5_570_479_680, 5_570_676_352, 5_571_594_880,
+        1_693_783_872, 5_570_283_072, 5_570_479_680 + 54_607_872, 5_570_676_352, 5_571_594_880,
     ]  # fmt: skip
+
+
+RELEASED = {"i2v": cogvideox_5b_i2v, "1.5": cogvideox1_5_5b, "1.5 i2v": cogvideox1_5_5b_i2v}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_released_networks_have_diffusers_names_and_sizes(name: str) -> None:
+    from diffusers import CogVideoXTransformer3DModel
+
+    network = RELEASED[name]()
+    config = config_of(network)
+    config.text_encoder.max_length = network.max_text_seq_length
+    if network.sample_height == 300:  # diffusers makes the grid's table, which these do not use
+        network = config.network = replace(network, sample_height=96, sample_width=170)
+    made = CogVideoXGenerator(config, device="meta").network
+    with torch.device("meta"):
+        judge = CogVideoXTransformer3DModel(**asdict(network))
+    assert {name: p.shape for name, p in made.named_parameters()} == {n: t.shape for n, t in judge.state_dict().items()}
+    assert sum(p.numel() for p in made.parameters()) == network.count_parameters()
 
 
 def test_first_values_depend_on_seed_and_name_and_the_position_table_is_computed() -> None:
@@ -87,12 +117,14 @@ def test_first_values_depend_on_seed_and_name_and_the_position_table_is_computed
     assert torch.equal(model.network.patch_embed.pos_embedding, judge.patch_embed.pos_embedding)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 12), (1, 4, 8)])
-def test_rotary_positions_are_those_of_the_pipeline(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("variant", ["5b", "1.5"])
+@pytest.mark.parametrize("shape", [(4, 8, 8), (2, 8, 12), (2, 4, 8)])
+def test_rotary_positions_are_those_of_the_pipeline(shape: tuple[int, int, int], variant: str) -> None:
     from diffusers import CogVideoXPipeline
 
-    network = changed(use_rotary_positional_embeddings=True)
-    model = CogVideoXGenerator(CogVideoXGenerator.Config(network=network, text_encoder=short()), seed=0)
+    network = changed(**VARIANTS[variant][0], sample_width=12)
+    model = CogVideoXGenerator(config_of(network), device="meta")
+    model.device = torch.device("cpu")
     pipeline = CogVideoXPipeline(None, None, None, model.network, None)
     pipeline.vae_scale_factor_spatial = 8
     frames, height, width = shape

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cogvideox_ranks
 import pytest
 import tiny_cogvideox
 import tiny_runs
 import torch
 
 from worldsmith.config import WrongValueError
+from worldsmith.distributed.world import World
+from worldsmith.models.cogvideox.architecture import tiny
+from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.tasks.cogvideox import CogVideoXTask, DecodableGrid
 from worldsmith.training.trainer import Trainer
 
@@ -39,10 +44,8 @@ def set_to(path: str, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (set_to("model.config.network.in_channels", 8), "image to video"),
-        (learned_table, "image to video"),
-        (set_to("model.config.network.patch_size_t", 2), "1.5"),
-        (set_to("model.config.network.ofs_embed_dim", 8), "1.5"),
+        (learned_table, r"resolution = '64x64' and num_video_frames = 9, or .*learned_positional_embeddings = false"),
+        (set_to("model.config.network.patch_size_t", 2), "clips of up to 64x64"),
         (set_to("dataloader_train.packer", "sequential"), "packer"),
         (set_to("dataloader_train.max_caption_tokens", 17), "max_caption_tokens"),
         (set_to("dataloader_train.dataset.conditioning_config", {"0": 1.0, "1": 0.5}), "conditioning_config"),
@@ -56,10 +59,41 @@ def test_what_it_cannot_train_is_refused_by_name(world: Path, change: Callable[[
         CogVideoXTask.check(run)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (set_to("network.in_channels", 8), "image = null, network.in_channels = 8"),
+        (set_to("image", ImageConfig()), "2 . out_channels"),
+        (set_to("network.ofs_embed_dim", 8), "ofs_embed_dim"),
+        (set_to("network.patch_size_t", 2), "patch_size_t"),
+    ],
+)
+def test_networks_and_images_that_do_not_go_together_are_refused(change: Callable[[Any], None], named: str) -> None:
+    config = CogVideoXGenerator.Config(network=tiny())
+    config.text_encoder.max_length = 16
+    config.check()
+    change(config)
+    with pytest.raises(WrongValueError, match=named):
+        (config.network.check if "patch" in named else config.check)()
+
+
+def test_noise_that_is_off_and_described_is_refused() -> None:
+    with pytest.raises(WrongValueError, match="noise_log_std"):
+        ImageConfig(noise=False, noise_log_std=0.1).check()
+
+
+def test_a_repeated_image_stands_beside_every_frame_and_another_beside_the_first() -> None:
+    image = torch.arange(1.0, 5.0).view(1, 4, 1, 1, 1)
+    assert ImageConfig(repeat=True).place(image, 3).flatten(2).tolist() == [[[n] * 3 for n in (1, 2, 3, 4)]]
+    assert ImageConfig().place(image, 3).flatten(2).tolist() == [[[n, 0, 0] for n in (1, 2, 3, 4)]]
+
+
 def test_clips_have_frames_that_come_out_of_the_decoder_as_they_went_in() -> None:
     grid = DecodableGrid(4, 8, 2)
     assert [grid.usable_frames(n) for n in (1, 8, 9, 16, 17, 49, 50, 56)] == [1, 1, 9, 9, 17, 49, 49, 49]
     assert grid.latent_shape(49, 480, 720) == (13, 60, 90)
+    assert grid.vision_tokens((13, 60, 90)) == 17_550
+    assert DecodableGrid(4, 8, 2, patch_frames=2).vision_tokens((21, 96, 170)) == 44_880
 
 
 def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, tmp_path: Path) -> None:
@@ -87,6 +121,44 @@ def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, 
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole if isinstance(whole[name], torch.Tensor))
     assert tiny_runs.read_losses(tmp_path / "whole")[3:] == tiny_runs.read_losses(tmp_path / "parts")[3:]
+
+
+def test_a_run_with_images_goes_on_whether_clips_are_encoded_or_cached(world: Path, tmp_path: Path) -> None:
+    """The second run reads the clips' latents that the first one left, and their first frames from the files."""
+    config = tiny_cogvideox.tiny_config(world, "cogvideox_5b_i2v_tiny", steps=2)
+    config.checkpoint.save_iter = 1
+    Trainer(config, run_folder=tmp_path / "whole").train()
+    config.trainer.max_iter = 1
+    Trainer(config, run_folder=tmp_path / "parts").train()
+    config.trainer.max_iter = 2
+    last = Trainer(config, run_folder=tmp_path / "parts")
+    last.train()
+    ends = [tmp_path / name / "checkpoints/iter_000000002" for name in ("whole", "parts")]
+    whole, parts = map(tiny_runs.read_checkpoint, ends)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole if isinstance(whole[name], torch.Tensor))
+    assert tiny_runs.read_losses(tmp_path / "whole")[1:] == tiny_runs.read_losses(tmp_path / "parts")[1:]
+    task: Any = last.task
+    batch = next(iter(task.loader()))
+    assert all(sample.latents is not None and sample.video is None for sample in batch)
+    assert all(sample.image.video.shape == (3, 1, 64, 64) for sample in batch)
+    images = [task.draw_images(batch, ImageConfig(dropout=0.0), seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(images[0], images[1])
+    assert not torch.allclose(images[0], images[2], atol=1e-3)
+
+
+def test_images_without_noise_are_cached_beside_their_clips(world: Path, tmp_path: Path) -> None:
+    config = tiny_cogvideox.tiny_config(world, "cogvideox1_5_5b_i2v_tiny")
+    config.model.config.image.noise = False
+    config.dataloader_train.latent_cache = str(tmp_path / "latents")
+    task: Any = cogvideox_ranks.make_task(config, World())
+    before = next(iter(task.loader()))
+    assert task.fills_cache(before)
+    drawn = task.draw_images(before, config.model.config.image, seed=1)
+    assert [task.encode_ahead(sample) for sample in before] == [True] * len(before)  # their clips are missing
+    after = next(iter(task.loader()))
+    assert [sample.image.video for sample in after] == [None] * len(after)
+    assert torch.equal(task.draw_images(after, config.model.config.image, seed=1), drawn)
+    assert not task.fills_cache(after)
 
 
 def test_adapters_learn_and_nothing_else(world: Path, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class CogVideoXGenerator(PipelineModel):
                 raise wrong(self, "image", "network.in_channels", "network.out_channels", why=why, remedy=remedy)
             if image is not None:
                 image.check()
+            elif network.ofs_embed_dim:
+                raise wrong(self, "network.ofs_embed_dim", "image", why="it is there for an image", remedy="write none")
             if self.text_encoder.max_length != self.network.max_text_seq_length:
                 names = "text_encoder.max_length", "network.max_text_seq_length"
                 raise wrong(self, *names, why="every caption has one length in both", remedy="write the same number")
