@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_cogvideox
 import torch
-from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXPipeline
+from diffusers import (
+    CogVideoXDDIMScheduler,
+    CogVideoXDPMScheduler,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+)
 from peft import PeftModel
 
 from worldsmith.actions.weights.export import Export
+from worldsmith.checkpoint.formats.cogvideox import FAMILY
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.formats.pipeline.export import build_pipeline
 from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.trainer import Trainer
 
@@ -99,6 +111,54 @@ def start_from(world: Path, out: Path, own: Any, folder: Path) -> None:
     config.model.config.network.use_rotary_positional_embeddings = True
     with pytest.raises(UserError, match="use_rotary_positional_embeddings is False there and True here"):
         Trainer(config, run_folder=folder / "other")
+
+
+@pytest.mark.parametrize("recipe", ["cogvideox_5b_i2v_tiny", "cogvideox1_5_5b_i2v_tiny"])
+def test_an_image_to_video_pipeline_goes_out_and_comes_back(world: Path, tmp_path: Path, recipe: str) -> None:
+    config: Any = tiny_cogvideox.tiny_config(world, recipe).model.config
+    own = CogVideoXGenerator(config, seed=3)
+    config.image.latent_scale = 1 / 0.7
+    pipeline = build_pipeline(FAMILY, own, native_parameters(own.network), "float32")
+    pipeline.save_pretrained(tmp_path / "out")
+    read = CogVideoXImageToVideoPipeline.from_pretrained(tmp_path / "out")
+    assert read.vae.config.invert_scale_latents
+    stored = read.transformer.state_dict()
+    assert stored.keys() == native_parameters(own.network).keys()
+    assert all(torch.equal(stored[name], p) for name, p in native_parameters(own.network).items())
+    read.set_progress_bar_config(disable=True)
+    drawn = read(
+        torch.zeros(1, 3, 64, 64), "a clip moves", height=64, width=64, num_frames=9, num_inference_steps=1,
+        max_sequence_length=16, output_type="latent",
+    ).frames  # fmt: skip
+    assert drawn.isfinite().all()
+
+    again = find_model(tmp_path / "out")
+    assert again.config.image == ImageConfig()
+    assert asdict(again.config.network) == asdict(config.network)
+    loaded = again.load(full_precision=True)
+    assert loaded.vae.image_scaling_factor == pytest.approx(1 / 0.7)
+    for name, parameter in native_parameters(loaded.network).items():
+        assert torch.equal(parameter, native_parameters(own.network)[name]), name
+    config.image.latent_scale = 1.0
+    with pytest.raises(ValueError, match=r"latent_scale = 1: .* by 0.7 or 1.42857"):
+        build_pipeline(FAMILY, own, native_parameters(own.network), "float32")
+    config.image.repeat = True
+    with pytest.raises(ValueError, match="repeat = true"):
+        FAMILY.check_exportable(config)
+
+
+def test_weights_with_a_learned_table_start_a_run_without_it(world: Path, tmp_path: Path) -> None:
+    config: Any = tiny_cogvideox.tiny_config(world, "cogvideox_5b_i2v_tiny").model.config
+    own = CogVideoXGenerator(config, seed=3)
+    own.library_class().save_pretrained(own.network, tmp_path)
+    config.network.use_learned_positional_embeddings = False
+    model = CogVideoXGenerator(config, seed=4)
+    tensors = {f"net.{name}": p.detach() for name, p in native_parameters(model.network).items()}
+    report = load_weights(str(tmp_path), tensors, spec=ModelSpec(name="cogvideox", config=config))
+    assert report.unexpected == ["net.patch_embed.pos_embedding"]
+    assert report.notes == ["use_learned_positional_embeddings is True there and False here"]
+    name = "transformer_blocks.0.attn1.to_q.weight"
+    assert torch.equal(native_parameters(model.network)[name], native_parameters(own.network)[name])
 
 
 def test_a_folder_of_diffusers_is_read_under_its_own_names(tmp_path: Path) -> None:

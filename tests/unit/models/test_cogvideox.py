@@ -78,7 +78,7 @@ def test_counts_of_the_released_networks() -> None:
     ]  # fmt: skip
 
 
-RELEASED = {"i2v": cogvideox_5b_i2v, "1.5": cogvideox1_5_5b, "1.5 i2v": cogvideox1_5_5b_i2v}
+RELEASED = {"i2v": cogvideox_5b_i2v, "1.5 i2v": cogvideox1_5_5b_i2v}
 
 
 @pytest.mark.parametrize("name", RELEASED)

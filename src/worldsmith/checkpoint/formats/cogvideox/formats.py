@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.family_formats import DType
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.cogvideox.noise_table import NoiseTable
 from worldsmith.models.spec import ModelSpec
 
@@ -25,7 +28,8 @@ class CogVideoXFormats(PipelineFormats):
     meanings = ("num_attention_heads", "attention_head_dim", "patch_size", "patch_size_t",
                 "use_rotary_positional_embeddings", "spatial_interpolation_scale", "temporal_interpolation_scale",
                 "norm_eps")  # fmt: skip
-    choices = ("sample_width", "sample_height", "sample_frames", "max_text_seq_length")
+    choices = ("sample_width", "sample_height", "sample_frames", "max_text_seq_length",
+               "use_learned_positional_embeddings")  # fmt: skip
 
     def __init__(self, family: str) -> None:
         super().__init__(family)
@@ -48,6 +52,8 @@ class CogVideoXFormats(PipelineFormats):
         spec = super().spec_of(settings)
         config: Any = spec.config
         config.text_encoder.max_length = config.network.max_text_seq_length
+        if config.network.in_channels == 2 * config.network.out_channels:
+            config.image = ImageConfig()
         return spec
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> NoiseTable:
@@ -57,14 +63,28 @@ class CogVideoXFormats(PipelineFormats):
         return NoiseTable(shift_scale=1.0 if config.network.use_rotary_positional_embeddings else 3.0)
 
     def check_exportable(self, config: Any) -> None:
-        network = config.network
-        if network.in_channels != network.out_channels or network.patch_size_t or network.ofs_embed_dim:
+        if config.image is not None and config.image.repeat:
             raise ValueError(
-                "only networks of text to video (CogVideoX 1.0) are exported as pipelines; use --format native"
+                "model.config.image.repeat = true: diffusers' pipeline has the image beside the first latent frame "
+                "only; use --format native"
             )
 
     def pipeline_class(self, config: Any) -> str:
-        return "CogVideoXPipeline"
+        return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
+
+    def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
+        """Raises ValueError for a scale of an image's latents that no pipeline has."""
+        image, vae = model.config.image, parts["vae"]
+        if image is not None and image.latent_scale is not None:
+            inverted = not isclose(image.latent_scale, vae.config.scaling_factor, rel_tol=1e-6)
+            if inverted and not isclose(image.latent_scale, 1 / vae.config.scaling_factor, rel_tol=1e-6):
+                scales = f"{vae.config.scaling_factor:g} or {1 / vae.config.scaling_factor:g}"
+                raise ValueError(
+                    f"model.config.image.latent_scale = {image.latent_scale:g}: diffusers' pipeline multiplies the "
+                    f"image's latents by {scales}; use --format native"
+                )
+            vae.register_to_config(invert_scale_latents=inverted)
+        return parts
 
     def scheduler(self, model: CogVideoXGenerator) -> Any:
         """With rotary positions it samples as CogVideoX-5B does, else as 2B."""
