@@ -23,7 +23,7 @@ class CogVideoXVAE(MomentsVAE):
     @property
     def image_scaling_factor(self) -> float:
         """What diffusers' pipeline multiplies the latents of a conditioning image by."""
-        return 1 / self.scaling_factor if self.model.config.invert_scale_latents else self.scaling_factor
+        return 1 / self.scaling_factor if self.settings.get("invert_scale_latents") else self.scaling_factor
 
     def image_latents(self, moments: Tensor, noise: Tensor, scale: float | None = None) -> Tensor:
         """Those of a conditioning image, times `scale`; None: image_scaling_factor."""
