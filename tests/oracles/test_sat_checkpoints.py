@@ -11,6 +11,7 @@ import sat_network
 import tiny_cogvideox
 import torch
 from diffusers import CogVideoXTransformer3DModel
+from safetensors.torch import load_file
 from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer, sat_state, save_sat
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.models.video_vae.cogvideox_pt import read_pt
 from worldsmith.training.trainer import Trainer
 
 LEARNED = "patch_embed.pos_embedding"
@@ -83,8 +85,6 @@ def test_diffusers_weights_come_back_from_sat(tmp_path: Path) -> None:
     convert(str(tmp_path / "transformer"), tmp_path / "sat", to="sat")
     convert(str(tmp_path / "sat"), tmp_path / "back", to="diffusers")
     first, last = (tmp_path / name / "diffusion_pytorch_model.safetensors" for name in ("transformer", "back"))
-    from safetensors.torch import load_file
-
     before, after = load_file(first), load_file(last)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
@@ -175,7 +175,13 @@ def test_the_command_converts_both_ways(tmp_path: Path) -> None:
     folder, state = tiny(tmp_path / "sat", "5b", lora=4)
     said = Convert.Config(source=str(folder), out=str(tmp_path / "base"), to="native", lora_alpha=8).build().run()
     assert "with its adapters merged" in said.lines[0]
-    Convert.Config(source=str(tmp_path / "base"), out=str(tmp_path / "back"), to="sat").build().run()
+    tiny_cogvideox.make_parts(tmp_path / "pipeline")
+    vae = str(tmp_path / "pipeline")
+    Convert.Config(source=str(tmp_path / "base"), out=str(tmp_path / "back"), to="sat", vae=vae).build().run()
+    written = read_pt(tmp_path / "back/vae/3d-vae.pt")
+    of_folder = load_file(tmp_path / "pipeline/vae/diffusion_pytorch_model.safetensors")
+    assert written.keys() == of_folder.keys()
+    assert all(torch.equal(tensor, of_folder[name]) for name, tensor in written.items())
     expected = merged(state, 2)
     assert all(torch.allclose(tensor, expected[name], atol=1e-6) for name, tensor in stored(tmp_path / "back").items())
 

@@ -59,6 +59,20 @@ def harmless() -> list[Any]:
     ]
 
 
+def require_fit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, *, field: str) -> None:
+    """Raises ValueError unless `state` has exactly the names and shapes of `expected`."""
+    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    other = [name for name in sorted(state.keys() & expected.keys()) if state[name].shape != expected[name].shape]
+    if missing or extra or other:
+        examples = [*missing[:1], *extra[:1]]
+        examples += [f"{n} {list(state[n].shape)} instead of {list(expected[n].shape)}" for n in other[:1]]
+        raise ValueError(
+            f"{field}: '{path}' does not fit its config: {len(missing)} tensors are missing, {len(extra)} are too "
+            f"many, {len(other)} have another shape ({'; '.join(examples)}); the file is read with the config of the "
+            f"released VAE, or with '{path.with_suffix('.json').name}' beside it when there is one"
+        )
+
+
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 

@@ -50,13 +50,16 @@ class Convert(Action):
         lora_alpha: Count | None = None
         """The alpha of the source's adapters, which are merged (with sat they stay); null: what the source says, 1 for
         one of SAT's."""
+        vae: str | None = None
+        """With sat: write this VAE too, as vae/3d-vae.pt; null: none."""
         force: bool = False
         """Replace an earlier conversion."""
 
         def check(self) -> None:
             made = "action_gen", "sound_gen", "seed", "lora_alpha"
-            idle = ("vlm_model_name", "vision_tower", *made[-1:] * (self.to == "sat"))
-            idle = made if self.to == "vlm" else idle
+            idle = {"vlm": (*made, "vae"), "sat": ("vlm_model_name", "vision_tower", "lora_alpha")}.get(
+                self.to, ("vlm_model_name", "vision_tower", "vae")
+            )
             for name in idle:
                 if getattr(self, name):
                     raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
@@ -94,6 +97,7 @@ class Convert(Action):
             seed=config.seed,
             force=config.force,
             lora_alpha=config.lora_alpha,
+            vae=config.vae,
         )
         self.record(whole_checkpoint(Path(report.folder)))
         done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"

@@ -51,6 +51,7 @@ def convert(
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
     lora_alpha: int | None = None,
+    vae: str | None = None,
 ) -> LoadReport:
     """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
 
@@ -62,6 +63,7 @@ def convert(
         seed: of the initial values.
         force: replace what an earlier conversion wrote.
         lora_alpha: of the source's adapters, which are merged (with sat they stay); None: what the source says.
+        vae: with sat, the VAE (what vae_path takes) that is written too.
 
     The folder appears when it is complete. Raises FileNotFoundError when there are no weights, UserError when they are
     not those of such a network, FileExistsError when `out` may not be replaced.
@@ -93,7 +95,7 @@ def convert(
         if to == "dcp":
             write_dcp(aside / "model", weights, dtype_of)
         elif to == "sat":
-            formats.write_foreign(to, aside, spec, weights, dtype_of)
+            formats.write_foreign(to, aside, spec, weights, dtype_of, vae)
         else:
             native = to == "native"
             stem, key = (STEM, NATIVE_PREFIX.__add__) if native else formats.foreign_keys(to)

@@ -273,9 +273,15 @@ class FamilyFormats:
         raise self.not_converted(format)
 
     def write_foreign(
-        self, format: str, folder: Path, spec: ModelSpec, source: WeightSource, dtype_of: Callable[[str], torch.dtype]
+        self,
+        format: str,
+        folder: Path,
+        spec: ModelSpec,
+        source: WeightSource,
+        dtype_of: Callable[[str], torch.dtype],
+        vae: str | None = None,
     ) -> None:
-        """For `convert --to FORMAT` into files that are not safetensors: writes them.
+        """For `convert --to FORMAT` into files that are not safetensors: writes them, and the VAE at `vae` in its form.
 
         Raises ValueError for weights that the format cannot hold.
         """

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from worldsmith.models.model_files import SCHEME, local_path
+from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
+from worldsmith.models.video_vae.cogvideox_pt import FIELD, read_pt, read_settings
 from worldsmith.models.video_vae.moments import MomentsVAE
 
 if TYPE_CHECKING:
@@ -13,12 +17,52 @@ TEMPORAL_FACTOR, SPATIAL_FACTOR = 4, 8
 
 
 class CogVideoXVAE(MomentsVAE):
-    """Clips of 4k+1 frames become k+1 latent frames. The published scale is 1.15258426 for 2B, 0.7 for 5B."""
+    """Clips of 4k+1 frames become k+1 latent frames. The published scale is 1.15258426 for 2B, 0.7 for 5B.
+
+    `vae_path` may also be a file of SAT's, such as `3d-vae.pt`, which does not say the scale.
+    """
 
     recipe = "cogvideox-moments-1"
 
     class Config(MomentsVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKLCogVideoX"
+
+        def sat_file(self) -> Path | None:
+            """The file of SAT's that `vae_path` names; None for a name of anything else."""
+            is_file = self.vae_path.endswith(FILE_ENDINGS) and not self.vae_path.startswith(SCHEME)
+            return local_path(self.vae_path) if is_file else None
+
+        def check_files(self) -> None:
+            file = self.sat_file()
+            if file is None:
+                super().check_files()
+            elif "scaling_factor" not in read_settings(file) and self.scaling_factor is None:
+                raise ValueError(
+                    f"{FIELD}: '{file}' does not say what latents are multiplied by; set "
+                    "model.config.tokenizer.scaling_factor (1.15258426 for CogVideoX-2B, 0.7 for 5B)"
+                )
+
+        def find(self) -> Path:
+            file = self.sat_file()
+            if file is None:
+                return super().find()
+            self.check_files()
+            return file
+
+    config: Config
+
+    def load(self) -> Any:
+        if self.config.sat_file() is None:
+            return super().load()
+        import torch
+
+        state = read_pt(self.source)
+        with torch.device("meta"):
+            model = self.library_class.from_config(read_settings(self.source)).to(self.dtype)
+        require_fit(state, model.state_dict(), self.source, field=FIELD)
+        model = model.to_empty(device=self.device)
+        model.load_state_dict(state)
+        return model
 
     @property
     def image_scaling_factor(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
@@ -43,18 +44,27 @@ class MomentsVAE(FrozenVAE):
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
             require_folder(self.vae_path, self.class_name)
 
+        def find(self) -> Path:
+            """Where the weights are; raises like `check_files`."""
+            return find_folder(self.vae_path, self.class_name)
+
     config: Config
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         config.check()
-        self.folder = find_folder(config.vae_path, config.class_name)
+        self.source = config.find()
         super().__init__(config, device=device)
 
     def load(self) -> Any:
+        return self.library_class.from_pretrained(str(self.source), torch_dtype=self.dtype, local_files_only=True).to(
+            self.device
+        )
+
+    @property
+    def library_class(self) -> Any:
         import diffusers
 
-        kind = getattr(diffusers, self.config.class_name)
-        return kind.from_pretrained(str(self.folder), torch_dtype=self.dtype, local_files_only=True).to(self.device)
+        return getattr(diffusers, self.config.class_name)
 
     @property
     def channels(self) -> int:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
-from worldsmith.models.torch_file import FILE_ENDINGS
+from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
-from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth, require_fit
+from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
     state = read_pth(source)
     with torch.device("meta"):
         model = AutoencoderKLWan.from_config(settings).to(dtype)
-    require_fit(state, model.state_dict(), source)
+    require_fit(state, model.state_dict(), source, field="vae_path")
     model = model.to_empty(device=device)
     model.load_state_dict(state)
     return model

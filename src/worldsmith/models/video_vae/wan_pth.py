@@ -8,7 +8,6 @@ of the same stem lies beside it (`Wan2.2_VAE.json` beside `Wan2.2_VAE.pth`), whi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,17 +111,3 @@ def read_pth(path: Path) -> dict[str, Tensor]:
             f"'{unknown[0]}'; the VAE of Wan 2.1 has another form and does not fit this model"
         )
     return {found: content[name] for name, found in names.items() if found is not None}
-
-
-def require_fit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
-    """Raises ValueError unless `state` has exactly the names and shapes of `expected`."""
-    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    other = [name for name in sorted(state.keys() & expected.keys()) if state[name].shape != expected[name].shape]
-    if missing or extra or other:
-        examples = [*missing[:1], *extra[:1]]
-        examples += [f"{n} {list(state[n].shape)} instead of {list(expected[n].shape)}" for n in other[:1]]
-        raise ValueError(
-            f"vae_path: '{path}' does not fit its config: {len(missing)} tensors are missing, {len(extra)} are too "
-            f"many, {len(other)} have another shape ({'; '.join(examples)}); the file is read with the config of the "
-            f"released VAE, or with '{path.with_suffix('.json').name}' beside it when there is one"
-        )

@@ -96,14 +96,22 @@ class CogVideoXFormats(PipelineFormats):
         return kind(**scheduler_settings(model.defaults))
 
     def write_foreign(
-        self, format: str, folder: Path, spec: ModelSpec, source: WeightSource, dtype_of: Callable[[str], torch.dtype]
+        self,
+        format: str,
+        folder: Path,
+        spec: ModelSpec,
+        source: WeightSource,
+        dtype_of: Callable[[str], torch.dtype],
+        vae: str | None = None,
     ) -> None:
-        from worldsmith.checkpoint.formats.cogvideox.write_sat import write_sat
+        from worldsmith.checkpoint.formats.cogvideox.write_sat import write_sat, write_vae
 
         if format != "sat":
             raise self.not_converted(format)
         config: Any = spec.config
         write_sat(folder, config.network, source, dtype_of)
+        if vae is not None:
+            write_vae(folder, vae)
 
 
 def scheduler_settings(table: NoiseTable) -> dict[str, Any]:

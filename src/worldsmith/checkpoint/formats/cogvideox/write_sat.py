@@ -10,6 +10,8 @@ from worldsmith.checkpoint.formats.cogvideox.sat_keys import FREQUENCIES, NETWOR
 from worldsmith.checkpoint.formats.cogvideox.sat_weights import LATEST, STATES
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.models.cogvideox.architecture import NetworkConfig
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
+from worldsmith.models.video_vae.cogvideox_pt import sat_name
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,17 @@ def write_sat(
     torch.save({"module": {NETWORK + key: t for key, t in tensors.items()}}, folder / name / STATES.format(0))
     (folder / LATEST).write_text(name, encoding="utf-8")
     return len(tensors)
+
+
+def write_vae(folder: Path, name: str) -> int:
+    """Writes `vae/3d-vae.pt` of the VAE that `name` names as `vae_path` does; returns how many tensors there are."""
+    import torch
+
+    vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
+    state = {sat_name(key): tensor for key, tensor in vae.model.state_dict().items()}
+    (folder / "vae").mkdir()
+    torch.save({"state_dict": state}, folder / "vae" / "3d-vae.pt")
+    return len(state)
 
 
 def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:

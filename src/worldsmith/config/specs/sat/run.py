@@ -208,10 +208,6 @@ def encoders(t: Translation) -> None:
         t.refuse(key, "no value is given", f"{key}=PATH")
     elif _is_missing(path):
         t.refuse(key, f"there is no '{path}'", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/")
-    elif path.endswith((".pt", ".pth", ".ckpt")):
-        t.refuse(
-            key, "a VAE in a file of SAT's is not read", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/"
-        )
     else:
         t.move(key, "model.config.tokenizer.vae_path", "renamed")
     key, path = f"{TEXT}params.model_dir", t.get(f"{TEXT}params.model_dir")

@@ -331,6 +331,17 @@ def test_placeholders_and_missing_files_are_found_before_anything_is_built() -> 
     assert found.keys() == {"args.load", "model.first_stage_config.params.ckpt_path", encoder}
 
 
+def test_weights_of_sat_are_read_where_they_are() -> None:
+    Path("transformer").mkdir()
+    Path("transformer/latest").write_text("1000")
+    Path("3d-vae.pt").touch()
+    t = read("args.load=transformer", "model.first_stage_config.params.ckpt_path=3d-vae.pt")
+    assert ours(t, "checkpoint.load_path") == "transformer"
+    assert ours(t, "model.config.tokenizer.vae_path") == "3d-vae.pt"
+    assert ours(t, "model.config.tokenizer.scaling_factor") == 1.15258426
+    assert mistakes(t) == {}
+
+
 def test_a_word_for_an_item_that_a_list_has_not_is_a_mistake() -> None:
     path = "model.conditioner_config.params.emb_models[1].ucg_rate"
     assert mistakes(read("model.conditioner_config.params.emb_models.1.ucg_rate=0")).keys() == {path}
