@@ -8,6 +8,7 @@ from worldsmith.config.specs.sat.targets import PLAIN, ROPE, SINCOS, TARGETS
 from worldsmith.config.specs.translation import Translation, shown
 
 NET, OURS_VAE, OURS_TEXT = "model.config.network.", "model.config.tokenizer.", "model.config.text_encoder."
+OURS_IMAGE = "model.config.image."
 POSITIONS = f"{MODULES}pos_embed_config."
 CHECKPOINTED = f"{NETWORK}transformer_args.checkpoint_activations"
 FROZEN, LORA_TRAIN = f"{MODEL}not_trainable_prefixes", f"{MODEL}lora_train"
@@ -67,7 +68,8 @@ def patches(t: Translation) -> None:
         t.put(f"{NET}patch_size", size[1], source=key)
         t.put(f"{NET}patch_size_t", size[0], source=key)
         t.put(f"{NET}patch_bias", False, source=key)
-        t.say(key, "renamed", f"{NET}patch_size = {size[1]}, patch_size_t = {size[0]}, as CogVideoX 1.5 has it")
+        text = f"{NET}patch_size = {size[1]}, patch_size_t = {size[0]}, as CogVideoX 1.5 has it"
+        t.say(key, "renamed", f"{text}; SAT never fine-tuned such a model", loud=True)
     else:
         t.refuse(key, f"expected a number, or [frames, n, n], found {shown(size)}", f"{key}=2")
 
@@ -87,8 +89,8 @@ def positions(t: Translation) -> None:
     )
     if t.get(learned):
         t.put(f"{NET}use_learned_positional_embeddings", True, source=learned)
-        why = "the table is a buffer in diffusers, so it is kept and never trained"
-        t.say(learned, "approximated", f"{NET}use_learned_positional_embeddings = true; {why}")
+        what = "which stays as it is beside adapters" if t.get(LORA.rstrip(".")) else "trained like other weights"
+        t.say(learned, "renamed", f"{NET}use_learned_positional_embeddings = true: a table of positions, {what}")
     else:
         t.say(learned, "unneeded", "there is no such table")
     scales = {}
@@ -196,13 +198,25 @@ def dropped_captions(t: Translation) -> None:
 
 @computed(f"{MODEL}noised_image_input", f"{MODEL}noised_image_dropout", f"{MODEL}noised_image_all_concat")
 def images(t: Translation) -> None:
-    key = f"{MODEL}noised_image_input"
-    if t.get(key):
-        t.refuse(key, "training from an image cannot be had yet", "take a stack that trains from text")
-    else:
+    key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
+    if not t.get(key):
         t.say(key, "kept", "there is no image beside the text")
-    for name in ("dropout", "all_concat"):
-        t.say(f"{MODEL}noised_image_{name}", "unneeded", "no image is trained with")
+        for name in (dropout, repeat):
+            t.say(name, "unneeded", "no image is trained with")
+        return
+    t.put(f"{OURS_IMAGE}noise", True, source=key)
+    text = f"{OURS_IMAGE}noise = true: each clip's first frame, noised in its pixels and encoded alone"
+    scaled = isinstance(t.get(f"{NETWORK}patch_size"), list)
+    if scaled:
+        text += (
+            "; its latents are scaled as diffusers' pipeline does it, where SAT trains with scale_factor and samples"
+        )
+        text += f" without: {OURS_IMAGE}latent_scale says another"
+    t.say(key, "approximated" if scaled else "renamed", text, loud=scaled)
+    t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
+    text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, drawn for each sample; there, once for the batch of a process"
+    t.say(dropout, "approximated", text)
+    t.move(repeat, f"{OURS_IMAGE}repeat", "renamed")
 
 
 @computed(f"{MODEL}latent_input")

@@ -75,10 +75,9 @@ def put_size(t: Translation, key: str) -> None:
             key, f"latents are {wanted[0] // 8} x {wanted[1] // 8}, which is {wanted}, found {size}", f"{key}={wanted}"
         )
     else:
-        t.put(f"{DATASET}resolution", str(min(size)), source=key)
-        t.say(
-            key, "approximated", f"{DATASET}resolution = '{min(size)}': the size follows from the aspect of each clip"
-        )
+        height, width = size
+        t.put(f"{DATASET}resolution", f"{width}x{height}", source=key)
+        t.say(key, "renamed", f"{DATASET}resolution = '{width}x{height}'")
 
 
 @computed(f"{NETWORK}num_frames")

@@ -57,10 +57,10 @@ COMPOSITIONS = [
     ("2b", False, 30, 30, 16, "sine", 1.15258426, 3.0, None, None, set()),
     ("5b", True, 42, 48, 16, "rotary", 0.7, 1.0, 128, None, set()),
     ("5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, None, set()),
-    ("5b_i2v", True, 42, 48, 32, "learned", 0.7, 1.0, 256, None, {"model.noised_image_input"}),
-    ("5b_i2v", False, 42, 48, 32, "learned", 0.7, 1.0, None, None, {"model.noised_image_input"}),
+    ("5b_i2v", True, 42, 48, 32, "learned", 0.7, 1.0, 256, None, set()),
+    ("5b_i2v", False, 42, 48, 32, "learned", 0.7, 1.0, None, None, set()),
     ("1.5_5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, 2, {"model.latent_input"}),
-    ("1.5_5b_i2v", False, 42, 48, 32, "rotary", 0.7, 1.0, None, 2, {"model.noised_image_input"}),
+    ("1.5_5b_i2v", False, 42, 48, 32, "rotary", 0.7, 1.0, None, 2, set()),
 ]
 TRAINED = {("2b", True): 58_982_400, ("5b", True): 132_120_576, ("5b_i2v", True): 264_241_152}
 
@@ -79,6 +79,9 @@ def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
     assert (ours(t, "model.config.lora_enabled"), ours(t, "model.config.lora_rank")) == (lora, rank)
     assert ours(t, "model.config.lora_alpha") == (1 if lora else None)
     assert mistakes(t).keys() == refused
+    image = {"noise": True, "dropout": 0.05, "repeat": False} if channels == 32 else None
+    assert ours(t, "model.config").get("image") == image
+    assert any("SAT never fine-tuned" in text for text in warnings(t)) is bool(patch)
     if lora:
         assert f": {TRAINED[name, lora]} trained parameters" in report(t)
         assert any("1e-05; 5e-05 to 0.002 is usual with adapters" in text for text in warnings(t))
@@ -100,6 +103,7 @@ def test_what_all_published_stacks_have_in_common() -> None:
         "dataloader_train.max_samples_per_batch": 2,
         "dataloader_train.num_workers": 8,
         "dataloader_train.dataset.num_video_frames": 49,
+        "dataloader_train.dataset.resolution": "720x480",
         "dataloader_train.dataset.cfg_dropout_rate": 0.1,
         "dataloader_train.dataset.path": "disney",
         "optimizer.lr": 1e-5,
