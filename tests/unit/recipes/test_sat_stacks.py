@@ -12,6 +12,7 @@ from sat_files import FILLED, write_stack
 from worldsmith.cli.config.convert import REST
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
+from worldsmith.tasks.cogvideox import CogVideoXTask
 
 GUIDE = (Path(__file__).parents[3] / "docs/from_cogvideo.md").read_text()
 LINES = re.findall(r"^\| `train_video.py --base configs/(\S+).yaml configs/sft.yaml` \| (.*) \| (.*) \|$", GUIDE, re.M)
@@ -84,3 +85,6 @@ def test_a_run_of_all_weights_says_how_many_and_what_they_take() -> None:
     assert any(told in warning for warning in loaded.warnings)
     assert loaded.tree.model.config.count_parameters() == 5_570_283_072
     assert not loaded.tree.model.config.lora_enabled
+    images = load(write_stack("5b_i2v", lora=False), spec_words=FILLED)
+    assert images.tree.model.config.count_parameters() == 5_570_479_680 + 54_607_872
+    CogVideoXTask.check(images.tree)

@@ -208,10 +208,8 @@ def images(t: Translation) -> None:
     text = f"{OURS_IMAGE}noise = true: each clip's first frame, noised in its pixels and encoded alone"
     scaled = isinstance(t.get(f"{NETWORK}patch_size"), list)
     if scaled:
-        text += (
-            "; its latents are scaled as diffusers' pipeline does it, where SAT trains with scale_factor and samples"
-        )
-        text += f" without: {OURS_IMAGE}latent_scale says another"
+        text += "; its latents have the scale of diffusers' pipeline, where SAT trains with scale_factor and samples"
+        text += f" without it: {OURS_IMAGE}latent_scale says another"
     t.say(key, "approximated" if scaled else "renamed", text, loud=scaled)
     t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
     text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, drawn for each sample; there, once for the batch of a process"
