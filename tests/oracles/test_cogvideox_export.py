@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sat_network
 import tiny_cogvideox
 import torch
 from diffusers import (
@@ -16,8 +18,9 @@ from diffusers import (
     CogVideoXImageToVideoPipeline,
     CogVideoXPipeline,
 )
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 
+from worldsmith.actions.weights.convert import Convert
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.cogvideox import FAMILY
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
@@ -100,6 +103,54 @@ def load_beside(world: Path, own: Any, folder: Path) -> None:
     assert not torch.allclose(answer(first, rotary), answer(own.network, rotary), atol=1e-4)
     for network in (by_peft.base_model.model, by_diffusers):
         torch.testing.assert_close(answer(network.eval(), rotary), answer(own.network, rotary), atol=1e-5, rtol=1e-5)
+    load_as_a_pipeline_does(first, own, folder)
+    carry_to_sat(own, folder)
+
+
+def load_as_a_pipeline_does(first: Any, own: Any, folder: Path) -> None:
+    """`load_lora_weights`, and files of that kind read back: of ours, and of a trainer that does not say alpha."""
+    rotary, written = own.rotary((3, 8, 8)), folder / "run/export_adapter"
+    told = answer(own.network, rotary)
+    pipeline = CogVideoXPipeline.from_pretrained(folder / "out", transformer=copy.deepcopy(first))
+    pipeline.load_lora_weights(written)
+    torch.testing.assert_close(answer(pipeline.transformer.eval(), rotary), told, atol=1e-5, rtol=1e-5)
+    alone = folder / "alone"
+    alone.mkdir()
+    shutil.copy(written / "pytorch_lora_weights.safetensors", alone)
+    network = copy.deepcopy(first)
+    formats_of("cogvideox").load_adapter(network, alone)
+    torch.testing.assert_close(answer(network.eval(), rotary), told, atol=1e-5, rtol=1e-5)
+
+    layers = get_peft_model_state_dict(pipeline.transformer, adapter_name="default_0")
+    CogVideoXPipeline.save_lora_weights(folder / "silent", transformer_lora_layers=layers)
+    with pytest.raises(UserError, match="does not say the alpha of its adapters"):
+        formats_of("cogvideox").read_adapter(folder / "silent")
+    source = str(folder / "silent/pytorch_lora_weights.safetensors")
+    said = Convert.Config(source=source, out=str(folder / "told"), to="adapter", lora_alpha=64).build().run()
+    assert said.lines[0] == "8 layers of a cogvideox network, rank 4, alpha 64"
+    ours = formats_of("cogvideox").read_adapter(written)
+    read = formats_of("cogvideox").read_adapter(folder / "told")
+    assert (read.alpha, read.rank, read.layers) == (64, ours.rank, ours.layers)
+    assert all(torch.equal(tensor, ours.weights[name]) for name, tensor in read.weights.items())
+
+
+def carry_to_sat(own: Any, folder: Path) -> None:
+    """The run for SAT with its adapters, whose own arithmetic gives the same; and the adapters back out of that."""
+    out, config = folder / "for_sat", find_model(folder / "run").config
+    run = str(folder / "run")
+    Export.Config(model=run, format="sat", merge=False, dtype="float32", out=str(out)).build().run()
+    assert f"r: 4, lora_alpha: {config.lora_alpha}" in (out / "README.md").read_text()
+    state = torch.load(out / "2/mp_rank_00_model_states.pt", weights_only=True)["module"]
+    draw = torch.Generator().manual_seed(0)
+    video, text = torch.randn(2, 3, 4, 8, 8, generator=draw), torch.randn(2, 16, 32, generator=draw)
+    merged = sat_network.merged(state, config.lora_alpha / 4)
+    told = sat_network.sat_answer(merged, video, text, torch.tensor([3, 800]), eps=1e-5)
+    torch.testing.assert_close(told, answer(own.network, own.rotary((3, 8, 8))), atol=1e-5, rtol=1e-5)
+    alpha = config.lora_alpha
+    Convert.Config(source=str(out), out=str(folder / "back"), to="adapter", lora_alpha=alpha).build().run()
+    first, last = (formats_of("cogvideox").read_adapter(folder / place) for place in ("run/export_adapter", "back"))
+    assert (first.alpha, first.rank) == (last.alpha, last.rank)
+    assert all(torch.equal(tensor, last.weights[name]) for name, tensor in first.weights.items())
 
 
 def start_from(world: Path, out: Path, own: Any, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.dcp.parts import whole_checkpoint
 from worldsmith.checkpoint.formats.convert import INDEX, convert
+from worldsmith.checkpoint.formats.convert_adapter import convert_adapter
 from worldsmith.checkpoint.formats.export_folder import require_place
 from worldsmith.checkpoint.formats.registry import assembling
 from worldsmith.checkpoint.sources.weight_source import open_weights
@@ -30,10 +31,11 @@ class Convert(Action):
         (org/name) of one of these, a checkpoint, or a folder or file of SAT's."""
         out: str
         """The new folder."""
-        to: Literal["dcp", "native", "diffusers", "sat", "vlm"] = "dcp"
+        to: Literal["dcp", "native", "diffusers", "sat", "adapter", "vlm"] = "dcp"
         """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
-        folder; sat: a folder that SAT's args.load reads, adapters included; vlm: a reasoner for transformers, the
-        source's language model on a Qwen3-VL vision tower."""
+        folder; sat: a folder that SAT's args.load reads, adapters included; adapter: the adapters of
+        one of SAT's, or of a file for load_lora_weights; vlm: a reasoner for transformers, the source's language model
+        on a Qwen3-VL vision tower."""
         vlm_model_name: str | None = None
         """With vlm: the Qwen3-VL folder that gives config, tokenizer, preprocessor settings, and the vision tower of a
         source that has none; null: the released model of the language model's size."""
@@ -48,8 +50,8 @@ class Convert(Action):
         seed: Seed = 0
         """Of the initial values."""
         lora_alpha: Count | None = None
-        """The alpha of the source's adapters, which are merged (with sat they stay); null: what the source says, 1 for
-        one of SAT's."""
+        """The alpha of the source's adapters, which are merged (with sat and adapter they stay); null: what the source
+        says, 1 for one of SAT's."""
         vae: str | None = None
         """With sat: write this VAE too, as vae/3d-vae.pt; null: none."""
         force: bool = False
@@ -57,9 +59,13 @@ class Convert(Action):
 
         def check(self) -> None:
             made = "action_gen", "sound_gen", "seed", "lora_alpha"
-            idle = {"vlm": (*made, "vae"), "sat": ("vlm_model_name", "vision_tower", "lora_alpha")}.get(
-                self.to, ("vlm_model_name", "vision_tower", "vae")
-            )
+            of_vlm = "vlm_model_name", "vision_tower"
+            others: dict[str, tuple[str, ...]] = {
+                "vlm": (*made, "vae"),
+                "sat": (*of_vlm, "lora_alpha"),
+                "adapter": (*of_vlm, *made[:3], "vae"),
+            }
+            idle = others.get(self.to, (*of_vlm, "vae"))
             for name in idle:
                 if getattr(self, name):
                     raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
@@ -69,6 +75,9 @@ class Convert(Action):
     def plan(self) -> Iterator[str]:
         config = self.config
         require_place(Path(config.out), INDEX[config.to])
+        if config.to == "adapter":
+            yield f"the adapters of {config.source} would become {config.out}"
+            return
         source = open_weights(config.source, field="SOURCE")
         yield f"{source.describe}, {len(source.shapes)} tensors, would become {config.out} ({config.to})"
 
@@ -88,6 +97,11 @@ class Convert(Action):
                 f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
             )
             return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
+        if config.to == "adapter":
+            said = convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)
+            self.record(config.source)
+            done = f"converted: {config.out} (adapter); to use it: --adapter {config.out}"
+            return Result([said, done], {"folder": config.out, "to": config.to, "tensors": [said]})
         report = convert(
             config.source,
             config.out,

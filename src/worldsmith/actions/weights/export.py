@@ -32,14 +32,14 @@ class Export(WritingAction):
         """The new folder; null: in the run folder."""
         format: str | None = None
         """diffusers: a generator's whole pipeline; hf: a reasoner's whole folder for transformers; native: sharded
-        safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; null: the
-        whole."""
+        safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; sat: a
+        checkpoint for CogVideo's SAT; null: the whole."""
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
         """auto: the averaged ones (ema) if there are any."""
         merge: bool = True
-        """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native only)."""
+        """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
         vision_tower: str | None = None
         """Keep this vision tower with a generator's weights (native only): a folder that has one, or own, the tower of
         what the run started from; null: none."""

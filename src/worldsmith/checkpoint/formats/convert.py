@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Format = Literal["dcp", "native", "diffusers", "sat"]
-INDEX = {"dcp": "model", "native": CONFIG, "diffusers": CONFIG, "vlm": CONFIG, "sat": "latest"}
+INDEX = {
+    "dcp": "model",
+    "native": CONFIG,
+    "diffusers": CONFIG,
+    "vlm": CONFIG,
+    "sat": "latest",
+    "adapter": "adapter_config.json",
+}
 """What every folder of the format has."""
 
 
@@ -75,7 +82,9 @@ def convert(
     spec = model_of(source, heads)
     formats = formats_of(spec.name)
     source = source if to == "sat" else merged(source, lora_alpha)
-    weights = with_companions(StartWeights(spec, seed, source), source, adapters=to == "sat")
+    weights: WeightSource = StartWeights(spec, seed, source)
+    if to == "sat":
+        weights = with_adapters(weights, source)
     report = compare(
         source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
         allow_initialised=[LIVE + name for name in formats.head_names(source, heads)],
@@ -131,14 +140,10 @@ def merged(source: WeightSource, alpha: int | None) -> WeightSource:
     return MergedWeights(source, alpha / ranks.pop())
 
 
-def with_companions(weights: StartWeights, source: WeightSource, *, adapters: bool) -> WeightSource:
-    """The weights, the source's tables that the network keeps and does not train, and with `adapters` these."""
-    tables = weights.model.network.state_dict().keys() - weights.shapes.keys()
-    more = [name for name in source.shapes if name in tables or (adapters and is_adapter(name))]
-    if not more:
-        return weights
+def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
+    """The weights, and the source's adapters beside them."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
-    return JoinedWeights(source.describe, places | {name: (source, name) for name in more})
+    return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 
 
 def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:

@@ -292,6 +292,10 @@ class FamilyFormats:
             f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
         )
 
+    def adapts(self, layers: Sequence[str]) -> bool:
+        """Whether adapters of these layers are of a pipeline of this family; False where there are no such files."""
+        return False
+
     def read_adapter(self, folder: Path) -> StoredAdapter:
         """The adapters of a folder in PEFT's format, by native name."""
         raise UserError(f"adapters for models of the family '{self.family}' cannot be read")

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
+PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
+"""The file that a pipeline's `load_lora_weights` looks for; its names begin with the part that is adapted."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
 """Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
 
@@ -56,6 +58,8 @@ class AdapterLayout:
     """The package, whose version is recorded."""
     header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
     """What the file's header tells the library, out of adapter_config.json."""
+    part: str = ""
+    """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
 
     def peft_name(self, name: str) -> str:
         """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
@@ -77,9 +81,9 @@ class AdapterLayout:
         raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
 
 
-def diffusers_header(config: Mapping[str, Any]) -> dict[str, str]:
+def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
     """One entry of metadata: safetensors writes several in any order."""
-    known = {f"{PREFIX}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
+    known = {f"{prefix}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
     return {DIFFUSERS_HEADER: json.dumps(known)}
 
 
@@ -154,6 +158,9 @@ def export_adapter(
         return False
     with folder_aside(out) as aside:
         save_file(weights, aside / WEIGHTS, metadata=layout.header(config) or {"format": "pt"})
+        if layout.part:
+            of_part = {layout.part + name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+            save_file(of_part, aside / PIPELINE_WEIGHTS, metadata=diffusers_header(config, layout.part))
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats_of(layout.family).card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)
@@ -174,20 +181,15 @@ def adapter_config(
     layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: int, base_model: str
 ) -> dict[str, Any]:
     """The content of `adapter_config.json`; the layers are listed by their whole path in the library."""
-    low = {name.removesuffix(MATRICES[0]): tensor for name, tensor in adapters.items() if name.endswith(MATRICES[0])}
-    if not low:
-        raise ValueError("there are no adapters to export")
-    ranks = sorted({len(tensor) for tensor in low.values()})
-    if len(ranks) > 1:
-        raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
+    layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
     return {
         "peft_type": "LORA",
         **base_on_the_hub(base_model),
-        "r": ranks[0],
+        "r": one_rank(adapters),
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": [layout.layer_name(path) for path in low],
+        "target_modules": [layout.layer_name(path) for path in layers],
         "inference_mode": True,
     }
 
@@ -201,12 +203,15 @@ def base_on_the_hub(base_model: str) -> dict[str, Any]:
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
-    """Reads a LoRA folder in PEFT's format, whoever wrote it.
+    """Reads a LoRA folder in PEFT's format, or a file for `load_lora_weights` (or its folder), whoever wrote it.
 
     Raises FileNotFoundError when a file is missing, UserError when one is damaged or not understood, ValueError for an
     adapter that is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to another network.
     """
     folder = Path(folder)
+    file = pipeline_file(folder) if layout.part else None
+    if file is not None:
+        return read_pipeline_file(layout, file)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT's format")
@@ -231,6 +236,56 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
     except ValueError as error:
         raise ValueError(f"{folder / WEIGHTS}: {error}") from error
     return StoredAdapter(folder, config["r"], config["lora_alpha"], weights)
+
+
+def pipeline_file(path: Path) -> Path | None:
+    """The file for `load_lora_weights` that a path is, or that its folder holds alone; None for anything else."""
+    if path.is_file():
+        return path if path.suffix == ".safetensors" else None
+    file = path / PIPELINE_WEIGHTS
+    return file if file.is_file() and not (path / CONFIG).is_file() else None
+
+
+def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: int | None = None) -> StoredAdapter:
+    """Adapters out of a file for `load_lora_weights`; `alpha` is theirs where the file does not say it.
+
+    Raises UserError when nothing says it, ValueError like `read_adapter`.
+    """
+    with open_file(file) as opened:
+        header = opened.metadata() or {}
+        stored = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+    known = json.loads(header.get(DIFFUSERS_HEADER, "{}"))
+    stated = known.get(f"{layout.part}.lora_alpha", alpha)
+    if stated is None:
+        raise UserError(
+            f"{file} does not say the alpha of its adapters (64 in CogVideo's finetune/, unless it was set): "
+            f"`worldsmith convert {file} --to adapter --lora-alpha N -o DIR` makes a folder that does"
+        )
+    try:
+        outside = next((name for name in stored if not name.startswith(f"{layout.part}.")), None)
+        if outside is not None:
+            raise ValueError(f"'{outside}' is not in the pipeline's {layout.part}")
+        weights = {
+            layout.native_adapter_name(PREFIX + name.removeprefix(layout.part)): tensor
+            for name, tensor in stored.items()
+        }
+        if known.get(f"{layout.part}.rank_pattern") or known.get(f"{layout.part}.alpha_pattern"):
+            raise ValueError("it has several ranks or alphas; only one of each can be read")
+        if int(stated) != stated or stated < 1:
+            raise ValueError(f"alpha is {stated}; expected a whole number above 0")
+        return StoredAdapter(file.parent, one_rank(weights), int(stated), weights)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def one_rank(adapters: Mapping[str, Tensor]) -> int:
+    """That of all adapters. Raises ValueError when there are several, or none."""
+    ranks = sorted({len(tensor) for name, tensor in adapters.items() if name.endswith(MATRICES[0])})
+    if not ranks:
+        raise ValueError("there are no adapters to export")
+    if len(ranks) > 1:
+        raise ValueError(f"the adapters have several ranks: {ranks}; expected one")
+    return ranks[0]
 
 
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:

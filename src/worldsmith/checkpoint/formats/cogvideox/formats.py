@@ -9,7 +9,7 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import DType
+from worldsmith.checkpoint.formats.family_formats import DType, Export
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
@@ -95,6 +95,21 @@ class CogVideoXFormats(PipelineFormats):
         kind = library.CogVideoXDPMScheduler if rotary else library.CogVideoXDDIMScheduler
         return kind(**scheduler_settings(model.defaults))
 
+    def exports(self) -> dict[str, Export]:
+        from worldsmith.checkpoint.formats.cogvideox.write_sat import SAT
+
+        return {**super().exports(), "sat": SAT}
+
+    def card(self, name: str, about: Mapping[str, Any]) -> str:
+        if about["format"] != "sat":
+            return super().card(name, about)
+        lora = ", ".join(f"{key}: {value}" for key, value in about["lora"].items())
+        adapters = f" Its adapters need `lora_config.params: {{{lora}}}`." if lora else ""
+        return (
+            f"# {name}\n\nA checkpoint for CogVideo's SAT in {about['dtype']}, exported by Worldsmith "
+            f"{about['worldsmith']}: `args.load` names this folder.{adapters}\n"
+        )
+
     def write_foreign(
         self,
         format: str,
@@ -104,12 +119,12 @@ class CogVideoXFormats(PipelineFormats):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        from worldsmith.checkpoint.formats.cogvideox.write_sat import write_sat, write_vae
+        from worldsmith.checkpoint.formats.cogvideox.write_sat import sat_tensors, save, write_vae
 
         if format != "sat":
             raise self.not_converted(format)
         config: Any = spec.config
-        write_sat(folder, config.network, source, dtype_of)
+        save(folder, sat_tensors(config.network, source, dtype_of))
         if vae is not None:
             write_vae(folder, vae)
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith import __version__
 from worldsmith.checkpoint.formats.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
 from worldsmith.checkpoint.formats.cogvideox.sat_weights import LATEST, STATES
+from worldsmith.checkpoint.formats.export_folder import (
+    count_numbers,
+    facts_of,
+    may_write,
+    origin_of,
+    publish_export,
+    weights_digest,
+)
+from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.cogvideox.architecture import NetworkConfig
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.models.video_vae.cogvideox_pt import sat_name
@@ -21,32 +35,70 @@ RELEASE = "release"
 """The name of an iteration's folder where nobody counted."""
 
 
-def write_sat(
-    folder: Path,
+def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+    """Writes a trained model as the folder `out`; False when the same export is there already.
+
+    Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
+    SAT has no place for.
+    """
+    import torch
+
+    if options.merge:
+        model.require_effect()
+    source, config = model.open(merge=options.merge), model.config
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    tensors = sat_tensors(config.network, source, lambda name: dtype, average=model.average)
+    kept = model.has_adapters and not options.merge
+    about = {
+        "worldsmith": __version__,
+        "versions": {"torch": version("torch")},
+        "format": "sat",
+        "source": asdict(origin_of(model, merge=options.merge)),
+        "dtype": options.dtype,
+        "weights_sha256": weights_digest(tensors),
+        "lora": {"r": config.lora_rank, "lora_alpha": config.lora_alpha} if kept else {},
+        "model": model.formats.exported_config(model.spec if kept else model.merged_spec),
+        "generation": asdict(model.defaults),
+        "card": {"parameters": count_numbers(source.shapes), **facts_of(model)},
+    }
+    if not may_write(out, about, options.force, index=LATEST):
+        return False
+    with folder_aside(out) as aside:
+        save(aside, tensors, iteration=model.iteration)
+        (aside / "README.md").write_text(model.formats.card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about, force=options.force)
+    return True
+
+
+SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored, keeps_adapters=True)
+
+
+def sat_tensors(
     network: NetworkConfig,
     source: WeightSource,
     dtype_of: Callable[[str], torch.dtype],
     *,
     average: bool = False,
-    iteration: int = 0,
-) -> int:
-    """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`; returns how many tensors there are.
-
-    The whole is in memory once. Raises ValueError for weights that SAT has no place for.
-    """
+) -> dict[str, Tensor]:
+    """All tensors of a network by SAT's names. Raises ValueError for weights that SAT has no place for."""
     import torch
 
-    keys = sat_keys(source.shapes)
     tensors = tables(network, dtype_of("patch_embed.proj.weight"))
-    for key, held in keys.items():
+    for key, held in sat_keys(source.shapes).items():
         parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in held}
         source.read_into(parts, average=average)
         tensors[key] = join(held, parts)
+    return {NETWORK + key: tensor for key, tensor in tensors.items()}
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
+    """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
+    import torch
+
     name = str(iteration) if iteration else RELEASE
     (folder / name).mkdir(parents=True)
-    torch.save({"module": {NETWORK + key: t for key, t in tensors.items()}}, folder / name / STATES.format(0))
+    torch.save({"module": dict(tensors)}, folder / name / STATES.format(0))
     (folder / LATEST).write_text(name, encoding="utf-8")
-    return len(tensors)
 
 
 def write_vae(folder: Path, name: str) -> int:

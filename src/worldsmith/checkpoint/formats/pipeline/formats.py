@@ -45,7 +45,7 @@ class PipelineFormats(FamilyFormats):
         super().__init__(family)
         self.reads = f"a folder of diffusers with a {self.model.network_class}, or its pipeline (safetensors)"
         self.network_config: Any = type(self.new_config().network)
-        self.layout = AdapterLayout(family, str, str, "diffusers", diffusers_header)
+        self.layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
 
     @abstractmethod
     def pipeline_class(self, config: Any) -> str:
@@ -152,6 +152,14 @@ class PipelineFormats(FamilyFormats):
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         return peft_adapter.load_adapter(self.layout, network, folder)
 
+    def adapts(self, layers: Sequence[str]) -> bool:
+        config = self.new_config()
+        names: Any = config.adaptable_layers()
+        if names is None:
+            names = (name for name, _ in config.build(device="meta").network.named_modules())
+        known = set(map(without_numbers, names))
+        return {without_numbers(layer) for layer in layers} <= known
+
     def component_names(self, config: Any) -> dict[tuple[str, str], str]:
         """Where the other parts of a model are, by section and field: hub names or absolute paths."""
         parts = self.model.components.items()
@@ -174,12 +182,17 @@ class PipelineFormats(FamilyFormats):
             return (
                 f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
                 f"{self.model.network_class}, which belong to "
-                f"{about['base_model'] or 'the weights that the run started from'}. PEFT loads them, or diffusers:\n\n"
-                "```python\npipeline.transformer.load_lora_adapter(\n"
-                f'    "{name}", prefix="base_model.model", weight_name="adapter_model.safetensors"\n)\n```\n'
+                f"{about['base_model'] or 'the weights that the run started from'}. PEFT loads them "
+                "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which says alpha "
+                f'too):\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
             )
         return (
             f"# {name}\n\nA {about['pipeline']} in {about['dtype']}, exported by Worldsmith {about['worldsmith']}: "
             f"`diffusers.{about['pipeline']}.from_pretrained` loads this folder. To train from it: "
             "`checkpoint.load_path` = this folder.\n"
         )
+
+
+def without_numbers(path: str) -> str:
+    """The same for the layers of all blocks."""
+    return ".".join("N" if part.isdecimal() else part for part in path.split("."))
