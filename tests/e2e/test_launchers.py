@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "src/worldsmith/assets"
 REASONER = ("VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
-READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "WORLD_SIZE", *REASONER)
-RECORDER = """#!/usr/bin/env bash
-printf '%s\\n' "$(basename "$0")" "$@"
-for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH; do
+READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "COGVIDEOX_PATH", "WORLD_SIZE", *REASONER)
+RECORDER = r"""#!/usr/bin/env bash
+printf '%s\n' "$(basename "$0")" "$@"
+for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH \
+    COGVIDEOX_PATH; do
     echo "$name=${!name:-}"
 done
 """
@@ -60,6 +61,19 @@ def test_reasoners_have_their_own_paths(recorders: Path) -> None:
     assert f"--sft-toml={EXAMPLES / 'toml/sft_config/llava_ov.toml'}" in said
     assert "VLM_SAFETENSORS_PATH=mine" in said
     assert "VIDEOPHYSICS_ROOT=" in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [("cogvideox_2b_lora", "2b"), ("cogvideox_5b_i2v_lora", "5b-I2V"), ("cogvideox1_5_5b_i2v", "1.5-5B-I2V")],
+)
+def test_one_script_starts_every_cogvideox(recipe: str, model: str, recorders: Path) -> None:
+    named = {} if recipe == "cogvideox_2b_lora" else {"RECIPE": recipe}
+    said = launch("launch_sft_cogvideox.sh", path=recorders, **named).stdout.splitlines()
+    toml = EXAMPLES / f"toml/sft_config/{recipe}.toml"
+    assert toml.is_file()
+    assert f"--sft-toml={toml}" in said
+    assert f"COGVIDEOX_PATH=zai-org/CogVideoX{'' if model[0] == '1' else '-'}{model}" in said
 
 
 def test_one_process_needs_no_launch_and_variables_win(recorders: Path) -> None:

@@ -60,6 +60,7 @@ def test_counts_and_layers_are_those_of_the_network(variant: str) -> None:
     assert network.count_parameters() == sum(parameter.numel() for parameter in made.parameters()) == count
     linear = {name for name, module in made.named_modules() if isinstance(module, nn.Linear)}
     assert set(network.linear_layers()) == linear
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}
 
 
 def config_of(network: NetworkConfig) -> CogVideoXGenerator.Config:

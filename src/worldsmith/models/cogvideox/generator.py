@@ -130,9 +130,9 @@ class CogVideoXGenerator(PipelineModel):
 
 
 def make_trainable(patch: Any) -> None:
-    """Turns the learned table of positions, which is a buffer of diffusers, into a parameter of the same name."""
+    """Turns the learned table of positions, a buffer of diffusers in float64, into a parameter of the same name."""
     from torch import nn
 
     table = patch.pos_embedding
     del patch.pos_embedding
-    patch.pos_embedding = nn.Parameter(table)
+    patch.pos_embedding = nn.Parameter(table.float())
