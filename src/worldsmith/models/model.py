@@ -211,7 +211,9 @@ class Model(Configurable, ABC):
 
     def cast(self, dtype: torch.dtype) -> None:
         """Converts all weights but those of full precision and of adapters, which stay float32."""
-        self.network.to(dtype)
+        from torch import nn
+
+        nn.Module.to(self.network, dtype)  # diffusers' own warns of what follows here
         adapters = [m for name, m in self.network.named_modules() if name.endswith((".lora_A", ".lora_B"))]
         for module in (*self.parts().full_precision, *adapters):
             module.float()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-Predict = Callable[["list[Tensor]", float], "list[Tensor]"]
-"""From the states of samples, branch after branch, and a timestep to what the network answers."""
+Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
+"""From the states of samples, branch after branch, and the number of the step to what the network answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,11 @@ class GenerationDefaults:
     image_shift: float | None = None
     """Shift for a single image; None: the same."""
 
+    @property
+    def ends_captions(self) -> bool:
+        """Whether plain captions got a period at their end where they had none."""
+        return True
+
     def of_image(self) -> GenerationDefaults:
         """The defaults for a single image."""
         return self
@@ -126,7 +131,7 @@ class Beginning:
     """A sample before its first step."""
 
     state: Tensor
-    """At the highest noise level, float32 [C, t, h, w] on the model's device."""
+    """At the highest noise level, float32 on the model's device, [C, t, h, w] or what the network works on."""
     solver: Solver
     conditional: SampleLayout
     unconditional: SampleLayout
@@ -141,14 +146,9 @@ class VideoSampler(ABC):
         self.model, self.sampling = model, sampling
 
     @property
-    @abstractmethod
-    def timesteps(self) -> Sequence[float]:
-        """What the network is told at each step."""
-
-    @property
     def scales(self) -> Sequence[float]:
         """The scale of guidance at each step; 1 at all of them: there is no unconditional branch."""
-        return [self.sampling.guidance] * len(self.timesteps)
+        return [self.sampling.guidance] * self.sampling.steps
 
     @abstractmethod
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
@@ -170,6 +170,10 @@ class VideoSampler(ABC):
 
         What does not change from step to step, such as the texts, is computed once, here.
         """
+
+    def finish(self, sample: Beginning, state: Tensor) -> Tensor:
+        """The latents [C, t, h, w] that are decoded, out of the last state."""
+        return state
 
 
 class VideoModel(Protocol):

@@ -71,7 +71,7 @@ def generate_latents(
         nonlocal done
         done += requests_in_pack
         if progress is not None:
-            progress(done, len(known) * len(sampler.timesteps))
+            progress(done, len(known) * len(sampler.scales))
 
     results: list[Tensor] = []
     for pack in make_packs(sampler, known, max_tokens=max_tokens, shared=share is not None):
@@ -95,11 +95,12 @@ def generate_pack(
         raise ValueError(f"the scale of guidance must be finite, found {sampler.sampling.guidance}")
     if share is not None and not is_guided(sampler):
         raise ValueError("guidance 1 has no unconditional branch that another process could compute")
+    samples = [begin(sampler, request) for request in requests]
     states: list[Tensor] = []
-    for states in sampling_steps(sampler, [begin(sampler, request) for request in requests], share):  # noqa: B007
+    for states in sampling_steps(sampler, samples, share):  # noqa: B007
         if progress is not None:
             progress(len(requests))
-    return states
+    return [sampler.finish(sample, state) for sample, state in zip(samples, states)]
 
 
 def sampling_steps(
@@ -110,8 +111,8 @@ def sampling_steps(
     branches = [0] if not guided else [0, 1] if share is None else [share.branch]
     predict = sampler.predictor(samples, branches)
     states = [sample.state for sample in samples]
-    for timestep, scale in zip(sampler.timesteps, sampler.scales, strict=True):
-        answers = predict(states * len(branches), float(timestep))
+    for step, scale in enumerate(sampler.scales):
+        answers = predict(states * len(branches), step)
         if guided and share is not None:
             answers = of_both(answers, share)
         if guided:

@@ -19,6 +19,8 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
         return filled(request)
+    if not defaults.ends_captions:
+        return request.prompt
     return training_text(request, defaults, dropped=not request.prompt.strip())
 
 
@@ -28,6 +30,8 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
     Raises ValueError when it is to get sentences of metadata that the model does not know.
     """
     mode, text = request.negative_metadata, request.negative_prompt
+    if mode in (None, "none") and text is None and not defaults.ends_captions:
+        return ""
     if mode is None and text is None:
         return training_text(request, defaults, dropped=True)
     text = text or ""

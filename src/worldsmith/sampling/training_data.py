@@ -25,7 +25,7 @@ CLIPS_TO_TRY = 8
 
 
 def with_clip_size(
-    defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None, grid: tuple[int, int, int]
+    defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None, grid: tuple[int, ...]
 ) -> GenerationDefaults:
     """The defaults with height, width, frames and frame rate of the run's first usable training clip.
 
@@ -42,9 +42,7 @@ def with_clip_size(
         return defaults
 
 
-def of_first_clip(
-    defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, int, int]
-) -> GenerationDefaults:
+def of_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
     """The same of a data set that is read already. Raises DataError when the first few clips cannot be read."""
     part = first_part(dataset, LatentGrid(*grid))
     height, width = part.size

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR
@@ -21,25 +20,10 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.sample import FirstFrames, VideoSample
     from worldsmith.models.cogvideox.image_input import ImageConfig
 
-DECODED_FRAMES = 8
-"""Clips of 8k+1 frames alone come out of diffusers' decoder as long as they went in."""
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
 """Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""
 HALF_RANGE = 127.5
 """What 1 is in pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodableGrid(LatentGrid):
-    patch_frames: int = 1
-    """Latent frames of a token."""
-
-    def usable_frames(self, num_frames: int) -> int:
-        return (num_frames - 1) // DECODED_FRAMES * DECODED_FRAMES + 1
-
-    def vision_tokens(self, shape: tuple[int, int, int]) -> int:
-        frames, height, width = shape
-        return LatentGrid.vision_tokens(self, (-(-frames // self.patch_frames), height, width))
 
 
 class CogVideoXTask(PipelineTask):
@@ -57,11 +41,6 @@ class CogVideoXTask(PipelineTask):
     def check_data(cls, section: str, data: Any, model: Any) -> None:
         super().check_data(section, data, model)
         check_sizes(section, data.dataset, model.network)
-
-    @property
-    def grid(self) -> LatentGrid:
-        model = self.model.config
-        return DecodableGrid(*model.latent_grid, patch_frames=model.network.patch_size_t or 1)
 
     @property
     def first_frames(self) -> FirstFrames:

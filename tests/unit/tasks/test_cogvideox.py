@@ -13,11 +13,12 @@ import tiny_runs
 import torch
 
 from worldsmith.config import WrongValueError
+from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import World
 from worldsmith.models.cogvideox.architecture import tiny
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.tasks.cogvideox import CogVideoXTask, DecodableGrid
+from worldsmith.tasks.cogvideox import CogVideoXTask
 from worldsmith.training.trainer import Trainer
 
 
@@ -89,11 +90,12 @@ def test_a_repeated_image_stands_beside_every_frame_and_another_beside_the_first
 
 
 def test_clips_have_frames_that_come_out_of_the_decoder_as_they_went_in() -> None:
-    grid = DecodableGrid(4, 8, 2)
+    grid = LatentGrid(*CogVideoXGenerator.Config().latent_grid)
     assert [grid.usable_frames(n) for n in (1, 8, 9, 16, 17, 49, 50, 56)] == [1, 1, 9, 9, 17, 49, 49, 49]
+    assert [grid.latent_frames(n) for n in (1, 2, 9, 10, 49)] == [1, 3, 3, 5, 13]
     assert grid.latent_shape(49, 480, 720) == (13, 60, 90)
     assert grid.vision_tokens((13, 60, 90)) == 17_550
-    assert DecodableGrid(4, 8, 2, patch_frames=2).vision_tokens((21, 96, 170)) == 44_880
+    assert LatentGrid(4, 8, 2, 2, 2).vision_tokens((21, 96, 170)) == 44_880
 
 
 def test_batches_hold_one_shape_and_a_run_that_was_stopped_goes_on(world: Path, tmp_path: Path) -> None:

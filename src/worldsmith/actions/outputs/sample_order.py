@@ -158,7 +158,7 @@ class Order:
 
 def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
     """Steps that are made: of a video that is made anew fewer than are asked for."""
-    return len(generator.sampler(sample.sampling).timesteps)
+    return len(generator.sampler(sample.sampling).scales)
 
 
 def branch_share(world: World) -> BranchShare | None:

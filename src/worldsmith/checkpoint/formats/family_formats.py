@@ -187,8 +187,8 @@ class FamilyFormats:
         """The same out of an export's description."""
         return None
 
-    def published_defaults(self, config: Configurable.Config) -> Any:
-        """The same for weights whose folder does not say how they were trained: what their maker has published."""
+    def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
+        """The same for weights in a folder of another library: what it says, and what their maker has published."""
         return self.read_defaults({})
 
     # Exporting

@@ -145,7 +145,8 @@ def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stored
     formats = formats_of(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
-    told = formats.read_defaults(section(about, "generation")) if about else formats.published_defaults(spec.config)
+    generation = section(about, "generation")
+    told = formats.read_defaults(generation) if about else formats.published_defaults(spec.config, folder)
     return StoredModel(
         folder=folder,
         spec=spec,

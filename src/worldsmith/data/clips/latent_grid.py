@@ -17,6 +17,8 @@ class LatentGrid:
     """Latent cells of a token, in height and in width."""
     decoded: int = 1
     """Latent frames that come out of the decoder together: a clip's first one is followed by a multiple of them."""
+    patch_frames: int = 1
+    """Latent frames of a token; an odd number is padded up."""
 
     @property
     def step(self) -> int:
@@ -41,7 +43,7 @@ class LatentGrid:
     def vision_tokens(self, shape: tuple[int, int, int]) -> int:
         """Tokens of latents (t, h, w); an odd side is padded up (ceil)."""
         t, h, w = shape
-        return t * -(-h // self.patch) * -(-w // self.patch)
+        return -(-t // self.patch_frames) * -(-h // self.patch) * -(-w // self.patch)
 
     def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
         """Tokens that a loader counts: text + 1 + (vision + 2). It is one above the packed length, as published."""

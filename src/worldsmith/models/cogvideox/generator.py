@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.models.cogvideox.architecture import NetworkConfig
+from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
 from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.models.cogvideox.noise_table import NoiseTable
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
+from worldsmith.models.video_model import Mode, Sampling, VideoSampler
+from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +31,11 @@ class CogVideoXGenerator(PipelineModel):
     """
 
     network_class = "CogVideoXTransformer3DModel"
-    defaults_class = NoiseTable
+    defaults_class = CogVideoXDefaults
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "cogvideox"
+        makes: ClassVar[str] = "videos"
 
         network: NetworkConfig = field(default_factory=NetworkConfig)
         """Sizes of the network."""
@@ -45,9 +47,16 @@ class CogVideoXGenerator(PipelineModel):
         """The text encoder."""
 
         @property
-        def latent_grid(self) -> tuple[int, int, int]:
-            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
-            return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.patch_size
+        def modes(self) -> tuple[Mode, ...]:
+            """What it makes out of what; whole tokens of CogVideoX 1.5 have no place for all frames of a given clip."""
+            anew: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
+            return ("text2image", "text2video", *anew) if self.image is None else ("image2video",)
+
+        @property
+        def latent_grid(self) -> tuple[int, ...]:
+            """As in `LatentGrid`."""
+            network = self.network
+            return TEMPORAL_FACTOR, SPATIAL_FACTOR, network.patch_size, DECODED_FRAMES, network.patch_size_t or 1
 
         def check(self) -> None:
             super().check()
@@ -71,6 +80,12 @@ class CogVideoXGenerator(PipelineModel):
             return self.network.count_parameters()
 
     config: Config
+    defaults: CogVideoXDefaults
+
+    def sampler(self, sampling: Sampling) -> VideoSampler:
+        from worldsmith.models.cogvideox.sampler import CogVideoXSampler
+
+        return CogVideoXSampler(self, sampling)
 
     def make_network(self) -> Any:
         network = super().make_network()

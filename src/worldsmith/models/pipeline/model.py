@@ -31,6 +31,8 @@ class PipelineModel(Model):
     """Its lists of blocks."""
     defaults_class: ClassVar[type[Any]]
     """What is known of using weights, with a default for each field."""
+    max_tokens: int = 40_000
+    """Most tokens of one forward pass in sampling: what a published video takes with both branches of guidance."""
     components: ClassVar[Mapping[str, str]] = {"tokenizer": "vae_path", "text_encoder": "path"}
     """The sections of the other parts, and the field of each that says where it is."""
 
@@ -98,6 +100,11 @@ class PipelineModel(Model):
         encoded: Tensor = self.vae.encode(video)
         return encoded
 
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        video: Tensor = self.vae.decode(latents)
+        return video
+
     def read(self, captions: Sequence[Sequence[int] | None], cache: StatesCache | None = None) -> Tensor:
         """Ids of captions to what the network reads, [n, text, d]; None stands for a dropped caption of zeros."""
         import torch
@@ -122,8 +129,8 @@ class PipelineModel(Model):
         return dtype
 
     @property
-    def latent_grid(self) -> tuple[int, int, int]:
-        grid: tuple[int, int, int] = self.config.latent_grid
+    def latent_grid(self) -> tuple[int, ...]:
+        grid: tuple[int, ...] = self.config.latent_grid
         return grid
 
     @property

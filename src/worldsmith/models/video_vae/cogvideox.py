@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORAL_FACTOR, SPATIAL_FACTOR = 4, 8
+DECODED_FRAMES = 2
+"""Latent frames that diffusers decodes together: clips of 8k+1 frames alone come out as long as they went in."""
 
 
 class CogVideoXVAE(MomentsVAE):

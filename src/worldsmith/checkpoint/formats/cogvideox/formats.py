@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.formats.clip_defaults import clip_defaults
 from worldsmith.checkpoint.formats.family_formats import DType, Export
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.cogvideox.defaults import SCHEDULERS, CogVideoXDefaults
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.models.cogvideox.noise_table import NoiseTable
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
     from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+TABLE = ("num_timesteps", "beta_start", "beta_end", "shift_scale", "zero_terminal_snr")
+"""Fields of the objective that say how noisy each row of the table is."""
+IN_SCHEDULERS = {
+    "num_timesteps": "num_train_timesteps",
+    "beta_start": "beta_start",
+    "beta_end": "beta_end",
+    "shift_scale": "snr_shift_scale",
+    "zero_terminal_snr": "rescale_betas_zero_snr",
+    "timestep_spacing": "timestep_spacing",
+}
+"""The same, as a scheduler of diffusers names them."""
 
 
 class CogVideoXFormats(PipelineFormats):
@@ -56,11 +70,23 @@ class CogVideoXFormats(PipelineFormats):
             config.image = ImageConfig()
         return spec
 
-    def defaults_of_run(self, tree: Mapping[str, Any]) -> NoiseTable:
-        return NoiseTable(**{field.name: tree["objective"][field.name] for field in fields(NoiseTable)})
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> CogVideoXDefaults:
+        table = {name: tree["objective"][name] for name in TABLE}
+        samples = sampled_as(tree["model"]["config"]["network"]["use_rotary_positional_embeddings"])
+        return CogVideoXDefaults(captions_as_given=False, **clip_defaults(tree), **table, **samples)
 
-    def published_defaults(self, config: Any) -> NoiseTable:
-        return NoiseTable(shift_scale=1.0 if config.network.use_rotary_positional_embeddings else 3.0)
+    def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
+        """What its scheduler says; without one the table of the published weights."""
+        network, (_, cell, *_) = config.network, config.latent_grid
+        rotary = network.use_rotary_positional_embeddings
+        return CogVideoXDefaults(
+            height=network.sample_height * cell,
+            width=network.sample_width * cell,
+            num_frames=network.sample_frames,
+            fps=16.0 if network.patch_size_t else 8.0,
+            max_caption_tokens=network.max_text_seq_length,
+            **{"shift_scale": 1.0 if rotary else 3.0, **sampled_as(rotary), **read_scheduler(folder)},
+        )
 
     def check_exportable(self, config: Any) -> None:
         if config.image is not None and config.image.repeat:
@@ -87,13 +113,7 @@ class CogVideoXFormats(PipelineFormats):
         return parts
 
     def scheduler(self, model: CogVideoXGenerator) -> Any:
-        """With rotary positions it samples as CogVideoX-5B does, else as 2B."""
-        import diffusers
-
-        library: Any = diffusers  # its classes carry no types
-        rotary = model.config.network.use_rotary_positional_embeddings
-        kind = library.CogVideoXDPMScheduler if rotary else library.CogVideoXDDIMScheduler
-        return kind(**scheduler_settings(model.defaults))
+        return model.defaults.make_scheduler(model.defaults.scheduler)
 
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.cogvideox.write_sat import SAT
@@ -129,18 +149,22 @@ class CogVideoXFormats(PipelineFormats):
             write_vae(folder, vae)
 
 
-def scheduler_settings(table: NoiseTable) -> dict[str, Any]:
-    """The settings of a CogVideoX scheduler whose noise table is this one."""
-    return {
-        "num_train_timesteps": table.num_timesteps,
-        "beta_start": table.beta_start,
-        "beta_end": table.beta_end,
-        "beta_schedule": "scaled_linear",
-        "prediction_type": "v_prediction",
-        "rescale_betas_zero_snr": table.zero_terminal_snr,
-        "snr_shift_scale": table.shift_scale,
-        "timestep_spacing": "trailing",
-        "clip_sample": False,
-        "set_alpha_to_one": True,
-        "steps_offset": 0,
-    }
+def sampled_as(rotary: bool) -> dict[str, Any]:
+    """With rotary positions as CogVideoX-5B is sampled, else as 2B."""
+    return {"scheduler": "dpm", "dynamic_guidance": "by_timestep"} if rotary else {"scheduler": "ddim"}
+
+
+def read_scheduler(folder: Path) -> dict[str, Any]:
+    """What a pipeline's scheduler says of how to sample. Raises UserError for one that is not of this family."""
+    file = folder / "scheduler" / "scheduler_config.json"
+    if not file.is_file():
+        return {}
+    said = read_json_object(file)
+    names = [name for name, kind in SCHEDULERS.items() if kind == said.get("_class_name")]
+    told = {name: said[key] for name, key in IN_SCHEDULERS.items() if key in said}
+    if not names:
+        raise UserError(f"{file}: expected {' or '.join(SCHEDULERS.values())}, found {said.get('_class_name')}")
+    made = CogVideoXDefaults(**told).scheduler_settings()
+    if other := {key: value for key, value in made.items() if key in said and said[key] != value}:
+        raise UserError(f"{file}: expected {other}, found { {key: said[key] for key in other} }")
+    return {"scheduler": names[0], **told}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from worldsmith.checkpoint.formats.clip_defaults import clip_defaults
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
     native_to_diffusers,
     network_config_from_diffusers,
@@ -90,27 +91,15 @@ class Cosmos3Formats(FamilyFormats):
         model.text_tokenizer.path = str(folder / TOKENIZER)
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Cosmos3Defaults:
-        """What a run's config says about its videos; sizes that only its data know stay None."""
-        loader = tree["dataloader_train"]
-        dataset = loader["dataset"]
         shift = tree["objective"]["shift"]
         if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
-            shift = shift.get(dataset["resolution"])
-        return Cosmos3Defaults(
-            num_frames=dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
-            fps=dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
-            shift=None if shift is None else float(shift),
-            append_duration_fps=dataset["append_duration_fps_timestamps"],
-            append_resolution=dataset["append_resolution_info"],
-            caption_suffix=dataset["caption_suffix"],
-            unconditional_keeps_metadata=dataset["cfg_dropout_keep_metadata"],
-            max_caption_tokens=loader["max_caption_tokens"],
-        )
+            shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])
+        return Cosmos3Defaults(shift=None if shift is None else float(shift), **clip_defaults(tree))
 
     def read_defaults(self, data: Mapping[str, Any]) -> Cosmos3Defaults:
         return Cosmos3Defaults(**data)
 
-    def published_defaults(self, config: Configurable.Config) -> Cosmos3Defaults:
+    def published_defaults(self, config: Configurable.Config, folder: Path) -> Cosmos3Defaults:
         """Those of the published sampling: the tier 480 and 121 frames for Edge, 720 and 189 frames for the others."""
         edge = generator(config).network.hidden_act == EDGE_ACTIVATION
         height, width, num_frames = (480, 832, 121) if edge else (720, 1280, 189)

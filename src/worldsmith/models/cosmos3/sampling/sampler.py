@@ -29,10 +29,6 @@ class Cosmos3Sampler(VideoSampler):
             )
         return flow_schedule(self.sampling.steps, shift)
 
-    @property
-    def timesteps(self) -> Sequence[float]:
-        return self.schedule.timesteps
-
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         return self.model.tokenize(text)
 
@@ -55,7 +51,8 @@ class Cosmos3Sampler(VideoSampler):
         pack = self.model.pack(layouts)
         memory = self.model.network.read_text(pack)
 
-        def velocities(states: list[Tensor], timestep: float) -> list[Tensor]:
+        def velocities(states: list[Tensor], step: int) -> list[Tensor]:
+            timestep = float(self.schedule.timesteps[step])
             timesteps = torch.full((len(layouts),), timestep, device=self.model.device)
             found: list[Tensor] = self.model.network(pack, states, timesteps, memory)
             return found

@@ -1,0 +1,21 @@
+"""What a run that learns from clips says about its videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `GenerationDefaults` out of a run's config; sizes that only its data know are None."""
+    loader = tree["dataloader_train"]
+    dataset = loader["dataset"]
+    return {
+        "num_frames": dataset["num_video_frames"] if dataset["num_video_frames"] > 0 else None,
+        "fps": dataset["conditioning_fps"] if dataset["conditioning_fps"] > 0 else None,
+        "append_duration_fps": dataset["append_duration_fps_timestamps"],
+        "append_resolution": dataset["append_resolution_info"],
+        "caption_suffix": dataset["caption_suffix"],
+        "unconditional_keeps_metadata": dataset["cfg_dropout_keep_metadata"],
+        "max_caption_tokens": loader["max_caption_tokens"],
+    }

@@ -1,0 +1,65 @@
+"""`CogVideoXDefaults`: how videos are generated when nobody says anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from worldsmith.models.video_model import GenerationDefaults
+
+KEPT = "a video is made anew from another one (strength says how much of it), and an image is its first frame"
+SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
+"""Classes of diffusers."""
+
+
+@dataclass(frozen=True, slots=True)
+class CogVideoXDefaults(GenerationDefaults):
+    """With the noise table that a model was trained with: fields of `VPrediction.Config`. The defaults are 5B's."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "shift": "the noise table of the training says how noisy each step is",
+        "condition_frame_indexes_vision": KEPT,
+        "condition_video_keep": KEPT,
+    }
+    schedulers: ClassVar[tuple[str, ...]] = tuple(SCHEDULERS)
+
+    steps: int = 50
+    scheduler: str = "dpm"
+    """ddim, or dpm (DPM-Solver++ of second order, which draws noise at each step)."""
+    dynamic_guidance: str = "off"
+    """off, by_timestep or by_step."""
+    captions_as_given: bool = True
+    """Whether captions were read as they stand, as those of the published weights; ours end with a period."""
+    num_timesteps: int = 1000
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+    shift_scale: float = 1.0
+    zero_terminal_snr: bool = True
+    timestep_spacing: str = "trailing"
+
+    @property
+    def ends_captions(self) -> bool:
+        return not self.captions_as_given
+
+    def scheduler_settings(self) -> dict[str, Any]:
+        """Those of a scheduler of diffusers with this noise table."""
+        return {
+            "num_train_timesteps": self.num_timesteps,
+            "beta_start": self.beta_start,
+            "beta_end": self.beta_end,
+            "beta_schedule": "scaled_linear",
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": self.zero_terminal_snr,
+            "snr_shift_scale": self.shift_scale,
+            "timestep_spacing": self.timestep_spacing,
+            "clip_sample": False,
+            "set_alpha_to_one": True,
+            "steps_offset": 0,
+        }
+
+    def make_scheduler(self, name: str) -> Any:
+        """The scheduler of diffusers."""
+        import diffusers
+
+        return getattr(diffusers, SCHEDULERS[name])(**self.scheduler_settings())

@@ -1,0 +1,105 @@
+"""Videos of a trained CogVideoX: drawn in its run, made with run, export and a folder of diffusers, and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cogvideox
+import torch
+from diffusers import CogVideoXPipeline
+
+from worldsmith.actions.outputs.adherence import MeasureAdherence
+from worldsmith.actions.outputs.generate import GenerateVideos
+from worldsmith.actions.outputs.measure import MeasureVideos
+from worldsmith.actions.weights.export import Export
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.config.errors import UserError
+from worldsmith.sampling.generate import generate_latents
+from worldsmith.sampling.requests import GenerationRequest
+from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
+from worldsmith.training.trainer import Trainer
+
+PROMPT = "a clip."
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("cogvideox")
+    world = tiny_cogvideox.make_world(folder / "world")
+    config = tiny_cogvideox.tiny_config(world, "cogvideox_5b_tiny", steps=2)
+    config.trainer.callbacks["samples"] = DrawVideos.Config(
+        enabled=True, every=2, steps=2, guidance=[3.0], weights=["ema"], prompts=[PROMPT]
+    )
+    Trainer(config, run_folder=folder / "run").train()
+    Export.Config(model=str(folder / "run"), dtype="float32", out=str(folder / "export")).build().run()
+    CogVideoXPipeline.from_pretrained(folder / "export").save_pretrained(folder / "theirs")
+    return {name: folder / name for name in ("run", "export", "theirs")}
+
+
+def generate(model: Path, out: Path, **settings: Any) -> list[dict[str, Any]]:
+    given = {"prompt": [PROMPT], "num_steps": 2, **settings}
+    result = GenerateVideos.Config(model=str(model), out=str(out), device="cpu", **given).build().run()
+    return [json.loads((Path(one["file"]).parent / "sample_args.json").read_text()) for one in result.facts["samples"]]
+
+
+def in_float32(folder: Path) -> Any:
+    model = find_model(folder)
+    for part in (model.config, model.config.tokenizer, model.config.text_encoder):
+        part.precision = "float32"
+    return model.load()
+
+
+def test_run_export_and_a_folder_of_diffusers_make_the_same(models: dict[str, Path], tmp_path: Path) -> None:
+    """The folder of diffusers, which tells nothing of training, is sampled as its scheduler says, in bfloat16."""
+    found = {name: generate(folder, tmp_path / name)[0] for name, folder in models.items()}
+    for name, args in found.items():
+        assert (args["num_frames"], args["height"], args["fps"], args["shift"]) == (9, 64, 8.0, None), name
+        assert (args["scheduler"], args["dynamic_guidance"], args["guidance"]) == ("dpm", "by_timestep", 6.0), name
+    videos = [next((tmp_path / name).rglob("vision.mp4")).read_bytes() for name in ("run", "export")]
+    assert videos[0] == videos[1]
+    request = GenerationRequest(prompt=PROMPT, height=64, width=64, num_frames=9, fps=8.0)
+    latents = [generate_latents(in_float32(models[name]), [request], steps=2)[0] for name in ("export", "theirs")]
+    assert torch.equal(*latents)
+
+
+def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: dict[str, Path], tmp_path: Path) -> None:
+    write_mp4(tmp_path / "clip.mp4", torch.zeros(3, 9, 64, 64, dtype=torch.uint8), 8)
+    cases = {
+        "shift: the noise table of the training": {"shift": 3.0},
+        "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
+        "strength needs a vision_path of a video": {"strength": 0.5},
+        "does not make image2video; it makes text2image": {"vision_path": str(tmp_path / "picture.png")},
+        "condition_video_keep: a video is made anew": {"vision_path": "clip.mp4", "condition_video_keep": "last"},
+    }
+    for words, settings in cases.items():
+        with pytest.raises(UserError, match=words):
+            generate(models["run"], tmp_path / "out", **settings)
+
+
+def test_a_video_is_made_anew_and_frames_are_rounded_up(models: dict[str, Path], tmp_path: Path) -> None:
+    """Of its own frames as many as asked for; 5 frames would not come out of the decoder as 5."""
+    write_mp4(tmp_path / "clip.mp4", torch.full((3, 12, 64, 64), 99, dtype=torch.uint8), 8)
+    args = generate(models["run"], tmp_path / "out", vision_path=str(tmp_path / "clip.mp4"), num_frames=5)[0]
+    assert (args["model_mode"], args["strength"], args["num_frames"]) == ("video2video", 0.8, 9)
+    assert args["condition_frame_indexes_vision"] == []
+    assert "5 would be no whole latent frames" in args["sources"]["num_frames"]
+
+
+def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[str, Path], tmp_path: Path) -> None:
+    drawn = models["run"] / "samples" / "step_000000002"
+    assert {file.name for file in drawn.iterdir()} == {"00_ema_guidance_3.mp4", "sheet.png"}
+    shape = {"colour": "red", "shape": "square", "direction": "left", "held_out": False}
+    line = {"prompt": "a red square.", "seed": 1, "height": 64, "width": 64, "num_frames": 9, "fps": 8.0, **shape}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
+    common: dict[str, Any] = {"model": str(models["run"]), "steps": 2, "device": "cpu"}
+    prompts = str(tmp_path / "prompts.jsonl")
+    result = MeasureAdherence.Config(**common, prompts=prompts, out=str(tmp_path / "adherence")).build().run()
+    assert result.lines[-1].startswith("adherence 0.00 over 1 prompts")
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"prompt": PROMPT, "name": "one"}) + "\n")
+    files = [str(tmp_path / "samples.jsonl")]
+    measured = MeasureVideos.Config(**common, input_files=files, out=str(tmp_path / "measured")).build().run()
+    assert "one" in json.dumps(measured.facts["samples"]["trained"])
