@@ -8,9 +8,9 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.clip_defaults import clip_defaults
 from worldsmith.checkpoint.formats.family_formats import DType, Export
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.cogvideox.defaults import SCHEDULERS, CogVideoXDefaults

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from worldsmith.checkpoint.formats.clip_defaults import clip_defaults
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
     native_to_diffusers,
     network_config_from_diffusers,
@@ -24,6 +23,7 @@ from worldsmith.checkpoint.formats.family_formats import (
     Naming,
     NetworkDifference,
 )
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
