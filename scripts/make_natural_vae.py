@@ -19,7 +19,7 @@ import torch
 from block_code import BlockCode
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify
-from make_tiny_vae import ARCHITECTURE, State, initialise, trained
+from make_tiny_vae import ARCHITECTURE, State, initialise, new_vae, trained
 from natural_vae_clips import Scenes, training_clip
 from torch import Tensor
 from vae_stages import decode, encode, features, prepare
@@ -76,7 +76,7 @@ class Training(State):
     """One clip is rendered for every two that are used: the clips of a step come from a ring of older ones."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, start)
+        super().__init__(seed, new_vae(seed), start)
         self.scenes = Scenes(np.random.default_rng([seed, SCENE_STREAM]), SCENES)
         self.ring = torch.zeros(0)
         self.readout: Tensor | None = None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan, ModelMixin
 from muon import Muon
 from tiny_vae_clips import to_tensor, training_clip
 
@@ -94,11 +94,10 @@ def main() -> None:
 class State:
     """Model, averaged copy and optimisers of a training; data and noise of a step follow from the seed and the step."""
 
-    def __init__(self, seed: int, start: Callable[[AutoencoderKLWan], None]) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, seed: int, vae: ModelMixin, start: Callable[[ModelMixin], None]) -> None:
         self.seed = seed
         self.step = 0
-        self.vae = AutoencoderKLWan(**ARCHITECTURE, latents_mean=[0.0] * 48, latents_std=[1.0] * 48)
+        self.vae = vae
         start(self.vae)
         self.average = {k: v.clone() for k, v in self.vae.state_dict().items()}
         inner = [p for n, p in self.vae.named_parameters() if is_inner_matrix(n, p)]
@@ -133,7 +132,7 @@ class State:
 
 class Training(State):
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, initialise)
+        super().__init__(seed, new_vae(seed), initialise)
         # Copies that share the parameters but not the feature caches: each works on its share of the batch in a thread
         # of its own. That is faster than threads inside each small operation, and its bits do not depend on them.
         self.copies = [copy.deepcopy(self.vae, {id(p): p for p in self.vae.parameters()}) for _ in range(SHARES)]
@@ -152,6 +151,11 @@ class Training(State):
             parameter.grad = sum(found) / len(found) if found else None
         self.update(rate_factor(self.step))
         return {name: float(np.mean([figures[name] for _, figures in parts])) for name in parts[0][1]}
+
+
+def new_vae(seed: int) -> AutoencoderKLWan:
+    torch.manual_seed(seed)
+    return AutoencoderKLWan(**ARCHITECTURE, latents_mean=[0.0] * 48, latents_std=[1.0] * 48)
 
 
 def gradients(
@@ -206,7 +210,8 @@ def train(training: State, checkpoint: Path, total_steps: int) -> None:
 
 def is_inner_matrix(name: str, parameter: torch.Tensor) -> bool:
     """A weight between two hidden layers; the first and last layers, biases and gains are better left to AdamW."""
-    return name.endswith("weight") and parameter.ndim >= 4 and "conv_in" not in name and "decoder.conv_out" not in name
+    outer = "conv_in", "decoder.conv_out", "conv_y", "conv_b"
+    return name.endswith("weight") and parameter.ndim >= 4 and not any(part in name for part in outer)
 
 
 @torch.no_grad()

@@ -53,6 +53,11 @@ def tiny_config(world: Path, recipe: str = "cogvideox_2b_tiny", *, steps: int = 
     """A run of a shipped recipe over `make_world(world)` that logs every step; clips of 9 frames and of one."""
     os.environ |= {"COGVIDEOX_PATH": str(world / "pipeline"), "DATASET_PATH": str(world / "data")}
     config = cast(Trainer.Config, get_recipe(recipe))
+    model = config.model.config
+    model.tokenizer.vae_path = model.text_encoder.path = str(world / "pipeline")
+    network = model.network
+    network.in_channels = 4 * network.in_channels // network.out_channels
+    network.out_channels, network.text_embed_dim = 4, 32
     config.trainer.max_iter, config.trainer.logging_iter, config.trainer.cpu_threads = steps, 1, 1
     config.trainer.callbacks = {"metrics": Metrics.Config(tensorboard=False)}
     config.checkpoint.save_iter = steps

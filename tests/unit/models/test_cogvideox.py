@@ -46,7 +46,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(**fields: Any) -> NetworkConfig:
-    network = tiny()
+    network = replace(tiny(), in_channels=4, out_channels=4, text_embed_dim=32)
     for name, value in fields.items():
         setattr(network, name, value)
     return network

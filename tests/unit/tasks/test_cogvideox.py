@@ -63,7 +63,7 @@ def test_what_it_cannot_train_is_refused_by_name(world: Path, change: Callable[[
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (set_to("network.in_channels", 8), "image = null, network.in_channels = 8"),
+        (set_to("network.in_channels", 16), "image = null, network.in_channels = 16"),
         (set_to("image", ImageConfig()), "2 . out_channels"),
         (set_to("network.ofs_embed_dim", 8), "ofs_embed_dim"),
         (set_to("network.patch_size_t", 2), "patch_size_t"),

@@ -1,0 +1,75 @@
+"""Makes the tiny T5 text encoder that ships with Worldsmith, and its tokenizer, for the captions of moving shapes.
+
+    python scripts/make_tiny_t5.py [--out src/worldsmith/assets/tiny_t5]
+
+The weights are random: an encoder that is never trained still tells the captions apart, because every token keeps its
+word. Running the script again writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
+
+from worldsmith.data.shape_captions import all_captions
+
+CONFIG = dict(
+    d_model=64,
+    d_kv=16,
+    d_ff=128,
+    num_layers=2,
+    num_heads=4,
+    feed_forward_proj="gated-gelu",
+    relative_attention_num_buckets=16,
+    relative_attention_max_distance=32,
+    dropout_rate=0.0,
+)
+SPECIAL_PIECES = ("<pad>", "</s>", "<unk>")
+SPACE = "▁"
+# A word of the captions is one piece; what else is written falls into characters.
+WORD_SCORE, CHARACTER_SCORE = -1.0, -10.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets/tiny_t5"))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(args.out)
+    torch.manual_seed(args.seed)
+    encoder = T5EncoderModel(T5Config(vocab_size=len(tokenizer), **CONFIG))
+    encoder.half().save_pretrained(args.out)
+    (args.out / "README.md").write_text(CARD.format(vocabulary=len(tokenizer), parameters=encoder.num_parameters()))
+    lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
+    print(f"vocabulary {len(tokenizer)}, parameters {encoder.num_parameters()}")
+    print(f"tokens of a caption with its end: {min(lengths)} to {max(lengths)}")
+
+
+def make_tokenizer() -> T5Tokenizer:
+    """Pieces: the special ones, the words of the captions with their leading space, the visible ASCII characters."""
+    words = sorted({word for caption, _ in all_captions() for word in re.findall(r"\w+", caption)})
+    pieces = [(piece, 0.0) for piece in SPECIAL_PIECES]
+    pieces += [(SPACE + word, WORD_SCORE) for word in words]
+    pieces += [(character, CHARACTER_SCORE) for character in [SPACE, *map(chr, range(33, 127))]]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+CARD = """# Tiny T5
+
+A very small `T5EncoderModel` of the v1.1 kind (gated GELU) and its tokenizer of {vocabulary} pieces: the words of the
+captions of moving shapes, and the visible characters. It has {parameters} parameters, stored as float16.
+
+It exists so that the demo and the tests of Worldsmith run the real road on a CPU. Its weights are random and stay so;
+`scripts/make_tiny_t5.py` makes them. For real captions use the text encoder of the model that you fine-tune.
+
+Licence: Apache-2.0, like Worldsmith.
+"""
+
+
+if __name__ == "__main__":
+    main()
