@@ -14,19 +14,20 @@ from worldsmith.cli.main import main
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_tiny_stack_trains(lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "lora"), [("2b", False), ("2b", True), ("5b_i2v", False), ("1.5_5b_i2v", False)])
+def test_a_tiny_stack_trains(name: str, lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(tmp_path / "world")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
     monkeypatch.setenv("WORLDSMITH_LATENT_CACHE", str(tmp_path / "latents"))
-    Path("model.yaml").write_text(yaml.safe_dump(model_file("2b", lora)))
+    Path("model.yaml").write_text(yaml.safe_dump(model_file(name, lora)))
     Path("sft.yaml").write_text(run_file())
     network, modules = "model.network_config.params.", "model.network_config.params.modules."
     text = "model.conditioner_config.params.emb_models.0.params."
     sizes = {
         **{f"{network}num_layers": 2, f"{network}hidden_size": 32, f"{network}num_attention_heads": 2},
-        **{f"{network}in_channels": 4, f"{network}out_channels": 4, f"{network}time_embed_dim": 8},
+        **{f"{network}in_channels": 8 if name.endswith("i2v") else 4, f"{network}out_channels": 4},
+        f"{network}time_embed_dim": 8,
         **{f"{network}num_frames": 9, f"{network}latent_height": 8, f"{network}latent_width": 8},
         f"{modules}patch_embed_config.params.text_hidden_size": 32,
         f"{modules}pos_embed_config.params.text_length": 16,
@@ -39,6 +40,8 @@ def test_a_tiny_stack_trains(lora: bool, tmp_path: Path, monkeypatch: pytest.Mon
         **{"data.params.video_size": "[64,64]", "data.params.max_num_frames": 9},
         "deepspeed.bf16.enabled": "false",
         **({f"{modules}lora_config.params.r": 4} if lora else {}),
+        **({f"{modules}pos_embed_config.params.hidden_size_head": 16} if name != "2b" else {}),
+        **({f"{network}ofs_embed_dim": 8} if name.startswith("1.5") else {}),
     }
     words = [f"{key}={value}" for key, value in sizes.items()]
     ours = ["checkpoint.load_path=null", "checkpoint.init=scratch", "trainer.cpu_threads=1"]

@@ -72,6 +72,18 @@ def short() -> T5TextEncoder.Config:
     return T5TextEncoder.Config(max_length=16)
 
 
+def test_a_learned_table_is_trained_with_all_weights_and_stays_below_adapters() -> None:
+    fields, _ = VARIANTS["images"]
+    config = config_of(changed(**fields))
+    whole = CogVideoXGenerator(config, device="meta").network
+    assert whole.get_parameter("patch_embed.pos_embedding").requires_grad
+    config.lora_enabled = True
+    adapted = CogVideoXGenerator(config, device="meta").network
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    assert len(trained) == 8 * config.network.num_layers
+    assert all(".attn1.to_" in name and "lora_" in name for name in trained)
+
+
 def test_counts_of_the_released_networks() -> None:
     networks = [cogvideox_2b(), cogvideox_5b(), cogvideox_5b_i2v(), cogvideox1_5_5b(), cogvideox1_5_5b_i2v()]
     assert [network.count_parameters() for network in networks] == [
