@@ -1,4 +1,4 @@
-"""Power-function exponential moving average of a network's parameters."""
+"""Exponential moving average of a network's parameters: by a power function, or with a decay that grows to a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from worldsmith.config import Configurable
+from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import NotNegative, Range
 from worldsmith.models.parameter_names import native_parameters
 
@@ -22,7 +22,9 @@ LIMIT_REASON = "from sqrt(2)/3 on the average would stand still or diverge; 0.1 
 class PowerEMA(Configurable):
     """A float32 copy of the parameters that averages the live ones: ema ← β·ema + (1-β)·w, β = (1 - 1/(i+1))^(γ+1).
 
-    The weight of step t in the average grows like t^γ, so the averaging window is a fixed share of the run so far.
+    The weight of step t in the average grows like t^γ, so the averaging window is a fixed share of the run so far. With
+    `max_decay` β is min(max_decay, (1+n) / (10+n)) instead, n = i+1, as in LitEma of latent diffusion and in SAT: the
+    weights that the run started from are in the average.
 
     - Starts as a copy of the live parameters and stays one until the first `update`, whatever `iteration_shift` is: an
       average of values from before a warm start is never blended in. After `load_state_dict` it continues the average
@@ -40,8 +42,14 @@ class PowerEMA(Configurable):
         """Width of the averaging window relative to the length of the run; must be below sqrt(2)/3 = 0.4714."""
         iteration_shift: NotNegative = 0
         """Steps added to the step count before the decay is computed; positive starts with a slow average."""
+        max_decay: Annotated[float, Range(gt=0, lt=1)] | None = None
+        """Share of itself that the average keeps at most; 0.9999 in SAT. None: what it keeps follows from `rate`."""
         trainable_only: bool = False
         """Whether the average leaves out what is frozen; saves a float32 copy of it in memory and in checkpoints."""
+
+        def check(self) -> None:
+            if self.max_decay is not None and self.rate != PowerEMA.Config().rate:
+                raise wrong(self, "rate", "max_decay", why="one of them is the law", remedy="leave one of them out")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         """Which parameters are frozen is read here, once. ValueError: all are, with `trainable_only`."""
@@ -68,16 +76,18 @@ class PowerEMA(Configurable):
     def beta(self, iteration: int) -> float:
         """The share of the old average that the update after the 0-based `iteration` keeps."""
         step = iteration + self.config.iteration_shift
+        if self.config.max_decay is not None:
+            return min(self.config.max_decay, (step + 2) / (step + 11))
         return 0.0 if step < 1 else (1 - 1 / (step + 1)) ** (self.exponent + 1)
 
     def update(self, iteration: int) -> None:
-        """Takes in the live parameters; call after the optimizer step, with the step count from before it."""
+        """Takes in the live parameters; call after the optimizer step, with the number of those before it."""
         import torch
 
         beta = self.beta(iteration)
-        if beta == 0.0 or not self.started:
+        started, self.started = self.started or self.config.max_decay is not None, True
+        if beta == 0.0 or not started:
             self.copy_live()
-            self.started = True
             return
         moving = [name for name, p in self.live.items() if p.requires_grad]
         if moving:

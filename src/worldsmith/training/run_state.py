@@ -112,7 +112,7 @@ class RunState:
             self.optimizer.step()
             self.scheduler.step()
             if self.ema is not None:
-                self.ema.update(self.iteration)
+                self.ema.update(self.iteration - self.guard.skipped)
         self.optimizer.zero_grad(set_to_none=True)
         self.iteration += 1
 

@@ -48,6 +48,33 @@ def test_the_decay_has_its_published_values(iteration, beta):
     assert ema_of(small_network()).beta(iteration) == pytest.approx(beta, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("update", "decay"), [(1, 0.1818), (9, 0.5263), (90, 0.91), (900, 0.9901), (89_990, 0.9999), (10**6, 0.9999)]
+)
+def test_the_decay_that_grows_to_a_limit_has_its_published_values(update, decay):
+    assert ema_of(small_network(), max_decay=0.9999).beta(update - 1) == pytest.approx(decay, abs=5e-5)
+
+
+def test_the_average_with_a_limit_is_that_of_diffusers():
+    """Whose first update is a copy: it is given the weights from before the first step."""
+    from diffusers.training_utils import EMAModel
+
+    network = small_network()
+    ema, judge = ema_of(network, max_decay=0.6), EMAModel(network.parameters(), decay=0.6)
+    judge.step(network.parameters())
+    for step in range(20):
+        move(network, step)
+        ema.update(step)
+        judge.step(network.parameters())
+    for ours, theirs in zip(ema.state_dict().values(), judge.shadow_params, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_two_laws_at_once_are_refused():
+    with pytest.raises(ValueError, match=r"(?s)rate.*max_decay.*one of them is the law"):
+        PowerEMA.Config(rate=0.2, max_decay=0.9).check()
+
+
 def test_the_rate_is_the_relative_width_of_the_averaging_window():
     """What the rate means: the standard deviation of the step weights, over the length of the run."""
     ema = ema_of(small_network(), rate=0.1)

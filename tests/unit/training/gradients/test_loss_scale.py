@@ -12,6 +12,7 @@ import toy_runs
 from torch.func import functional_call
 
 from worldsmith.config import WrongValueError
+from worldsmith.models.ema import PowerEMA
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.training.gradients.loss_scale import LossScaler
 from worldsmith.training.trainer import Trainer
@@ -28,6 +29,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half_config(world: Path, *, steps: int = 8, growth_interval: int | None = 2, **settings: Any) -> Trainer.Config:
     config = toy_runs.toy_config(world, steps=steps)
     config.model.config.precision = "float16"
+    config.checkpoint.async_save = False
+    config.model.config.ema = PowerEMA.Config(max_decay=0.9)
     config.scheduler.cycle_lengths, config.optimizer.decay_vectors = [8], False
     config.trainer.loss_scale = LossScaler.Config(init_scale=HIGH, growth_interval=growth_interval)
     for name, value in settings.items():
@@ -48,12 +51,16 @@ def lines(folder: Path) -> list[tuple[int, float, bool]]:
 
 
 def test_steps_are_those_of_a_loop_with_torch_amp(world: Path, whole: Path) -> None:
-    """Scales, skips, norms before clipping and the last weights, to the bit."""
+    """Scales, skips, norms before clipping and the last weights, to the bit; their average is that of diffusers."""
+    from diffusers.training_utils import EMAModel
+
     config = half_config(world)
     judge = config.model.config.build(seed=config.trainer.seed).network
     settings = {"betas": (0.9, 0.99), "eps": 1e-8, "fused": True}
     groups = [{"params": [p], "weight_decay": 0.01 * (p.ndim > 1)} for p in judge.parameters()]
     optimizer = torch.optim.AdamW(groups, lr=3e-2, **settings)
+    average = EMAModel(judge.parameters(), decay=0.9)
+    average.step(judge.parameters())  # its first one is a copy
     scaler = torch.amp.GradScaler("cpu", init_scale=HIGH, growth_interval=2)
     trainer = Trainer(config, run_folder=whole.parent / "unused")  # for its data and its rates
     batches, schedule = iter(trainer.state.loader), trainer.state.scheduler.scheduler.lr_lambdas[0]
@@ -73,14 +80,17 @@ def test_steps_are_those_of_a_loop_with_torch_amp(world: Path, whole: Path) -> N
         scaler.update()
         optimizer.zero_grad()
         found.append((step, scale, scaler.get_scale() < scale))
-        taken += not found[-1][2]
+        if not found[-1][2]:
+            average.step(judge.parameters())
+            taken += 1
     assert lines(whole) == found
     assert [skipped for _, _, skipped in found].count(True) > 1
     scales = [scale for _, scale, _ in found]
     assert any(later > earlier for earlier, later in itertools.pairwise(scales)), "it has grown"
     saved = toy_runs.read_checkpoint(whole / "checkpoints/iter_000000008")
-    for name, parameter in judge.named_parameters():
+    for (name, parameter), mean in zip(judge.named_parameters(), average.shadow_params, strict=True):
         assert torch.equal(saved[f"model/net.{name}"], parameter.detach()), name
+        torch.testing.assert_close(saved[f"model/net_ema.{name}"], mean, rtol=1e-6, atol=1e-7)
     logged = [line["grad_norm"] for line in read_metrics(whole / "metrics.jsonl")]
     assert [norm for norm in logged if norm is not None] == [norm for norm in norms if norm < float("inf")]
     assert int(saved["scheduler/last_epoch"]) == taken

@@ -58,8 +58,7 @@ def optimizer(t: Translation) -> None:
     t.put("model.config.ema.enabled", kind == EMA, source=key)
     t.say(key, "renamed", f"AdamW, with decoupled weight decay; model.config.ema.enabled = {str(kind == EMA).lower()}")
     if kind == EMA:
-        text = "the average has a width, model.config.ema.rate, in place of the decay min(decay, (1 + n) / (10 + n))"
-        t.say(f"{OPTIMIZER}ema_decay", "approximated", text, loud=True)
+        t.move(f"{OPTIMIZER}ema_decay", "model.config.ema.max_decay", "renamed")
     else:
         t.say(f"{OPTIMIZER}ema_decay", "unneeded", "there is no average")
     adapted, rate = bool(t.get(LORA.rstrip("."))), t.get(f"{OPTIMIZER}lr")

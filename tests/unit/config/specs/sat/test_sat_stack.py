@@ -115,6 +115,7 @@ def test_what_all_published_stacks_have_in_common() -> None:
         "checkpoint.load_path": "zai-org/CogVideoX-2b",
         "model.config.precision": "bfloat16",
         "model.config.ema.enabled": True,
+        "model.config.ema.max_decay": 0.9999,
         "model.config.activation_checkpointing.mode": "full",
         "model.config.text_encoder.dropped_captions": "zeros",
         "model.config.text_encoder.path": "google/t5-v1_1-xxl",
