@@ -146,7 +146,7 @@ def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Name
     read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
     args = read_words(parser, head)
     if tail:
-        if not hasattr(args, "overrides"):
+        if not isinstance(getattr(args, "overrides", None), list):
             parser.error(f"worldsmith {name} takes no overrides after --")
         args.overrides = [*args.overrides, *tail]
     return module, args

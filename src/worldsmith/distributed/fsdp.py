@@ -44,26 +44,29 @@ def shard_network(
     full_precision: Iterable[nn.Module] = (),
     unused: Iterable[nn.Module] = (),
     entries: Mapping[nn.Module, Sequence[str]] | None = None,
+    left_alone: Iterable[nn.Parameter] = (),
 ) -> None:
     """Shards `network` in place over `mesh`; each of `units` is gathered on its own, when it is used.
 
     Modules in `full_precision` compute in fp32. Inputs are never cast, since positions and timesteps must stay fp32.
     Modules in `unused`, which no pass gathers, get no policy: with one, PyTorch looks for their gradients where a step
     has several packs. `entries` are methods beside `forward` around which a module's weights are gathered too.
+    Every rank has the parameters `left_alone` as they are.
     The divide factor is left alone: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = replace(exact, param_dtype=compute_dtype)
     # The velocities are views, as PyTorch points out at the first step; nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    whole = set(left_alone)
     for module in full_precision:
-        fully_shard(module, mesh=mesh, mp_policy=exact)
+        fully_shard(module, mesh=mesh, mp_policy=exact, ignored_params=whole)
     for unit in units:
-        fully_shard(unit, mesh=mesh, mp_policy=policy)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=whole)
     for module in unused:
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, ignored_params=whole)
     # The root keeps its few weights gathered by default; after sampling they would be what its parameters are.
-    fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=whole)
     for module, names in (entries or {}).items():
         for name in names:
             register_fsdp_forward_method(module, name)

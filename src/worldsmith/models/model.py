@@ -12,12 +12,16 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.models.converters.converter import Conversion, Converter, convert_network, held_weights
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.lora import inject_adapters, match_targets, read_targets
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from worldsmith.models.converters.held_weight import HoldsWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class Model(Configurable, ABC):
         """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_target_modules: str = ""
         """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        converters: list[Converter.Config] = field(default_factory=list)
+        """What changes the network before it gets adapters and weights, one after the other."""
         ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
         """The running average of the weights that export and sampling prefer."""
         parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
@@ -160,10 +166,16 @@ class Model(Configurable, ABC):
 
         def without_adapters(self) -> Self:
             """The same model without adapters, such as one into which they were merged."""
-            return replace(self, **changed_lora_settings(self))
+            return replace(self.as_used(), **changed_lora_settings(self))
+
+        def as_used(self) -> Self:
+            """The same model without converters that only its training has."""
+            return replace(self, converters=[found for found in self.converters if not found.training_only])
 
     config: Config
     network: nn.Module
+    conversions: Sequence[Conversion]
+    """What the converters have done."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
         import torch
@@ -172,6 +184,7 @@ class Model(Configurable, ABC):
         self.config = config
         with torch.device("meta"):
             self.network = self.make_network()
+            self.conversions = convert_network(self, config.converters)
             if config.lora_enabled:
                 inject_adapters(
                     self.network,
@@ -182,7 +195,7 @@ class Model(Configurable, ABC):
             self.choose_trained()
         self.materialize(device)
         if seed is not None:
-            self.init_weights(seed)
+            self.draw_weights(seed)
 
     @abstractmethod
     def make_network(self) -> nn.Module:
@@ -207,7 +220,36 @@ class Model(Configurable, ABC):
         import torch
 
         self.device = torch.device(device)
-        self.network.to_empty(device=self.device)
+        held = self.held
+        if not held:
+            self.network.to_empty(device=self.device)
+            return
+        from worldsmith.models.converters.held_weight import without_memory
+
+        with without_memory(held.values()):
+            self.network.to_empty(device=self.device)
+        for layer in held.values():
+            layer.device = self.device
+
+    @property
+    def held(self) -> Mapping[str, HoldsWeight]:
+        """The layers that hold their weight in another form than as a parameter with memory, by its native name."""
+        return held_weights(self.network) if self.conversions else {}
+
+    def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        """`init_weights`, of held weights too: each has memory only until it is held."""
+        held = self.held
+        if not held:
+            self.init_weights(seed, names)
+            return
+        from worldsmith.models.converters.held_weight import with_memory
+
+        names = native_parameters(self.network) if names is None else names
+        self.init_weights(seed, [name for name in names if name not in held])
+        for name in held.keys() & names:
+            with with_memory(held[name]) as value:
+                self.init_weights(seed, [name])
+            held[name].hold(value)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Converts all weights but those of full precision and of adapters, which stay float32."""

@@ -31,7 +31,7 @@ from worldsmith.training.trainer import Trainer
 
 toml_keys("model", Cosmos3Generator.Config, "max_num_tokens_after_packing", at="model.config", only="vfm")
 toml_keys("model", Cosmos3Generator.Config, "joint_attn_implementation", at="model.config", only="vfm")
-toml_keys("model", Cosmos3Generator.Config, "lora_target_modules", at="model.config")
+toml_keys("model", Cosmos3Generator.Config, "lora_target_modules", "converters", at="model.config")
 toml_keys("model.tokenizer", WanVAE.Config, "vae_path", at="model.config.tokenizer", only="vfm")
 toml_keys("trainer", LoopConfig, "seed", "run_validation", "validation_iter", "max_val_iter", "run_validation_on_start")
 toml_keys("trainer", LoopConfig, "early_stop_patience")
@@ -41,7 +41,8 @@ toml_keys(
     *("enabled", "compile_after_iterations", "warmup_resolutions"),
     only="vfm",
 )
-toml_keys("checkpoint", Checkpointer.Config, "keep_latest_k", "keep_best", "best_mode")
+toml_keys("checkpoint", Checkpointer.Config, "keep_latest_k", "keep_best", "best_mode", "save_weights")
+toml_keys("model.ema", PowerEMA.Config, "trainable_only", at="model.config.ema")
 toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset", only="vfm")
 toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")
 toml_keys("dataloader_val", VideoDataset.Config, "path", at="dataloader_val.dataset", only="vfm")

@@ -51,6 +51,8 @@ def build_model(config: Model.Config, world: World) -> Model:
     from worldsmith.distributed.compile import compile_methods
 
     config.check_device(world.device)
+    for converter in config.converters:
+        converter.check_device(world.device)
     degrees = plan_degrees(config, world.size)
     model: Model = config.build(device="meta")
     parts = model.parts()
@@ -86,7 +88,9 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
     if world.size == 1 and config.precision == config.parallelism.fsdp_master_dtype and not kept_apart:
         return
     from worldsmith.distributed.fsdp import make_mesh, shard_network
+    from worldsmith.models.parameter_names import native_parameters
 
+    held = model.held
     shard_network(
         model.network,
         [*parts.layers, *parts.units],
@@ -95,4 +99,5 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
         full_precision=parts.full_precision,
         unused=parts.unused,
         entries=parts.entries,
+        left_alone=[p for name, p in native_parameters(model.network).items() if name in held],
     )

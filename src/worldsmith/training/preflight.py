@@ -13,6 +13,7 @@ from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weig
 from worldsmith.config.errors import UserError, wrong
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
+from worldsmith.models.converters.converter import held_weights
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.gradients.loss_scale import LossScaler
@@ -68,6 +69,8 @@ def check_tree(config: Trainer.Config) -> None:
     check_best(config)
     model.check_trained(config.optimizer.keys_to_select)
     task_of(model.family).check(config)
+    for converter in model.converters:
+        converter.check_run(config)
     for callback in config.trainer.callbacks.values():
         callback.check_run(config)
 
@@ -155,11 +158,14 @@ class Memory:
         """For a network, perhaps without memory, in which what is trained has been chosen."""
         model, shares = config.model.config, degrees.weights
         total, trained = count_weights(network)
+        held = held_weights(network).values() if model.converters else ()
+        held_numbers = sum(layer.weight.numel() for layer in held)
         frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
         trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
         waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack
         parts = {
-            "weights": (frozen_bytes * (total - trained) + trained_bytes * trained) // shares,
+            "weights": (frozen_bytes * (total - held_numbers - trained) + trained_bytes * trained) // shares
+            + sum(layer.held_bytes for layer in held),
             "gradients": BYTES * trained if waits else trained_bytes * trained // shares,
             "moments": 2 * trained_bytes * trained // shares,
         }

@@ -22,6 +22,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.weight_sum import WeightSum
 from worldsmith.training.gradients.grad_clip import StepGuard
 from worldsmith.training.preflight import start_of
 from worldsmith.training.progress.best import BestSoFar
@@ -203,14 +204,14 @@ class RunState:
         settings, seed, start = self.config.checkpoint, self.config.trainer.seed, start_of(self.config)
         report = None
         if start is None:
-            self.model.init_weights(seed)
+            self.model.draw_weights(seed)
         else:
 
             def prepare(report: LoadReport) -> None:
                 if with_state:
                     require_training_state(report, self.config)
                 if report.left:
-                    self.model.init_weights(seed, {bare(name) for name in report.left})
+                    self.model.draw_weights(seed, {bare(name) for name in report.left})
 
             report = load_weights(
                 start.path,
@@ -220,6 +221,7 @@ class RunState:
                 average_as_live=settings.load_ema_to_reg,
                 prepare=prepare,
                 field=start.field,
+                held=self.model.held,
                 world=self.world,
             )
             if start.unread:
@@ -309,10 +311,11 @@ class RunState:
         parameters = native_parameters(self.network)
         return {name: tensor for name, tensor in model.items() if parameters[bare(name)].requires_grad}
 
-    def _frozen(self) -> dict[str, Tensor]:
-        """The live weights that training does not change, by native name."""
-        parameters = native_parameters(self.network)
-        return {name: parameter.detach() for name, parameter in parameters.items() if not parameter.requires_grad}
+    def _frozen(self) -> dict[str, Tensor | WeightSum]:
+        """The live weights that training does not change, by native name; of those in another form what they were."""
+        parameters, taken = native_parameters(self.network), {n: layer.taken for n, layer in self.model.held.items()}
+        frozen = {name: parameter.detach() for name, parameter in parameters.items() if not parameter.requires_grad}
+        return {name: taken.get(name) or tensor for name, tensor in frozen.items()}
 
     def _record_of_frozen(self) -> str:
         """`frozen_weights.json`; made once, since these weights do not change."""

@@ -48,6 +48,7 @@ def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimize
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
         f"{short_number(total - trained)} frozen{average}",
         *decay_lines(optimizer),
+        *(f"converter    {done.describe(bytes_per_weight(config))}" for done in task.model.conversions),
         *(f"{word:<13}{line}" for word, line in task.describe_weights(base_rates(network, optimizer))),
         *([] if expected is None else [f"expect       {expected}"]),
     ]
@@ -63,6 +64,11 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
             f"decay        none for {len(spared)} of {count} trained tensors, "
             f"{short_number(sum(p.numel() for p in spared))} parameters"
         )
+
+
+def bytes_per_weight(config: Trainer.Config) -> int:
+    """What a frozen weight takes between steps."""
+    return 2 if config.model.config.parallelism.fsdp_master_dtype == "bfloat16" else 4
 
 
 def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:

@@ -15,6 +15,7 @@ from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -66,6 +67,9 @@ class Export(WritingAction):
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
         lines = [done, *model.formats.left_out(name, model.config)]
+        if model.config.converters and name != "native":
+            names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
+            lines.append(f"trained with {names}, which this format does not know: there the network is the plain one")
         if not form.has_weights and model.tree is not None:
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")

@@ -108,6 +108,7 @@ def of_run(config_file: Path, path: Path) -> StoredModel:
             raise ValueError(f"{config_file} has no section '{part}'; expected the config.yaml of a training run")
     with written_here(config_file):
         spec = from_dict(tree["model"], ModelSpec)
+    spec.config = spec.config.as_used()
     return StoredModel(
         folder=config_file.parent,
         spec=spec,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
+from worldsmith.models.weight_sum import WeightSum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,11 +24,9 @@ if TYPE_CHECKING:
 FILE = "frozen_weights.json"
 LOAD_REPORT = "load_report.json"
 """In the run folder: what the run's first start read, and from where."""
-CHUNK = 1 << 22
-"""Entries that are summed at once."""
 
 
-def fingerprint(frozen: Mapping[str, Tensor], dtypes: Mapping[str, str] | None = None) -> str:
+def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, str] | None = None) -> str:
     """A hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if any.
 
     It is the same for any sharding. All ranks call it together.
@@ -37,36 +36,23 @@ def fingerprint(frozen: Mapping[str, Tensor], dtypes: Mapping[str, str] | None =
     digest = hashlib.sha256()
     for name in sorted(frozen):
         tensor = frozen[name]
-        tensor = tensor.to(getattr(torch, dtypes[name])) if dtypes and name in dtypes else tensor
-        digest.update(f"{name} {list(tensor.shape)} {bit_sum(tensor)}\n".encode())
+        if not isinstance(tensor, WeightSum):
+            rounded = tensor.to(getattr(torch, dtypes[name])) if dtypes and name in dtypes else tensor
+            tensor = WeightSum.of(rounded)
+        digest.update(f"{name} {tensor.shape} {tensor.bits}\n".encode())
     return digest.hexdigest()
 
 
-def bit_sum(tensor: Tensor) -> int:
-    """The float32 bit patterns of all entries, each multiplied by a number of its own bits, added modulo 2^64."""
-    import torch
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    total = torch.zeros((), dtype=torch.int64, device=local.device)
-    for piece in local.detach().reshape(-1).split(CHUNK):
-        bits = piece.float().view(torch.int32).to(torch.int64)
-        total += (bits * (bits ^ 0x5BD1E995)).sum()
-    if isinstance(tensor, DTensor):
-        parts = [Partial() if placement.is_shard() else Replicate() for placement in tensor.placements]
-        total = DTensor.from_local(total, tensor.device_mesh, parts, run_check=False).full_tensor()
-    return int(total)
-
-
-def record(frozen: Mapping[str, Tensor], *, source: str) -> str:
+def record(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
     """The content of the file; `source` says in words where the frozen weights come from."""
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in frozen.items()}
+    tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}
     parts = {"source": source, "tensors": len(frozen), "fingerprint": fingerprint(frozen, dtypes), "dtypes": dtypes}
     return json.dumps(parts, indent=1)
 
 
-def require_same(checkpoint: Path, frozen: Mapping[str, Tensor], *, source: str) -> None:
+def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> None:
     """Raises UserError when the frozen weights that were read are not those that the checkpoint was trained with."""
     saved = read_json_object(checkpoint / FILE)
     if saved["tensors"] != len(frozen):

@@ -80,6 +80,7 @@ def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: Wor
     """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
     section = tree["checkpoint"]
     spec = formats_of(tree["model"]["name"]).network_of_run(tree["model"])
+    spec.config = spec.config.as_used()
     start = start_in(tree, spec.config)
     source = None
     if start is not None:

@@ -19,6 +19,7 @@ from worldsmith.models.lora import is_adapter
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.spec import ModelSpec
 
 
@@ -94,6 +95,7 @@ def load_weights(
     average_as_live: bool = False,
     prepare: Callable[[LoadReport], None] | None = None,
     field: str = LOAD_PATH,
+    held: Mapping[str, HoldsWeight] | None = None,
     world: World | None = None,
 ) -> LoadReport:
     """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
@@ -107,6 +109,7 @@ def load_weights(
         average_as_live: take the averaged weights where the source has them; the average starts from them, too.
         prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
         field: the setting that names the path.
+        held: layers that take their weight one by one, by its native name, instead of the tensor in `model`.
         world: the ranks that call this together with shards of one model; they share the verification of the files.
 
     Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
@@ -126,13 +129,18 @@ def load_weights(
     )
     if prepare is not None:
         prepare(report)
+    held = held or {}
     for prefix in (LIVE, AVERAGE):
         tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
-        if tensors:
-            source.read_into(tensors, average=prefix == AVERAGE or average_as_live, no_dist=world.size == 1)
+        average = prefix == AVERAGE or average_as_live
+        taken = held.keys() & tensors if prefix == LIVE else set()
+        if whole := {name: tensor for name, tensor in tensors.items() if name not in taken}:
+            source.read_into(whole, average=average, no_dist=world.size == 1)
+        for name in sorted(taken):
+            held[name].hold(source.read(name, average=average))
     if isinstance(source, CheckpointWeights):
         live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
-        source.check_frozen(None if average_as_live else live)
+        source.check_frozen(None if average_as_live or held else live)
     for name in report.started_live:
         model[name].copy_(model[live_name(name)])
     return report

@@ -165,6 +165,11 @@ def nested_config_classes(hint: Any) -> list[type]:
     return [member for member in union_members(hint) if is_config_class(member)]
 
 
+def holds_sections(hint: Any) -> bool:
+    """Whether a hint is of a list of sections."""
+    return bool(nested_config_classes(item_hint(hint, list)))
+
+
 def _fit_union(
     value: Any, hint: Any, members: tuple[Any, ...], path: Path, problems: list[Problem], references: bool
 ) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.declare.value_types import fit, mismatch
+from worldsmith.config.declare.value_types import fit, holds_sections, mismatch
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem
 from worldsmith.config.text_file import check_extent
 from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
@@ -85,7 +85,12 @@ class _Check:
         if value == MISSING:
             return
         count = len(self.problems)
-        if entry.path != (OPAQUE,):
+        if holds_sections(entry.type):  # the tree reads its sections
+            if not isinstance(value, list):
+                self.problems.append(
+                    mismatch(entry.path, f"a list of sections, each [[{format_path(entry.path)}]]", value)
+                )
+        elif entry.path != (OPAQUE,):
             value = fit(value, entry.type, entry.path, self.problems)
         elif not isinstance(value, dict):  # also a reference: nobody resolves it there
             self.problems.append(mismatch(entry.path, "a table", value))

@@ -170,6 +170,9 @@ class _Loader:
         for index in range(len(value) if isinstance(value, list) else 0):
             if item := self.values.get((*source, index)):
                 places[(*target, index)] = item
+            if isinstance(value[index], dict):
+                for rest, leaf in flatten(value[index]):
+                    self.note_places((*target, index, *rest), (*source, index, *rest), leaf)
 
     def located(self, problem: Problem) -> Problem:
         """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""

@@ -81,7 +81,7 @@ def origin_of(provenance: Provenance, path: Path) -> Origin:
 
 
 def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
-    """Notes that `path` was written, and each key of a dict `value`; what was known of places below it is void."""
+    """Notes that `path` was written, and each key of a dict `value`, also in a list; places known below it are void."""
     for known in [known for known in places if len(known) > len(path) and starts_with(known, path)]:
         if not isinstance(value, dict):
             del places[known]
@@ -90,6 +90,9 @@ def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = N
             remember(places, (*path, str(key)), place, child)
     else:
         places[path] = place
+    for index, item in enumerate(value) if isinstance(value, list) else ():
+        if isinstance(item, dict):
+            remember(places, (*path, index), place, item)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from inspect import isabstract
 from typing import Any, TypeVar, get_origin
 
 from worldsmith.config.declare.class_tags import class_of, tag_of
@@ -91,10 +92,11 @@ def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config
 def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
     """The class of a section that names none: the only one, unless it is the root of a family, which is not built."""
     concrete = [cls for cls in classes if is_config_class(cls) and cls is not Configurable.Config]
-    if len(concrete) != 1 or (issubclass(concrete[0], Configurable.Config) and not owner_of(concrete[0])):
+    if len(concrete) != 1:
         return None
     cls: type[Config] = concrete[0]
-    return cls
+    owner = owner_of(cls)
+    return None if issubclass(cls, Configurable.Config) and (owner is None or isabstract(owner)) else cls
 
 
 def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:

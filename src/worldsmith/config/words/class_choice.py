@@ -9,6 +9,7 @@ from worldsmith.config.declare.configurable import owner_of
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import TAG
 from worldsmith.config.tree.suggest import did_you_mean
 
 
@@ -44,3 +45,18 @@ def named_class(name: str, hint: Any, path: Path) -> str | Problem:
     advice = did_you_mean(name, choices)
     hint = f"{advice} {listing}" if advice else listing
     return Problem(where, f"no class that fits here is called '{name}'", hint=hint)
+
+
+def named_items(items: list[Any], hint: Any, path: Path) -> list[Any] | Problem:
+    """Items of a list of sections of type `hint`: a name alone is a section of that class, and `type` may be short."""
+    found = []
+    for index, item in enumerate(items):
+        name = item.get(TAG) if isinstance(item, dict) else item
+        if not isinstance(name, str) or not name.isidentifier():
+            found.append({TAG: name} if name is item and isinstance(name, str) else item)
+            continue
+        tag = named_class(name, hint, (*path, index))
+        if isinstance(tag, Problem):
+            return tag
+        found.append({**(item if isinstance(item, dict) else {}), TAG: tag})
+    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config, children
-from worldsmith.config.declare.value_types import nested_config_classes
+from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.toml.schema import TASKS, remap, toml_fields
@@ -21,7 +21,7 @@ from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.provenance import remember
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.tree.suggest import nearest_path
-from worldsmith.config.words.class_choice import named_class
+from worldsmith.config.words.class_choice import named_class, named_items
 from worldsmith.config.words.literals import Literal, Scalar, decode, fit_literal, read_text
 from worldsmith.config.write.values import WORD, write
 
@@ -272,6 +272,12 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
     except ValueError as error:
         problems.append(Problem(format_path(path), f"the value cannot be read: {error}"))
         return None
+    if isinstance(raw, list) and holds_sections(hint):
+        items = named_items(raw, item_hint(hint, list), path)
+        if isinstance(items, Problem):
+            problems.append(items)
+            return None
+        raw = items
     set_value(tree, path, raw, problems, warnings, create=override.action != "" or not sections)
     return raw
 

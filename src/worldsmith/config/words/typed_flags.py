@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_origin
 
 from worldsmith.config.declare.configurable import Config, field_hints
-from worldsmith.config.declare.value_types import item_hint, nested_config_classes, union_members
+from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes, union_members
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
@@ -104,6 +104,9 @@ class _Reader:
                 leaves[index] = Override("", target.path, "", flag.place)
             elif nested_config_classes(target.hint) and get_origin(target.hint) not in (list, dict):
                 choices += self.section(flag, target)
+            elif holds_sections(target.hint):
+                if (given := self.given(flag, target, negated)) is not None:
+                    choices += self.chosen(flag, target, given)
             elif (given := self.given(flag, target, negated)) is not None:
                 leaves[index] = Override("++" if target.new else "", target.path, given, flag.place)
         return [*choices, *(leaves[index] for index in sorted(leaves))]
@@ -190,13 +193,17 @@ class _Reader:
         return self.problem(flag, f"this flag takes one value; what is '{extra}'?", hint="quote text that holds spaces")
 
     def section(self, flag: Flag, target: _Target) -> list[Override]:
-        """What puts another class, or a whole literal, in the place of a section; the tree follows it."""
+        """What puts another class, or a whole literal, in the place of a section."""
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
             self.problem(flag, "this is a section, not a value", hint=hint)
             return []
-        made = Override("++" if target.new else "", target.path, flag.values[0], flag.place)
+        return self.chosen(flag, target, flag.values[0])
+
+    def chosen(self, flag: Flag, target: _Target, given: str | Literal) -> list[Override]:
+        """A flag that makes sections; the tree follows it, so that their fields are flags at once."""
+        made = Override("++" if target.new else "", target.path, given, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
         self.problems += mistakes

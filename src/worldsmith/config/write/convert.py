@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.value_types import holds_sections
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe
 from worldsmith.config.toml.recipe_toml import read_recipe_text
@@ -128,6 +129,8 @@ def _stated(value: Any, before: Any, entry: TomlField) -> Any:
     """The value of a key as the file would say it; None if TOML cannot: null, the text "???", keys that go away."""
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
+    if holds_sections(entry.type):
+        value = plain(value)
     if value == MISSING or value == {}:
         return None
     try:

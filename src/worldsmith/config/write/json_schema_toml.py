@@ -12,16 +12,21 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import annotated_hints
-from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.declare.value_types import holds_sections, union_members
 from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import MISSING, OPAQUE
+from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
 
 LEFT_OUT = {"const": MISSING}
+SECTIONS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {TAG: {"type": "string", "minLength": 1}}, "required": [TAG]},
+}
+"""A list of sections: each names its class, whose fields the loader knows."""
 TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 
 
@@ -79,7 +84,8 @@ def _optional(schema: Schema) -> Schema:
 
 def _without_null(hint: Any) -> Schema:
     """TOML has no null."""
-    schemas = [value_schema(member) for member in union_members(hint) if member is not type(None)]
+    members = [member for member in union_members(hint) if member is not type(None)]
+    schemas = [SECTIONS if holds_sections(member) else value_schema(member) for member in members]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 

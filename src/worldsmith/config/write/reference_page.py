@@ -9,7 +9,7 @@ from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
-from worldsmith.config.declare.value_types import describe, union_members
+from worldsmith.config.declare.value_types import describe, holds_sections, union_members
 from worldsmith.config.toml.schema import REFUSED, remap, toml_fields
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import Path, format_path
@@ -134,7 +134,8 @@ def _section_words(hint: Any) -> str:
     inner = [
         _section_words(get_args(member)[-1]) for member in union_members(hint) if get_origin(member) in (list, dict)
     ]
-    return f"table of {inner[0]}s" if inner else "section"
+    container = "list" if holds_sections(hint) else "table"
+    return f"{container} of {inner[0]}s" if inner else "section"
 
 
 def _rows(titles: list[str]) -> list[str]:

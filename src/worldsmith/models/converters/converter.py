@@ -1,0 +1,144 @@
+"""`Converter`: changes a network between its making and its first weight."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.config import Configurable
+from worldsmith.config.tree.suggest import nearest
+from worldsmith.models.parameter_names import native_name, native_parameters
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.model import Model, NetworkParts
+
+
+LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
+"""The last part of a path, with the part before where it is a number: to_q, to_out.0."""
+
+
+class Converter(Configurable, ABC):
+    """Changes a network that has neither memory nor adapters yet; one after the other, in the order of the list.
+
+    Parameters keep their names and shapes, so that checkpoints and exports are those of the plain network: a module
+    that wraps a layer has it as `base_layer`, which is no part of a name. What else a new module holds follows from
+    its config, since no checkpoint has it; buffers get memory, and no values.
+    """
+
+    class Config(Configurable.Config):
+        training_only: ClassVar[bool] = False
+        """Whether the network computes the same without it, up to rounding: a trained model is used without it."""
+
+        def check_run(self, run: Any) -> None:
+            """Raises WrongValueError for a run (`Trainer.Config`) that this cannot be part of."""
+
+        def check_device(self, device: str) -> None:
+            """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
+        """Changes the network in place, where tensors have no memory; the paths of what it has changed.
+
+        Raises ValueError for settings that do not fit this network.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a converter has done."""
+
+    converter: str
+    paths: Sequence[str]
+    """The modules that it has changed."""
+    numbers: int
+    """Numbers in the weights that it holds in another form."""
+    held: int
+    """Bytes of that form."""
+
+    def describe(self, bytes_per_number: int) -> str:
+        """For people; `bytes_per_number` is what a weight takes otherwise."""
+        kinds = Counter(LEAF.search(path)[0] for path in self.paths)  # type: ignore[index]
+        listing = ", ".join(f"{number} × {leaf}" for leaf, number in kinds.items())
+        text = f"{self.converter}: {len(self.paths)} layer{'s' * (len(self.paths) != 1)} ({listing})"
+        if self.held:
+            text += (
+                f"; their weights take {self.held / 2**20:.2f} MiB, not {self.numbers * bytes_per_number / 2**20:.2f}"
+            )
+        return text
+
+
+def convert_network(model: Model, converters: Sequence[Converter.Config]) -> list[Conversion]:
+    """Lets the converters change the model's network, in their order.
+
+    Raises ValueError, naming the converter, when one changes nothing, or the name or shape of a parameter.
+    """
+    network, done = model.network, []
+    for index, config in enumerate(converters):
+        converter: Converter = config.build()
+        where = f"model.config.converters[{index}] ({type(converter).__name__})"
+        shapes, held = shapes_of(network), held_weights(network)
+        try:
+            paths = list(converter.convert(network, model.parts()))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if not paths:
+            raise ValueError(f"{where} finds nothing to change in this network; leave it out")
+        if changed := shapes_of(network).items() ^ shapes.items():
+            names = sorted({name for name, _ in changed})
+            raise ValueError(
+                f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, and checkpoints hold "
+                "plain weights; keep a layer that is wrapped as `base_layer`, and make no new parameter"
+            )
+        taken = [layer for name, layer in held_weights(network).items() if name not in held]
+        numbers, size = sum(layer.weight.numel() for layer in taken), sum(layer.held_bytes for layer in taken)
+        done.append(Conversion(type(converter).__name__, paths, numbers, size))
+    return done
+
+
+def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in native_parameters(network).items()}
+
+
+def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
+    """The layers that hold their weight in another form than as a parameter, by its native name."""
+    from worldsmith.models.converters.held_weight import HoldsWeight
+
+    modules = network.named_modules()
+    return {native_name(f"{path}.weight"): layer for path, layer in modules if isinstance(layer, HoldsWeight)}
+
+
+def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[str]) -> dict[str, nn.Linear]:
+    """The linear layers within the network's repeated parts that nothing has changed yet, by path.
+
+    Those of full precision are no part of it, nor those whose path contains one of `leave_out`. Raises ValueError for
+    an entry that is in no path.
+    """
+    from torch import nn
+
+    inside = {module for layer in parts.layers for module in layer.modules()}
+    inside -= {module for part in parts.full_precision for module in part.modules()}
+    found = {path: module for path, module in network.named_modules() if module in inside and type(module) is nn.Linear}
+    for pattern in leave_out:
+        if not any(pattern in path for path in found):
+            close = nearest(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in found)))
+            advice = f"; the nearest are: {', '.join(close)}" if close else ""
+            raise ValueError(f"leave_out: '{pattern}' is in the path of no layer that would be changed{advice}")
+    return {path: module for path, module in found.items() if not any(pattern in path for pattern in leave_out)}
+
+
+def replace_modules(network: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Puts modules in the places of others; the paths."""
+    for path, module in modules.items():
+        parent, _, leaf = path.rpartition(".")
+        setattr(network.get_submodule(parent), leaf, module)
+    return list(modules)

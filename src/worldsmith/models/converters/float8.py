@@ -1,0 +1,82 @@
+"""`Float8`: matrix products in 8-bit floats, by torchao."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from worldsmith.config import WrongValueError
+from worldsmith.config.errors import UserError
+from worldsmith.models.converters.converter import Converter, linear_layers
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.models.model import NetworkParts
+
+MULTIPLE = 16
+"""Inputs and outputs of a product in 8-bit floats are multiples of this, as the hardware demands."""
+CAPABILITY = (8, 9)
+"""The first NVIDIA GPUs that have such products."""
+
+
+class Float8(Converter):
+    """Makes the products of linear layers, forward and backward, in 8-bit floats; weights stay as they are.
+
+    - All linear layers of the repeated parts whose sizes are multiples of 16; under adapters that is their base.
+    - A pass is faster on GPUs that have such products and with large layers, and no faster without compile.enabled.
+    """
+
+    class Config(Converter.Config):
+        training_only: ClassVar[bool] = True
+
+        recipe: Literal["rowwise", "tensorwise"] = "rowwise"
+        """`rowwise`: a scale for each row of a factor; `tensorwise`: one for the whole factor, faster and rougher."""
+        leave_out: list[str] = field(default_factory=list)
+        """Parts of the paths of layers that stay as they are, such as to_out or transformer_blocks.0."""
+
+        def check_run(self, run: Any) -> None:
+            if run.model.config.precision != "bfloat16":
+                raise WrongValueError(
+                    {"model.config.precision": run.model.config.precision},
+                    why="float8 makes products of bfloat16 numbers",
+                    remedy='write "bfloat16", or leave the converter out',
+                )
+
+        def check_files(self) -> None:
+            """Raises UserError when torchao is missing."""
+            if importlib.util.find_spec("torchao") is None:
+                raise UserError(
+                    "torchao makes products in 8-bit floats and is not installed: `pip install 'worldsmith[float8]'`, "
+                    "which needs torch for CUDA"
+                )
+
+        def check_device(self, device: str) -> None:
+            import torch
+
+            found = torch.cuda.get_device_capability(device) if device.startswith("cuda") else None
+            if found is None or found < CAPABILITY:
+                kind = "no GPU" if found is None else f"one of {found[0]}.{found[1]}"
+                raise UserError(
+                    "model.config.converters: Float8 needs a GPU of compute capability "
+                    f"{CAPABILITY[0]}.{CAPABILITY[1]} or more, and '{device}' is {kind}; leave the converter out"
+                )
+
+    config: Config
+
+    def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
+        self.config.check_files()
+        import torchao.float8 as library
+
+        layers = linear_layers(network, parts, self.config.leave_out)
+        paths = [path for path, layer in layers.items() if fits(layer)]
+        settings: Any = library.Float8LinearConfig.from_recipe_name(self.config.recipe)
+        library.convert_to_float8_training(network, module_filter_fn=lambda layer, path: path in paths, config=settings)
+        return paths
+
+
+def fits(layer: nn.Linear) -> bool:
+    """Whether a layer's sizes allow products in 8-bit floats."""
+    return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

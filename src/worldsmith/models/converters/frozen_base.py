@@ -1,0 +1,73 @@
+"""`FrozenBase`: adapters over weights of 4 or 8 bits, as in QLoRA (Dettmers et al. 2023)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from worldsmith.config import WrongValueError
+from worldsmith.config.errors import UserError
+from worldsmith.models.converters.converter import Converter, linear_layers, replace_modules
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.models.model import NetworkParts
+
+
+class FrozenBase(Converter):
+    """Keeps the weights of the linear layers under adapters in few bits; the adapters learn on top of the rounding.
+
+    - All linear layers of the repeated parts, adapted or not. A weight is read, rounded and given up one by one: the
+      network never exists in full precision. Each process has all of the rounded weights; FSDP cuts up the others.
+    - Checkpoints have the adapters alone, and merging adds them to the weights as they are where the run started from.
+    """
+
+    class Config(Converter.Config):
+        training_only: ClassVar[bool] = True
+
+        bits: Literal[4, 8] = 4
+        """Bits of a weight; 64 neighbours share a scale and a zero point."""
+        leave_out: list[str] = field(default_factory=list)
+        """Parts of the paths of layers that stay as they are, such as to_out or transformer_blocks.0."""
+
+        def check_run(self, run: Any) -> None:
+            model = run.model.config
+            if not model.lora_enabled:
+                raise WrongValueError(
+                    {"model.config.lora_enabled": False},
+                    why="frozen_base freezes the weights that it rounds, and without adapters they would be trained",
+                    remedy="set lora_enabled = true, or leave the converter out",
+                )
+            if run.checkpoint.save_weights != "trained":
+                raise WrongValueError(
+                    {"checkpoint.save_weights": run.checkpoint.save_weights},
+                    why="frozen_base keeps no weights that could be saved, only rounded ones",
+                    remedy='write "trained": the others stay where the run started from',
+                )
+            if model.ema.enabled and not model.ema.trainable_only:
+                raise WrongValueError(
+                    {"model.config.ema.trainable_only": False},
+                    why="an average of the weights that frozen_base rounds would take their memory again",
+                    remedy="set it to true, or ema.enabled to false",
+                )
+
+        def check_files(self) -> None:
+            """Raises UserError when the package is missing that rounds the weights."""
+            if importlib.util.find_spec("compressed_tensors") is None:
+                raise UserError(
+                    "compressed-tensors rounds and packs the weights and is not installed: "
+                    "`pip install 'worldsmith[quantize]'`"
+                )
+
+    config: Config
+
+    def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
+        self.config.check_files()
+        from worldsmith.models.converters.quantized_linear import QuantizedLinear
+
+        layers = linear_layers(network, parts, self.config.leave_out)
+        made = {path: QuantizedLinear(layer, self.config.bits) for path, layer in layers.items()}
+        return replace_modules(network, made)

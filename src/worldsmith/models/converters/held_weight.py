@@ -1,0 +1,59 @@
+"""`HoldsWeight`: a layer whose weight exists in another form than as a parameter with memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from worldsmith.models.weight_sum import WeightSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HoldsWeight(nn.Module, ABC):
+    """Its parameter `weight`, frozen, stays on the meta device: it says name and shape, as in the plain network."""
+
+    weight: Tensor
+    device = torch.device("cpu")
+    """On which it computes; the model sets it."""
+    taken: WeightSum | None = None
+    """What the weight was, by which a checkpoint knows it again."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """What the other form takes, scales included; known before there is a value."""
+
+    @abstractmethod
+    def hold(self, value: Tensor) -> None:
+        """Takes the weight, of the parameter's shape, from any device."""
+
+
+@contextmanager
+def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
+    """Within the block the layers have no weight, so that nothing gives it memory."""
+    weights = [layer.weight for layer in layers]
+    for layer in layers:
+        del layer.weight
+    try:
+        yield
+    finally:
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.weight = weight
+
+
+@contextmanager
+def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
+    """Within the block the layer's weight has memory, to be given a first value."""
+    weight = layer.weight
+    layer.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)
+    try:
+        yield layer.weight.detach()
+    finally:
+        layer.weight = weight

@@ -1,0 +1,69 @@
+"""A frozen linear layer whose weight is kept in 4 or 8 bits by compressed-tensors, and made dense for each product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from compressed_tensors.compressors import pack_to_int32, unpack_from_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import quantize
+from compressed_tensors.quantization.utils import calculate_qparams
+from torch import Tensor, nn
+
+from worldsmith.models.converters.held_weight import HoldsWeight
+from worldsmith.models.weight_sum import WeightSum
+
+BLOCK = 64
+"""Weights in a row of the flattened matrix that share a scale, float32, and a zero point, int8."""
+FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
+"""A block is what the library calls a channel, so that any number of inputs will do."""
+
+
+class QuantizedLinear(nn.Linear, HoldsWeight):
+    """y = W x + b with W rounded to 16 or 256 evenly spaced values between the least and the largest of a block."""
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        """Takes the place of `linear`, whose parameters it has, frozen."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
+        self.weight, self.bias = linear.weight.requires_grad_(False), linear.bias
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+
+    @property
+    def held_bytes(self) -> int:
+        return -(-self.weight.numel() // BLOCK) * (BLOCK * self.bits // 8 + 4 + 1)
+
+    def hold(self, value: Tensor) -> None:
+        value = value.to(self.device, torch.float32)
+        self.taken = WeightSum.of(value)
+        blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
+        ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
+        self.scale, self.zero = calculate_qparams(*ends, form)
+        whole = quantize(blocks, self.scale, self.zero, form, dtype=torch.int8)
+        self.packed = whole if self.bits == 8 else pack_to_int32(whole, self.bits)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
+        shape = torch.Size((len(self.packed), BLOCK))
+        whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
+        blocks = (whole.float() - self.zero.float()) * self.scale
+        weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Product.apply(x, self.bias, self)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Product(torch.autograd.Function):
+    """The layer's product; the backward pass makes the weight dense again instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(x, layer.dense(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return gradient @ ctx.layer.dense(gradient.dtype), None, None

@@ -1,0 +1,88 @@
+"""`FrozenBase`: what it goes with, how weights are rounded, and what they take. The judge is written in plain torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qlora_runs import qlora_config
+from toy_family import ToyModel
+
+from worldsmith.config import ConfigError
+from worldsmith.config.tree.references import resolve
+from worldsmith.training.preflight import Memory, build_optimizer
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "remedy"),
+    [
+        ("model.config.lora_enabled", False, "frozen_base freezes the weights that it rounds.*leave the converter out"),
+        ("checkpoint.save_weights", "all", 'keeps no weights that could be saved.*write "trained"'),
+        ("model.config.ema.trainable_only", False, "would take their memory again.*set it to true"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused_with_the_way_out(path: str, value: Any, remedy: str) -> None:
+    config: Any = qlora_config(Path("nowhere"))
+    if path.endswith("lora_enabled"):
+        config.model.config = ToyModel.Config(converters=config.model.config.converters, ema=config.model.config.ema)
+    section, _, name = path.rpartition(".")
+    node = config
+    for part in section.split("."):
+        node = getattr(node, part)
+    setattr(node, name, value)
+    with pytest.raises(ConfigError, match=f"(?s){path} = .*{remedy}"):
+        resolve(config)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) -> None:
+    """Between the least and the largest of 64 neighbours, one of which is zero: that is the judge, in plain torch."""
+    import torch
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from torch import nn
+
+    from worldsmith.models.converters.quantized_linear import FORMS, QuantizedLinear
+
+    torch.manual_seed(0)
+    plain = nn.Linear(72, 41)  # whose last block is no whole one
+    with torch.device("meta"):
+        layer = QuantizedLinear(nn.Linear(72, 41), bits)
+    layer.bias = plain.bias
+    layer.hold(plain.weight.detach())
+    pieces = []
+    for block in plain.weight.detach().flatten().split(64):
+        least, largest = block.min().clamp(max=0), block.max().clamp(min=0)
+        step = (largest - least) / (2**bits - 1)
+        values = (torch.arange(2**bits) - (-least / step).round()) * step
+        pieces.append(values[(block[:, None] - values).abs().argmin(1)])
+    found, expected = layer.dense(torch.float32), torch.cat(pieces).view(41, 72)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert 0 < (found - plain.weight.detach()).abs().mean() < 0.11 / 2 ** (bits - 4) * plain.weight.abs().mean()
+    if bits == 8:
+        of_library = dequantize(layer.packed, layer.scale, layer.zero, FORMS[8]).flatten()[: 41 * 72].view(41, 72)
+        assert torch.equal(found, of_library)
+
+    x, other = (torch.randn(3, 72, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    output, wanted = layer(x), nn.functional.linear(other, found, plain.bias)
+    output.square().sum().backward()
+    wanted.square().sum().backward()
+    assert torch.equal(output, wanted)
+    torch.testing.assert_close(x.grad, other.grad)
+
+    assert layer.weight.is_meta
+    assert sum(t.numel() * t.element_size() for t in (layer.packed, layer.scale, layer.zero)) == layer.held_bytes
+    assert plain.weight.numel() * 32 / (layer.held_bytes * 8) == pytest.approx(32 / (bits + 40 / 64), rel=0.02)
+
+
+def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
+    """Two layers of 4 × 4 weights: 8 bytes and a scale for each; biases and adapters in float32."""
+    pytest.importorskip("bitsandbytes")
+    from worldsmith.config.tree.degrees import Degrees
+
+    config = qlora_config(Path("nowhere"))
+    network = config.model.config.build(device="meta").network
+    build_optimizer(config, network)
+    assert Memory.of(config, network, Degrees(replicate=1, shard=1)).parts["weights"] == (
+        2 * (32 + 4 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
+    )
