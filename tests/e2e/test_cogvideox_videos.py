@@ -16,10 +16,11 @@ from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.measure import MeasureVideos
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.sampling.video_writer import write_jpeg, write_mp4
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Trainer
 
@@ -103,3 +104,23 @@ def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[s
     files = [str(tmp_path / "samples.jsonl")]
     measured = MeasureVideos.Config(**common, input_files=files, out=str(tmp_path / "measured")).build().run()
     assert "one" in json.dumps(measured.facts["samples"]["trained"])
+
+
+def test_an_image_goes_on_in_runs_and_commands(tmp_path: Path) -> None:
+    """Drawn with the first frames of the data; a prompt alone is refused wherever it is given."""
+    world = tiny_cogvideox.make_world(tmp_path / "world")
+    config = tiny_cogvideox.tiny_config(world, "cogvideox_5b_i2v_tiny", steps=1)
+    config.trainer.callbacks["samples"] = DrawVideos.Config(
+        enabled=True, every=1, steps=2, guidance=[3.0], weights=["live"], samples=2
+    )
+    Trainer(config, run_folder=tmp_path / "run").train()
+    drawn = tmp_path / "run" / "samples" / "step_000000001"
+    assert len(list(drawn.glob("*.mp4"))) == 2
+    config.trainer.callbacks["samples"].prompts = [PROMPT]
+    with pytest.raises(WrongValueError, match="this model makes image2video"):
+        config.check()
+    write_jpeg(tmp_path / "picture.jpg", torch.full((3, 80, 64), 99, dtype=torch.uint8), 95)
+    args = generate(tmp_path / "run", tmp_path / "out", vision_path=str(tmp_path / "picture.jpg"))[0]
+    assert (args["model_mode"], args["condition_frame_indexes_vision"], args["strength"]) == ("image2video", [0], None)
+    with pytest.raises(UserError, match="does not make text2video; it makes image2video"):
+        generate(tmp_path / "run", tmp_path / "out")

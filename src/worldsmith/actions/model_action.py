@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.sample_settings import NOISE_LEVELS
+from worldsmith.sampling.sample_settings import NOISE_LEVELS, DynamicGuidance
 
 
 class ModelAction(Action):
@@ -40,11 +40,15 @@ class VideoAction(WritingAction):
 
     class Config(WritingAction.Config):
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
-        """Sampling steps; null: the model's own, 35."""
+        """Sampling steps; null: the model's own, such as 35."""
         guidance: Factor | None = None
-        """Scale of classifier-free guidance, 1 = off; null: the model's own, 6."""
+        """Scale of classifier-free guidance, 1 = off; null: the model's own, such as 6."""
+        dynamic_guidance: DynamicGuidance | None = None
+        """How the scale changes from step to step; null: the model's own. Not all families have it."""
         shift: PositiveFactor | None = None
-        """Shift of the noise schedule; null: that of training."""
+        """Shift of the noise schedule; null: that of training. Not all families have one."""
+        scheduler: str | None = None
+        """The solver, where a family has several, such as ddim or dpm; null: the model's own."""
         device: str | None = None
         """cpu or cuda; null: cuda if there is one."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.video_model import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ class Model(Configurable, ABC):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
                 raise wrong(self, *both, why="float16 is computed from float32", remedy=remedy)
             self.check_context(self.parallelism.context_parallel_shard_degree)
+
+        @property
+        def modes(self) -> tuple[Mode, ...]:
+            """What a model that makes videos makes out of what."""
+            return ()
 
         def check_context(self, ranks: int) -> None:
             """Raises WrongValueError when `ranks` processes cannot share the tokens of one pack."""

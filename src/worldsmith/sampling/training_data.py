@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.clips.captions import choose_caption
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import DataError, SampleError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from worldsmith.data.clips.sample_maker import Part
     from worldsmith.models.video_model import GenerationDefaults
 
@@ -49,17 +51,28 @@ def of_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tup
     return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)
 
 
-def first_captions(dataset: VideoDataset, count: int) -> list[str]:
-    """The first so many different captions, in the order of the windows. Raises DataError for none."""
-    found: dict[str, None] = {}
+def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
+    """The first so many different captions, in the order of the windows, and these. Raises DataError for none."""
+    found: dict[str, Window] = {}
     for window in dataset.windows:
         if caption := choose_caption(window.captions, dataset.config.caption_keys, random.Random(0)):
-            found[caption.text] = None
+            found.setdefault(caption.text, window)
         if len(found) == count:
             break
     if not found:
         raise DataError(f"{dataset.name} has no caption")
-    return list(found)
+    return found
+
+
+def first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
+    """The first frame of a window that training uses, uint8 [3, 1, H, W]. Raises SampleError when it cannot be read."""
+    import torch
+
+    from worldsmith.data.clips.sample_maker import look_at
+    from worldsmith.data.clips.video_reader import read_upright
+
+    part = look_at(window, dataset.config, LatentGrid(*grid), random.Random(0))
+    return torch.from_numpy(read_upright(window.path, part.info, part.selection.indices[:1]))
 
 
 def first_part(dataset: VideoDataset, grid: LatentGrid) -> Part:

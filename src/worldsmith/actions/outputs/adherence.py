@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RESULT = "adherence.json"
+SETTINGS = ("steps", "guidance", "dynamic_guidance", "shift", "scheduler")
 MEANT = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
 """Suffixes of the files that make a model what it is; the pointer to a run's latest checkpoint is one of them."""
 
@@ -97,11 +98,15 @@ class MeasureAdherence(VideoAction):
         return generate(
             model.load(device),
             requests,
-            steps=self.config.steps,
-            guidance=self.config.guidance,
-            shift=self.config.shift,
+            **self.settings,
             progress=share_done(f"generating {len(requests)} videos ({name})"),
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of sampling, as far as they are said."""
+        said = {name: getattr(self.config, name) for name in SETTINGS}
+        return {name: value for name, value in said.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
         """The figures of an earlier command of the same meaning; none if there is no such."""
@@ -126,7 +131,7 @@ class MeasureAdherence(VideoAction):
         """Changes with prompts, settings, every file of the measured models, and which checkpoint is the latest."""
         config, out = self.config, Path(self.config.out)
         digest = hashlib.sha256(Path(config.prompts).read_bytes())
-        digest.update(repr((config.weights, config.base, config.steps, config.guidance, config.shift)).encode())
+        digest.update(repr((config.weights, config.base, sorted(self.settings.items()))).encode())
         for root in (Path(folder) for folder in (config.model, config.untrained) if folder is not None):
             for file in sorted(root.rglob("*")):
                 wanted = file.suffix in MEANT and out not in file.parents

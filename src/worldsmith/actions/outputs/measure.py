@@ -150,7 +150,9 @@ class MeasureVideos(VideoAction):
                 weights="untrained" if name == "untrained" else config.weights if name == "trained" else "auto",
                 num_steps=config.steps,
                 guidance=config.guidance,
+                dynamic_guidance=config.dynamic_guidance,
                 shift=config.shift,
+                scheduler=config.scheduler,
                 device=config.device,
             ).build()
             order = generation.prepare()

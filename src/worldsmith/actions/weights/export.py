@@ -103,6 +103,7 @@ class Export(WritingAction):
         if not config.merge and not model.has_adapters:
             raise UserError(f"--no-merge keeps adapters, and {path} has none; leave it out")
         if isinstance(model.defaults, GenerationDefaults):
+            model.defaults.refuse({"shift": config.shift})
             defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
             shift = defaults.shift if config.shift is None else config.shift
             model = replace(model, defaults=replace(defaults, shift=shift))

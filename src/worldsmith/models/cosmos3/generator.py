@@ -52,7 +52,6 @@ class Cosmos3Generator(Model):
         family: ClassVar[str] = "cosmos3"
         task: ClassVar[str] = "vfm"
         makes: ClassVar[str] = "videos"
-        modes: ClassVar[tuple[Mode, ...]] = MODES
 
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
@@ -70,6 +69,10 @@ class Cosmos3Generator(Model):
         """The video VAE."""
         text_tokenizer: TextTokenizer.Config = field(default_factory=TextTokenizer.Config)
         """The caption tokenizer."""
+
+        @property
+        def modes(self) -> tuple[Mode, ...]:
+            return MODES
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:

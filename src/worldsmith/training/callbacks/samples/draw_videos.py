@@ -14,6 +14,7 @@ from worldsmith.sampling.sample_settings import NOISE_LEVELS, SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
 
 if TYPE_CHECKING:
+    from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.models.video_model import GenerationDefaults
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.trainer import Trainer
@@ -35,12 +36,13 @@ class DrawVideos(DrawSamples):
 
         prompts: list[str] = field(default_factory=list)
         """Captions to draw; with none here and in files: the first `samples` different ones of the validation data, if
-        the run validates, else of the training data."""
+        the run validates, else of the training data, with their first frames where the model reads an image."""
         prompt_files: list[str] = field(default_factory=list)
         """Files of further samples, or patterns of them, as `worldsmith generate` reads them; they may have a size, a
         seed and an image or a video to begin with."""
         guidance: list[Factor] = field(default_factory=lambda: [0.0, 3.0, 7.0])
-        """Scales of classifier-free guidance, each drawn; 0 does not look at the prompt, 1 is without guidance."""
+        """Scales of classifier-free guidance, each drawn; 0 does not look at the prompt, 1 is without guidance. They
+        are the same at every step, whatever the family does otherwise."""
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 35
         """Steps of the solver."""
         shift: PositiveFactor | None = None
@@ -52,6 +54,10 @@ class DrawVideos(DrawSamples):
             super().check_run(run)
             if self.enabled and not self.guidance:
                 raise wrong(self, "guidance", why="nothing would be drawn", remedy="write [1.0] for no guidance")
+            if self.enabled and self.prompts and "text2video" not in run.model.config.modes:
+                why = f"this model makes {', '.join(run.model.config.modes)}"
+                remedy = "give samples with their vision_path in prompt_files, or neither of them"
+                raise wrong(self, "prompts", why=why, remedy=remedy)
 
     config: Config
     requests: Sequence[GenerationRequest] = ()
@@ -61,20 +67,22 @@ class DrawVideos(DrawSamples):
             return
         from worldsmith.checkpoint.formats.registry import formats_of
         from worldsmith.sampling.requests import GenerationRequest
-        from worldsmith.sampling.training_data import first_captions, of_first_clip
+        from worldsmith.sampling.training_data import of_first_clip
 
         run, config = trainer.config, self.config
         model: Any = trainer.model
         data = trainer.state.loader.dataset
         defaults = of_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
+        defaults.refuse({"shift": config.shift})
         defaults = replace(defaults, shift=config.shift or defaults.shift)
-        prompts, requests = config.prompts, read_requests(config.prompt_files, defaults, model.config)
+        prompts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in config.prompts]
+        requests = read_requests(config.prompt_files, defaults, model.config)
         if not prompts and not requests:
             if trainer.validator is not None:
                 data = trainer.validator.loader.dataset
-            prompts = first_captions(data, config.samples)
+            prompts = of_data(data, config.samples, model.config)
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
-        captions = [GenerationRequest(prompt=p, seed=config.seed + i, **size) for i, p in enumerate(prompts)]
+        captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
         model.defaults, self.requests = defaults, [*captions, *requests]
 
     def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
@@ -82,12 +90,14 @@ class DrawVideos(DrawSamples):
 
         config = self.config
         model: Any = trainer.model
+        constant: dict[str, Any] = {} if "dynamic_guidance" in model.defaults.refused else {"dynamic_guidance": "off"}
         for number, scale in enumerate(config.guidance):
 
             def tell(done: int, total: int, number: int = number) -> None:
                 self.give_way(trainer, (number + done / total) / len(config.guidance))
 
-            latents = generate_latents(model, self.requests, steps=config.steps, guidance=scale, progress=tell)
+            settings = {"steps": config.steps, "guidance": scale, "progress": tell, **constant}
+            latents = generate_latents(model, self.requests, **settings)
             if not trainer.world.is_main:
                 latents = []
             yield [
@@ -121,6 +131,19 @@ class DrawVideos(DrawSamples):
                     }
                 rows.append((f"{NAMES[weights]}, guidance {scale:g}", clips))
         contact_sheet(folder / "sheet.png", rows, [request.prompt for request in self.requests])
+
+
+def of_data(data: VideoDataset, count: int, model: Any) -> list[dict[str, Any]]:
+    """Captions of the data, with their first frames where a model with this config reads an image."""
+    from worldsmith.sampling.training_data import first_frame, first_windows
+
+    windows = first_windows(data, count)
+    if "text2video" in model.modes:
+        return [{"prompt": caption} for caption in windows]
+    return [
+        {"prompt": caption, "condition": first_frame(window, data, model.latent_grid), "condition_frames": 1}
+        for caption, window in windows.items()
+    ]
 
 
 def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
