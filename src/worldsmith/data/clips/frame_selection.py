@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worldsmith.data.clips.latent_grid import LatentGrid
@@ -13,15 +14,20 @@ MAX_FPS = 30
 
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
-    """`count` frames, as many as a video VAE can encode, from `start` on, every `interval`-th of the file."""
+    """`count` frames, as many as a video VAE can encode, from `start` on, every `interval`-th of the file.
+
+    With an interval between two whole numbers, the frames that are nearest.
+    """
 
     start: int
-    interval: int
+    interval: int | float
     count: int
 
     @property
-    def indices(self) -> range:
-        return range(self.start, self.start + self.count * self.interval, self.interval)
+    def indices(self) -> Sequence[int]:
+        if isinstance(self.interval, int):
+            return range(self.start, self.start + self.count * self.interval, self.interval)
+        return [self.start + int(number * self.interval + 0.5) for number in range(self.count)]
 
 
 def select_frames(
@@ -35,6 +41,8 @@ def select_frames(
     frame_selection_mode: str,
     grid: LatentGrid,
     rng: random.Random,
+    target_fps: float = 8.0,
+    skip_frames: int = 0,
 ) -> FrameSelection:
     """Frames of `window` = (start_frame, end_frame, temporal_interval) in a file of `total` frames at `fps`.
 
@@ -54,6 +62,15 @@ def select_frames(
             f"window {start}..{end} has {max(0, available)} frames inside the file, which has {total}; "
             f"at least {max(1, min_frames)} are needed",
         )
+    if temporal_interval_mode == "sat":
+        return as_sat(start, available, fps, num_video_frames, target_fps, skip_frames, min_frames, grid)
+    if skip_frames:
+        start, last, available = start + skip_frames, last - skip_frames, available - 2 * skip_frames
+        if available < max(1, min_frames):
+            left = f"{max(0, available)} frames are left without {skip_frames} at either end"
+            raise SampleError("too_short", f"{left}; min_frames is {min_frames}")
+    if temporal_interval_mode == "target_fps":
+        num_video_frames = min(num_video_frames, grid.usable_frames(available))
     if num_video_frames == -1:
         return FrameSelection(start, interval, grid.usable_frames(-(-available // interval)))
     if available < num_video_frames:
@@ -64,12 +81,44 @@ def select_frames(
         interval = max(1, int(fps / MAX_FPS))
     elif temporal_interval_mode == "entire_chunk":
         interval = max(1, available // num_video_frames)
+    elif temporal_interval_mode == "target_fps":
+        return at_rate(start, available, fps / target_fps, num_video_frames, frame_selection_mode, rng)
     else:
         interval = 1
     slack = max(0, available - ((num_video_frames - 1) * interval + 1))
-    if frame_selection_mode == "center":
-        start += slack // 2
-    elif frame_selection_mode == "random":
-        start += rng.randint(0, slack)
+    start += offset(slack, frame_selection_mode, rng)
     count = min(num_video_frames, -(-(last - start + 1) // interval))
     return FrameSelection(start, interval, grid.usable_frames(count))
+
+
+def offset(slack: int, mode: str, rng: random.Random) -> int:
+    """Frames before the first one that is used, of `slack` that are not needed."""
+    return {"center": slack // 2, "random": rng.randint(0, slack) if mode == "random" else 0}.get(mode, 0)
+
+
+def at_rate(start: int, available: int, interval: float, count: int, mode: str, rng: random.Random) -> FrameSelection:
+    """`count` frames, `interval` apart: nearer where a clip is too short for that, and never one frame twice."""
+    interval = max(1.0, min(interval, (available - 1) / max(1, count - 1)))
+    span = int((count - 1) * interval + 0.5) + 1
+    whole = int(interval) if interval.is_integer() else interval
+    return FrameSelection(start + offset(available - span, mode, rng), whole, count)
+
+
+def as_sat(
+    start: int, available: int, fps: float, count: int, target_fps: float, skip: int, min_frames: int, grid: LatentGrid
+) -> FrameSelection:
+    """The frames that CogVideo's SAT takes of a clip of `available` frames.
+
+    Their distance is a whole number, rounded down, so that the rate is `target_fps` or above. SAT fails at rates below
+    `target_fps` and at some lengths, and repeats the last frame where there are too few: there frames have the distance
+    1, or fewer are skipped. Raises SampleError: too_short.
+    """
+    inner = available - 2 * skip
+    at_rate = available / fps * target_fps > count
+    interval = max(1, (int(count / target_fps * fps) if at_rate else inner) // count)
+    if available <= count and inner >= 1 and grid.usable_frames(inner) >= min_frames:
+        start, available, skip = start + skip, inner, 0
+    count = grid.usable_frames(min(count, available))
+    if count < min_frames:
+        raise SampleError("too_short", f"{count} of {available} frames can be used; min_frames is {min_frames}")
+    return FrameSelection(start + min(skip, available - ((count - 1) * interval + 1)), interval, count)

@@ -58,7 +58,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def features(self, sample: VideoSample) -> Features:
         _, info = examine(self.window(sample.position).path)
-        return features_of(info, sample.num_frames, sample.size)
+        return features_of(info, sample.num_frames, sample.size, sample.fps)
 
     def shape(self, sample: VideoSample) -> tuple[int, int, int]:
         return sample.latent_shape
@@ -176,14 +176,15 @@ class Part:
         return f"{self.size[1]}x{self.size[0]}, {self.selection.count} frames"
 
 
-def features_of(info: VideoInfo, frames: int, size: tuple[int, int]) -> Features:
-    """Facts of a file, and what is used of it: frames and (H, W)."""
+def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float) -> Features:
+    """Facts of a file, and what is used of it: frames, (H, W), and frames a second of those that are used."""
     height, width = size
     return {
         "frames a second": [round(info.fps, 3)],
         "size": [f"{info.width}x{info.height}"],
         "seconds": [round(info.duration, 2)],
         "frames used": [frames],
+        "frames used a second": [round(fps, 3)],
         "size used": [f"{width}x{height}"],
     }
 
@@ -209,6 +210,8 @@ def look_at(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: 
         frame_selection_mode=config.frame_selection_mode,
         grid=grid,
         rng=rng,
+        target_fps=config.target_fps,
+        skip_frames=config.skip_frames,
     )
     fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
     width, height = target_size(config.resolution, info.width, info.height)

@@ -51,7 +51,7 @@ def summarize(
             tokens = grid.sample_tokens(0, part.latent_shape)
             if max_tokens is not None and tokens > max_tokens:
                 raise SampleError("over_token_cap", f"{tokens} tokens ({part}); a pack holds {max_tokens}")
-            features.append(features_of(part.info, part.selection.count, part.size))
+            features.append(features_of(part.info, part.selection.count, part.size, part.fps))
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))
     return DatasetSummary(dataset.num_records, len(dataset.windows), len(windows), rejections, features)

@@ -61,8 +61,13 @@ class VideoDataset(Configurable):
         """A pass has every window of every clip; False = one of its windows a clip, drawn anew in every pass."""
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
         """Frames per sample; -1 = the whole window at its own temporal_interval."""
-        temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk"] = "max_30fps"
-        """Distance of frames when num_video_frames is set: 1, at most 30 fps, or spread over the window."""
+        temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk", "target_fps", "sat"] = "max_30fps"
+        """Distance of frames when num_video_frames is set: 1, at most 30 fps, spread over the window, target_fps (less
+        where a window is too short for it), or that of CogVideo's SAT for target_fps."""
+        target_fps: Annotated[float, Range(gt=0)] = 8.0
+        """Frame rate of the modes target_fps and sat; no frame is used twice for it."""
+        skip_frames: NotNegative = 0
+        """Frames at either end of a window that are not used."""
         frame_selection_mode: Literal["first", "center", "random"] = "first"
         """Where in the window the frames start when num_video_frames is set."""
         conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
@@ -101,6 +106,12 @@ class VideoDataset(Configurable):
                     why="the modes have no effect on whole windows (-1)",
                     remedy="set num_video_frames, or leave them at 'max_30fps' and 'first'",
                 )
+            if self.target_fps != 8.0 and self.temporal_interval_mode not in ("target_fps", "sat"):
+                names = "target_fps", "temporal_interval_mode"
+                raise wrong(self, *names, why="the mode has no frame rate", remedy="write target_fps, or sat")
+            if self.temporal_interval_mode == "sat" and self.frame_selection_mode != "first":
+                names = "frame_selection_mode", "temporal_interval_mode"
+                raise wrong(self, *names, why="SAT begins at the first frame that is not skipped")
 
         def check_files(self) -> None:
             """Raises DataError when there is no data set file or it cannot be read; opens no video."""

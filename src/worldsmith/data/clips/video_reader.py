@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from worldsmith.data.clips.framing import Framing
 from worldsmith.data.video_file import VideoInfo, examine, pick
 
 
-def read_frames(path: str, info: VideoInfo, indices: range, framing: Framing) -> np.ndarray:
+def read_frames(path: str, info: VideoInfo, indices: Sequence[int], framing: Framing) -> np.ndarray:
     """The frames `indices` as uint8 [3, T, H, W], upright and of the framing's size.
 
     Raises SampleError, as `pick` does.

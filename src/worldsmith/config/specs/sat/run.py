@@ -13,6 +13,7 @@ from worldsmith.config.specs.translation import Translation
 
 DATASET = "dataloader_train.dataset."
 SIZE, FRAMES = f"{DATA}params.video_size", f"{DATA}params.max_num_frames"
+RATE, SKIPPED = f"{DATA}params.fps", f"{DATA}params.skip_frms_num"
 STEPS, EPOCHS = f"{ARGS}train_iters", f"{ARGS}epochs"
 MICRO, ACCUMULATED, WHOLE = (
     f"{DS}{name}" for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
@@ -23,7 +24,7 @@ WARM_STEPS = 100
 """Steps that a fine-tuning of SAT begins with at 5 % of its rate."""
 
 
-@computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", f"{DATA}params.fps")
+@computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", RATE, SKIPPED)
 def clips(t: Translation) -> None:
     folder = t.get(f"{DATA}target") == FOLDER
     size, frames = (SIZE, FRAMES) if folder else (f"{DATA}params.image_size", f"{DATA}params.num_frames")
@@ -53,8 +54,23 @@ def clips(t: Translation) -> None:
         return
     t.move(frames, f"{DATASET}num_video_frames", "renamed")
     t.put(f"{DATASET}min_frames", count, source=frames)
-    t.put(f"{DATASET}temporal_interval_mode", "entire_chunk", source=f"{DATA}params.fps")
-    t.say(f"{DATA}params.fps", "approximated", f"{count} frames are spread over each clip, whatever its rate is")
+    put_rate(t, folder)
+
+
+def put_rate(t: Translation, folder: bool) -> None:
+    """SAT's two data sets have rules of their own for which frames of a clip are used."""
+    rate, skipped = t.get(RATE), t.get(SKIPPED)
+    t.put(f"{DATASET}target_fps", float(rate), source=RATE)
+    t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
+    if folder:
+        why = "whole distances rounded down, as there, so that a clip may be faster (30 frames a second become 10)"
+        t.say(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = sat: {why}")
+    else:
+        t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
+        t.say(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
+    t.put(f"{DATASET}skip_frames", int(skipped), source=SKIPPED)
+    short = "; where SAT would repeat a clip's last frame, fewer are skipped, or it is left out" if folder else ""
+    t.say(SKIPPED, "approximated" if short else "renamed", f"{DATASET}skip_frames = {int(skipped)}{short}")
 
 
 def put_size(t: Translation, key: str) -> None:

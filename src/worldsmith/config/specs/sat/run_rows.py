@@ -85,7 +85,6 @@ ROWS: tuple[Row, ...] = (
     unneeded(f"{ARGS}summary_dir", why="a run's folder has its own"),
     unneeded(*(f"{ARGS}{name}" for name in PLUMBING), why="it is about SAT's own start"),
     unneeded(*(f"{ARGS}{name}" for name in INFERENCE), why="only sampling reads it"),
-    approximated(f"{DATA}params.skip_frms_num", "", "frames at the ends of a clip are kept", but=(0.0, 0)),
     *_refused(f"{DATA}params.", "clips are listed, not gathered by rules", meta_names=None, include_dirs=None),
     refused(
         f"{DATA}params.txt_key", why="the caption's key is caption_keys", way_out="write caption", but=("caption",)
