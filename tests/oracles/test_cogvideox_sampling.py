@@ -11,7 +11,6 @@ import tiny_cogvideox
 import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline, CogVideoXVideoToVideoPipeline
 
-from worldsmith.models.cogvideox.architecture import tiny
 from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
@@ -38,7 +37,7 @@ def make_generator(
     """Random weights of ordinary size in every parameter."""
     config = CogVideoXGenerator.Config(
         precision="float32",
-        network=replace(tiny(), use_rotary_positional_embeddings=rotary, **network),
+        network=tiny_cogvideox.network_of(use_rotary_positional_embeddings=rotary, **network),
         image=image,
         tokenizer=CogVideoXVAE.Config(vae_path=str(parts), precision="float32"),
         text_encoder=T5TextEncoder.Config(

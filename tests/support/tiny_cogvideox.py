@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -13,6 +14,7 @@ import torch
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
+from worldsmith.models.cogvideox.architecture import NetworkConfig, tiny
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.trainer import Trainer
 
@@ -40,6 +42,11 @@ def make_parts(folder: Path) -> None:
     make_tokenizer(folder / "tokenizer")
 
 
+def network_of(**fields: Any) -> NetworkConfig:
+    """A network for these parts."""
+    return replace(tiny(), **{"in_channels": 4, "out_channels": 4, "text_embed_dim": 32, **fields})
+
+
 def make_tokenizer(folder: Path) -> None:
     """T5's tokenizer with the letters as its pieces."""
     from transformers import T5Tokenizer
@@ -55,9 +62,8 @@ def tiny_config(world: Path, recipe: str = "cogvideox_2b_tiny", *, steps: int = 
     config = cast(Trainer.Config, get_recipe(recipe))
     model = config.model.config
     model.tokenizer.vae_path = model.text_encoder.path = str(world / "pipeline")
-    network = model.network
-    network.in_channels = 4 * network.in_channels // network.out_channels
-    network.out_channels, network.text_embed_dim = 4, 32
+    channels = 4 * model.network.in_channels // model.network.out_channels
+    model.network = replace(model.network, in_channels=channels, out_channels=4, text_embed_dim=32)
     config.trainer.max_iter, config.trainer.logging_iter, config.trainer.cpu_threads = steps, 1, 1
     config.trainer.callbacks = {"metrics": Metrics.Config(tensorboard=False)}
     config.checkpoint.save_iter = steps

@@ -45,17 +45,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def changed(**fields: Any) -> NetworkConfig:
-    network = replace(tiny(), in_channels=4, out_channels=4, text_embed_dim=32)
-    for name, value in fields.items():
-        setattr(network, name, value)
-    return network
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_counts_and_layers_are_those_of_the_network(variant: str) -> None:
     fields, count = VARIANTS[variant]
-    network = changed(**fields)
+    network = tiny_cogvideox.network_of(**fields)
     made = CogVideoXGenerator(config_of(network), device="meta").network
     assert network.count_parameters() == sum(parameter.numel() for parameter in made.parameters()) == count
     linear = {name for name, module in made.named_modules() if isinstance(module, nn.Linear)}
@@ -135,7 +128,7 @@ def test_first_values_depend_on_seed_and_name_and_the_position_table_is_computed
 def test_rotary_positions_are_those_of_the_pipeline(shape: tuple[int, int, int], variant: str) -> None:
     from diffusers import CogVideoXPipeline
 
-    network = changed(**VARIANTS[variant][0], sample_width=12)
+    network = tiny_cogvideox.network_of(**VARIANTS[variant][0], sample_width=12)
     model = CogVideoXGenerator(config_of(network), device="meta")
     model.device = torch.device("cpu")
     pipeline = CogVideoXPipeline(None, None, None, model.network, None)
