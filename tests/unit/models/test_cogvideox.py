@@ -67,7 +67,7 @@ def short() -> T5TextEncoder.Config:
 
 def test_a_learned_table_is_trained_with_all_weights_and_stays_below_adapters() -> None:
     fields, _ = VARIANTS["images"]
-    config = config_of(changed(**fields))
+    config = config_of(tiny_cogvideox.network_of(**fields))
     whole = CogVideoXGenerator(config, device="meta").network
     assert whole.get_parameter("patch_embed.pos_embedding").requires_grad
     config.lora_enabled = True
