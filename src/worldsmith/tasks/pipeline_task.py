@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,20 +42,19 @@ class PipelineTask(ClipTask):
         if data.packer != "alike":
             why = "the network takes clips of one shape in a batch"
             raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
-        max_length = model.text_encoder.max_length
-        if data.max_caption_tokens != max_length:
+        if data.max_caption_tokens != model.text_encoder.caption_ids:
             lengths = {f"{section}.max_caption_tokens": data.max_caption_tokens}
-            lengths["model.config.text_encoder.max_length"] = max_length
-            raise WrongValueError(lengths, why="captions are cut at one length", remedy="write the same number")
+            lengths["model.config.text_encoder.max_length"] = model.text_encoder.max_length
+            remedy = f"write {model.text_encoder.caption_ids} for the first"
+            raise WrongValueError(lengths, why="captions are cut at one length", remedy=remedy)
         if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
             given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
             raise WrongValueError(given, why="this network takes no clean frames", remedy="leave it empty: {}")
 
     @property
     def tokenize(self) -> Callable[[str], list[int]]:
-        from worldsmith.models.pipeline.text_encoder import read_caption
-
-        return partial(read_caption, self.model.text_encoder.tokenizer)
+        reader: Callable[[str], list[int]] = self.model.text_encoder.reader
+        return reader
 
     @property
     def encoded_channels(self) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from worldsmith.models.pipeline.text_encoder import read_caption
 from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ class SchedulerSampler(VideoSampler):
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         if dropped and self.model.config.text_encoder.dropped_captions == "zeros":
             return ()
-        return read_caption(self.model.text_encoder.tokenizer, text)
+        found: Sequence[int] = self.model.text_encoder.reader(text)
+        return found
 
     def num_tokens(self, layout: SampleLayout) -> int:
         _, _, patch, *more = self.model.latent_grid

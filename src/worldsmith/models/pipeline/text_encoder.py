@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -17,15 +18,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENCODER, TOKENIZER = "text_encoder", "tokenizer"
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "spiece.model", "special_tokens_map.json",
-                   "added_tokens.json")  # fmt: skip
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "spiece.model", "vocab.json", "merges.txt",
+                   "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
-PLACES = (
-    (*(f"{ENCODER}/{file}" for file in WEIGHTS), *(f"{TOKENIZER}/{file}" for file in TOKENIZER_FILES)),
-    (*WEIGHTS, *TOKENIZER_FILES),
-)
-"""Where a repository has both: a pipeline's subfolders, or the repository itself."""
 FIELD = "model.config.text_encoder.path"
+
+
+def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
+    """The files of encoders and their tokenizers in those subfolders of a pipeline."""
+    files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
+    others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
+    return tuple(chain(*files, *others))
+
+
+PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
+"""Where a repository has both: a pipeline's subfolders, or the repository itself."""
 
 
 class StatesCache(Protocol):
@@ -59,6 +66,11 @@ class T5TextEncoder(Configurable):
         precision: Literal["bfloat16", "float32"] = "bfloat16"
         """Type of weights and arithmetic."""
 
+        @property
+        def caption_ids(self) -> int:
+            """Ids of the longest caption."""
+            return self.max_length
+
         def check_files(self) -> None:
             """Raises FileNotFoundError when there is no encoder or no tokenizer; downloads none."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
@@ -66,31 +78,30 @@ class T5TextEncoder(Configurable):
                 inside(found)
 
     config: Config
+    encoder: Any = None
+    idle: int = 0
+    """Steps since the encoder was last needed."""
 
     def __init__(self, config: Config) -> None:
         """The tokenizer; `load` reads the encoder."""
         config.check()
         self.config = config
         self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
-        from transformers import AutoTokenizer
+        self.tokenizer: Any = load_tokenizer(folder)
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        for name in ("eos_token_id", "pad_token_id"):
-            if getattr(self.tokenizer, name) is None:
-                raise ValueError(f"{FIELD}: the tokenizer in '{folder}' has no {name}, which every caption needs")
-        self.encoder: Any = None
-        self.idle = 0
-        """Steps since the encoder was last needed."""
+    @property
+    def reader(self) -> Callable[[str], list[int]]:
+        """From a caption to all of its ids; can be sent to other processes."""
+        return partial(read_caption, self.tokenizer)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The loaded encoder and its tokenizer, by their names in a pipeline."""
+        return {ENCODER: self.encoder, TOKENIZER: self.tokenizer}
 
     def load(self, device: str | torch.device) -> None:
         """Reads the encoder's weights onto a device."""
-        import torch
-        from transformers import AutoModelForTextEncoding
-
-        self.encoder = AutoModelForTextEncoding.from_pretrained(
-            str(self.encoder_folder), dtype=getattr(torch, self.config.precision), local_files_only=True
-        )
-        self.encoder.to(device).eval().requires_grad_(False)
+        self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)
 
     def padded(self, ids: Sequence[int]) -> list[int]:
         """`max_length` ids; of a longer caption the last one is the end token, as the tokenizer itself cuts."""
@@ -166,13 +177,34 @@ def read_caption(tokenizer: Any, caption: str) -> list[int]:
     return list(tokenizer(caption).input_ids)
 
 
-def inside(path: Path) -> tuple[Path, Path]:
-    """The folders of the encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
-    encoder, tokenizer = (path / ENCODER, path / TOKENIZER) if (path / ENCODER).is_dir() else (path, path)
-    for folder, file in ((encoder, "config.json"), (tokenizer, TOKENIZER_FILES[0])):
+def load_tokenizer(folder: Path) -> Any:
+    """Raises ValueError for a tokenizer without an end token or a padding token."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    for name in ("eos_token_id", "pad_token_id"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"{FIELD}: the tokenizer in '{folder}' has no {name}, which every caption needs")
+    return tokenizer
+
+
+def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
+    """The frozen encoder in a folder."""
+    import torch
+    from transformers import AutoModelForTextEncoding
+
+    dtype = getattr(torch, precision)
+    encoder = AutoModelForTextEncoding.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    return encoder.to(device).eval().requires_grad_(False)
+
+
+def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
+    """The folders of an encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
+    folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
+    for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
         if not (folder / file).is_file():
             raise FileNotFoundError(
-                f"{FIELD}: no {file} in '{folder}'; give a pipeline with {ENCODER}/ and {TOKENIZER}/, or a folder with "
+                f"{FIELD}: no {file} in '{folder}'; give a pipeline with {encoder}/ and {tokenizer}/, or a folder with "
                 "the encoder and its tokenizer"
             )
-    return encoder, tokenizer
+    return folders

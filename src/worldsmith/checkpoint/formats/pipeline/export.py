@@ -85,6 +85,6 @@ def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, 
     text = replace(config.text_encoder, precision=dtype).build()
     text.load("cpu")
     vae = replace(config.tokenizer, precision=dtype).build(device="cpu").library_model
-    parts = {"transformer": transformer, "vae": vae, "text_encoder": text.encoder, "tokenizer": text.tokenizer}
+    parts = {"transformer": transformer, "vae": vae, **text.parts}
     scheduler, pipeline = formats.scheduler(generator), getattr(diffusers, formats.pipeline_class(config))
     return pipeline(**formats.arrange(generator, parts, dtype), scheduler=scheduler)

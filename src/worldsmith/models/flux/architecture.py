@@ -1,0 +1,84 @@
+"""Sizes of FLUX.1 transformers, by the names of diffusers' `FluxTransformer2DModel`."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated
+
+from worldsmith.config import Config, wrong
+from worldsmith.config.declare.ranges import Count, Range
+
+PACKED = 4
+"""Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""
+TIME_CHANNELS = 256
+"""Of the sine embedding of timestep and guidance."""
+
+
+class NetworkConfig(Config):
+    """The defaults are those of FLUX.1-dev."""
+
+    in_channels: Annotated[int, Range(ge=PACKED)] = 64
+    """Channels of a token: those of 2x2 latent cells."""
+    num_layers: Count = 19
+    """Blocks with weights of their own for text and image."""
+    num_single_layers: Count = 38
+    """Blocks after them with the same weights for both."""
+    attention_head_dim: Annotated[int, Range(ge=2)] = 128
+    """Channels of a head."""
+    num_attention_heads: Count = 24
+    """Attention heads of a block."""
+    joint_attention_dim: Count = 4096
+    """Channels of the T5 encoder."""
+    pooled_projection_dim: Count = 768
+    """Channels of the CLIP encoder."""
+    guidance_embeds: bool = True
+    """Whether the network is told a scale of guidance: dev is, schnell is not."""
+    axes_dims_rope: list[int] = field(default_factory=lambda: [16, 56, 56])
+    """Channels of a head that turn with a token's number (0 everywhere), row and column."""
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of the residual stream."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    def check(self) -> None:
+        """Raises WrongValueError for sizes that do not fit together."""
+        if self.in_channels % PACKED:
+            raise wrong(self, "in_channels", allowed=f"a multiple of {PACKED}", why="a token is 2x2 latent cells")
+        axes = self.axes_dims_rope
+        if len(axes) != 3 or sum(axes) != self.attention_head_dim or any(axis < 2 or axis % 2 for axis in axes):
+            why = "a head's channels are divided among three axes, in pairs"
+            raise wrong(self, "axes_dims_rope", "attention_head_dim", why=why)
+        if self.pooled_projection_dim > self.joint_attention_dim:
+            why = "the pooled state is kept as a row of the T5 states"
+            raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
+
+    def count_parameters(self) -> int:
+        """By arithmetic."""
+        d, head = self.inner_dim, self.attention_head_dim
+        linear = lambda a, b: a * b + b  # noqa: E731
+        double = 2 * linear(d, 6 * d) + 8 * linear(d, d) + 4 * head + 2 * (linear(d, 4 * d) + linear(4 * d, d))
+        single = linear(d, 3 * d) + 3 * linear(d, d) + 2 * head + linear(d, 4 * d) + linear(5 * d, d)
+        told = (1 + self.guidance_embeds) * linear(TIME_CHANNELS, d) + linear(self.pooled_projection_dim, d)
+        told += (2 + self.guidance_embeds) * linear(d, d)
+        ends = linear(self.in_channels, d) + linear(self.joint_attention_dim, d)
+        ends += linear(d, 2 * d) + linear(d, self.in_channels)
+        return self.num_layers * double + self.num_single_layers * single + told + ends
+
+
+def flux_dev() -> NetworkConfig:
+    """FLUX.1-dev (11.9 B parameters)."""
+    return NetworkConfig()
+
+
+def flux_schnell() -> NetworkConfig:
+    """FLUX.1-schnell: dev without an input for guidance."""
+    return NetworkConfig(guidance_embeds=False)
+
+
+def tiny() -> NetworkConfig:
+    """A network for a CPU (79 thousand parameters): latents of 4 channels."""
+    return NetworkConfig(
+        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 6, 6],
+    )  # fmt: skip
