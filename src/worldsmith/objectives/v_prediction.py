@@ -1,14 +1,16 @@
 """v-prediction: the network learns v = √ᾱ·n - √(1-ᾱ)·x0 at x_t = √ᾱ·x0 + √(1-ᾱ)·n, over a table of noise levels.
 
-The mean square of v's error is that of x0's error, weighted with 1 / (1-ᾱ).
+The mean square of v's error is that of x0's error, weighted with 1 / (1-ᾱ): the error of v is -1 / √(1-ᾱ) times that
+of x0. All weights here are those of x0's error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
@@ -59,6 +61,10 @@ class VPrediction(NoiseObjective):
         timestep_strata: Count = 1
         """Of this many samples that follow each other in the stream, over all ranks, each draws its timestep from
         another part of the table; 1: all draw from the whole."""
+        loss_type: Literal["l2", "l1"] = "l2"
+        """Mean square, or mean absolute value, of the weighted error."""
+        max_weight: PositiveFactor | None = None
+        """Limit of the weight 1 / (1-ᾱ), which is SNR + 1, of the error of x0 (min-SNR); None: there is none."""
 
         def check(self) -> None:
             if self.beta_end <= self.beta_start:
@@ -129,13 +135,22 @@ class VPrediction(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[NoiseDraw],
     ) -> Tensor:
-        """Of each sample: the mean of (answer - v)², float32 [n]; all are of one shape."""
+        """Of each sample: the mean of w·(x - x0)², or of w·|x - x0|, float32 [n]; all are of one shape.
+
+        x is the clean latent that the answer means, w = 1 / (1-ᾱ) or `max_weight`. Without a limit the first is the
+        mean of (answer - v)².
+        """
         import torch
 
         clean = stacked(latents)
         signal, spread = self._levels(draws, clean)
         target = signal * torch.stack([draw.noise for draw in draws]) - spread * clean.float()
-        return (stacked(answers).float() - target).square().flatten(1).mean(dim=1)
+        error = stacked(answers).float() - target
+        weights = spread.square().reciprocal().clamp(max=self.config.max_weight or math.inf)
+        if self.config.loss_type == "l1":
+            return (weights * spread * error.abs()).flatten(1).mean(dim=1)
+        losses = error.square() if self.config.max_weight is None else weights * (spread * error).square()
+        return losses.flatten(1).mean(dim=1)
 
     def add_up(self, losses: Tensor, samples: Sequence[Sample], draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
         """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""

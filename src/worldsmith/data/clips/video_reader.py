@@ -34,7 +34,7 @@ def read_ending(path: str, count: int) -> np.ndarray:
     return read_upright(path, info, range(max(0, info.num_frames - count), info.num_frames))
 
 
-def read_upright(path: str, info: VideoInfo, indices: range) -> np.ndarray:
+def read_upright(path: str, info: VideoInfo, indices: Sequence[int]) -> np.ndarray:
     """Some frames of a clip as uint8 [3, T, H, W], upright and of its own size."""
     frames = [
         np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)

@@ -176,7 +176,7 @@ _MODEL_KEYS = {
         fixed_frames=(int, 0),
         type=(Literal["l2", "l1", "lpips"], "l2"),
         batch2model_keys=_ANY,
-        min_snr_value=(float | None, None),
+        min_snr_value=(Annotated[float, Range(gt=0)] | None, None),
         block_scale=_ANY,
         block_size=_ANY,
     ),

@@ -217,6 +217,14 @@ def images(t: Translation) -> None:
     t.move(repeat, f"{OURS_IMAGE}repeat", "renamed")
 
 
+@computed(f"{LOSS}params.type")
+def loss_kind(t: Translation) -> None:
+    if t.get(f"{LOSS}params.type") == "lpips":
+        t.refuse(f"{LOSS}params.type", "frames are not decoded to be compared", "write l2 or l1")
+    else:
+        t.move(f"{LOSS}params.type", "objective.loss_type", "renamed")
+
+
 @computed(f"{MODEL}latent_input")
 def latent_input(t: Translation) -> None:
     if t.get(f"{MODEL}latent_input"):

@@ -13,6 +13,7 @@ from worldsmith.config.specs.sat.model import (
     heads,
     images,
     latent_input,
+    loss_kind,
     noise_table,
     patches,
     positions,
@@ -38,7 +39,7 @@ _FIXED: dict[str, tuple[object, ...]] = {
 }
 ROWS: tuple[Row, ...] = (
     *(components, heads, channels, patches, positions, noise_table, text_length, trained, dropped_captions, images),
-    *(latent_input, strata, sampling),
+    *(latent_input, strata, sampling, loss_kind),
     renamed(f"{MODEL}scale_factor", f"{OURS_VAE}scaling_factor"),
     renamed(f"{NETWORK}num_layers", f"{NET}num_layers"),
     renamed(f"{NETWORK}latent_height", f"{NET}sample_height"),
@@ -122,13 +123,7 @@ ROWS: tuple[Row, ...] = (
     ),
     refused(f"{LORA}params.qlora", why="weights below adapters are not quantized", way_out="write false", but=(False,)),
     unneeded(f"{LORA}params.cross_attention", why="there is no cross attention"),
-    refused(f"{LOSS}params.type", why="the loss is the mean square", way_out="write l2", but=("l2",)),
-    refused(
-        f"{LOSS}params.min_snr_value",
-        why="the weight is 1/(1 - alpha), not capped",
-        way_out=f"~{LOSS}params.min_snr_value",
-        but=(None,),
-    ),
+    renamed(f"{LOSS}params.min_snr_value", "objective.max_weight"),
     *(
         refused(f"{where}params.fixed_frames", why="no frames are held", way_out="write 0", but=(0,))
         for where in (LOSS, SAMPLER)

@@ -160,7 +160,7 @@ REFUSED = [
     ([f"{NET}modules.pos_embed_config.params.text_length=224"], f"{NET}modules.pos_embed_config.params.text_length"),
     ([f"~{NET}modules.lora_config"], "model.not_trainable_prefixes"),
     (["model.latent_input=true"], "model.latent_input"),
-    (["model.loss_fn_config.params.min_snr_value=5"], "model.loss_fn_config.params.min_snr_value"),
+    (["model.loss_fn_config.params.type=lpips"], "model.loss_fn_config.params.type"),
     (["model.loss_fn_config.params.fixed_frames=1"], "model.loss_fn_config.params.fixed_frames"),
     ([f"{NET}num_attention_heads=31"], f"{NET}hidden_size"),
     ([f"{NET}in_channels=32"], f"{NET}in_channels"),
@@ -298,6 +298,13 @@ def test_keys_without_a_meaning_here_are_told_and_change_nothing() -> None:
     t = read(*stated)
     assert {key: outcomes(t, key) for key in keys} == {key: ["unneeded"] for key in keys}
     assert (t.data, t.problems) == (read().data, [])
+
+
+def test_the_loss_is_that_of_the_stack() -> None:
+    loss = "model.loss_fn_config.params."
+    t = read(f"{loss}type=l1", f"{loss}min_snr_value=5")
+    assert [ours(t, f"objective.{name}") for name in ("loss_type", "max_weight")] == ["l1", 5.0]
+    assert [ours(read(), f"objective.{name}") for name in ("loss_type", "max_weight")] == ["l2", None]
 
 
 HALF = ["deepspeed.bf16.enabled=false", "deepspeed.fp16.enabled=true"]
