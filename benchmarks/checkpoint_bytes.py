@@ -6,6 +6,8 @@ One step of the demo for each, with a network of hidden size 256 and 6 layers, s
 - trained: the same training, `save_weights = "trained"` and `ema.trainable_only`;
 - adapters: LoRA of rank 16 on the four attention projections, `save_weights = "trained"`, no average.
 
+Then the same of a CogVideoX of that size: all weights (which are all trained), and adapters.
+
     python benchmarks/checkpoint_bytes.py [--quick]
 """
 
@@ -18,6 +20,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from cogvideox_step import make_pipeline, our_config
 from demo_run import demo_config
 
 from worldsmith.training.trainer import Trainer
@@ -31,13 +34,19 @@ def variants(config: Trainer.Config) -> dict[str, Trainer.Config]:
     everything, trained, adapters = (deepcopy(config) for _ in range(3))
     for some in (everything, trained):
         some.optimizer.keys_to_select = list(TRAINED)
-    for some in (trained, adapters):
-        some.checkpoint.save_weights = "trained"
+    trained.checkpoint.save_weights = "trained"
     trained.model.config.ema.trainable_only = True
-    adapters.model.config.ema.enabled = False
-    adapters.model.config.lora_enabled = True
-    adapters.optimizer.keys_to_select = ["lora_"]
-    return {"all": everything, "trained": trained, "adapters": adapters}
+    return {"all": everything, "trained": trained, "adapters": with_adapters(adapters)}
+
+
+def with_adapters(config: Trainer.Config) -> Trainer.Config:
+    """Adapters alone, in training and in checkpoints."""
+    config.checkpoint.save_weights = "trained"
+    config.model.config.ema.enabled = False
+    config.model.config.lora_enabled = True
+    config.model.config.lora_rank, config.model.config.lora_alpha = 16, 32
+    config.optimizer.keys_to_select = ["lora_"]
+    return config
 
 
 def bytes_of(config: Trainer.Config, folder: Path) -> dict[str, int]:
@@ -55,15 +64,25 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 clips and 1 layer: checks the program only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    layers = 1 if arguments.quick else 6
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = demo_config(folder / "data", clips=2, layers=1 if arguments.quick else 6)
-        found = {kind: bytes_of(some, folder / kind) for kind, some in variants(config).items()}
-    print(f"{'':10}" + "".join(f"{part + ', MB':>14}" for part in (*PARTS, "all files")) + f"{'share of all':>14}")
-    for kind, sizes in found.items():
-        figures = "".join(f"{size / 1e6:14.2f}" for size in sizes.values())
-        print(f"{kind:10}{figures}{sizes['all files'] / found['all']['all files']:13.1%}")
-    return 0 if found["adapters"]["all files"] < found["trained"]["all files"] < found["all"]["all files"] else 1
+        runs = variants(demo_config(folder / "data", clips=2, layers=layers))
+        make_pipeline(folder / "pipeline", layers)
+        video = our_config(folder, layers, "")
+        video.model.config.ema.enabled = True
+        video_runs = {"all": video, "adapters": with_adapters(deepcopy(video))}
+        found = [
+            {kind: bytes_of(run, folder / family / kind) for kind, run in some.items()}
+            for family, some in (("demo", runs), ("cogvideox", video_runs))
+        ]
+    print(f"{'':20}" + "".join(f"{part + ', MB':>14}" for part in (*PARTS, "all files")) + f"{'share of all':>14}")
+    for family, kinds in zip(("demo", "CogVideoX"), found, strict=True):
+        for kind, sizes in kinds.items():
+            figures = "".join(f"{size / 1e6:14.2f}" for size in sizes.values())
+            print(f"{family:10}{kind:10}{figures}{sizes['all files'] / kinds['all']['all files']:13.1%}")
+    totals = [[sizes["all files"] for sizes in kinds.values()] for kinds in found]
+    return 0 if all(sizes == sorted(sizes, reverse=True) for sizes in totals) else 1
 
 
 if __name__ == "__main__":
