@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,10 @@ def test_a_run_with_images_goes_on_whether_clips_are_encoded_or_cached(world: Pa
     task: Any = last.task
     batch = next(iter(task.loader()))
     assert all(sample.latents is not None and sample.video is None for sample in batch)
-    assert all(sample.image.video.shape == (3, 1, 64, 64) for sample in batch)
+    for cached, read in zip(batch, next(iter(task.loader(dry=True))), strict=True):
+        assert cached.image.video.shape == (3, 1, 64, 64)
+        assert torch.equal(cached.image.video, read.video[:, :1])
+        assert torch.equal(pickle.loads(pickle.dumps(cached)).image.video, cached.image.video)  # as from a worker
     images = [task.draw_images(batch, ImageConfig(dropout=0.0), seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(images[0], images[1])
     assert not torch.allclose(images[0], images[2], atol=1e-3)
