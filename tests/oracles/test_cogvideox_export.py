@@ -29,6 +29,7 @@ from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.models.cogvideox.architecture import cogvideox1_5_5b, cogvideox_5b
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.parameter_names import native_parameters
@@ -211,6 +212,12 @@ def test_weights_with_a_learned_table_start_a_run_without_it(world: Path, tmp_pa
     assert report.notes == ["use_learned_positional_embeddings is True there and False here"]
     name = "transformer_blocks.0.attn1.to_q.weight"
     assert torch.equal(native_parameters(model.network)[name], native_parameters(own.network)[name])
+
+
+def test_published_folders_make_videos_of_the_size_and_rate_of_their_training(tmp_path: Path) -> None:
+    found = [FAMILY.published_defaults(CogVideoXGenerator.Config(network=network), tmp_path) for network in
+             (cogvideox_5b(), cogvideox1_5_5b())]  # fmt: skip
+    assert [(d.height, d.width, d.num_frames, d.fps) for d in found] == [(480, 720, 49, 8), (768, 1360, 81, 16)]
 
 
 def test_a_folder_of_diffusers_is_read_under_its_own_names(tmp_path: Path) -> None:

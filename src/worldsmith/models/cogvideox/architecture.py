@@ -104,6 +104,12 @@ class NetworkConfig(Config):
             raise wrong(self, "sample_height", "sample_width", why=why, remedy="train at smaller sizes, or raise these")
 
     @property
+    def published_size(self) -> tuple[int, int]:
+        """Latent cells of the videos that it was made for; those of 1.5 are smaller than its grid of positions."""
+        sides = self.sample_height, self.sample_width
+        return (min(sides[0], 96), min(sides[1], 170)) if self.patch_size_t else sides
+
+    @property
     def table_shape(self) -> tuple[int, int, int]:
         """Of the learned positions: 1, text tokens and those of a clip of the sample sizes, channels."""
         frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1

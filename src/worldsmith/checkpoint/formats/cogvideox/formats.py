@@ -78,10 +78,10 @@ class CogVideoXFormats(PipelineFormats):
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
         """What its scheduler says; without one the table of the published weights."""
         network, (_, cell, *_) = config.network, config.latent_grid
-        rotary = network.use_rotary_positional_embeddings
+        rotary, (height, width) = network.use_rotary_positional_embeddings, network.published_size
         return CogVideoXDefaults(
-            height=network.sample_height * cell,
-            width=network.sample_width * cell,
+            height=height * cell,
+            width=width * cell,
             num_frames=network.sample_frames,
             fps=16.0 if network.patch_size_t else 8.0,
             max_caption_tokens=network.max_text_seq_length,
