@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,21 @@ def lines(source: Path) -> None:
     clip(source / "videos/two.mp4", 13)
     write(source / "prompts.txt", "a bar becomes red\nanother bar\n")
     write(source / "videos.txt", "videos/one.mp4\nvideos/two.mp4\n")
+
+
+def sat_shards(source: Path) -> None:
+    """Two clips, one of them twice, as SAT names a copy; the captions are beside the shard."""
+    files = [clip(source / f"{name}.mp4", count) for name, count in (("a", 9), ("b", 13))]
+    with tarfile.open(source / "part.0.tar", "w") as tar:
+        for key, file in (("a", files[0]), ("b", files[1]), ("a-$#%@&2", files[0])):
+            for ending, content in (("id", key.encode()), ("mp4", file.read_bytes())):
+                member = tarfile.TarInfo(f"{key}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    for file in files:
+        file.unlink()
+    said = [{"key": "a", "caption": "a bar", "duration": 1.1, "fps": 8}, {"key": "b", "caption": "another bar"}]
+    write(source / "part.meta.jsonl", "".join(json.dumps(item) + "\n" for item in said))
 
 
 def table(source: Path) -> None:
@@ -181,6 +198,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], str]] = {
     "table": (table, "table"),
     "pictures": (pictures, "table"),
     "captions": (captions, "captions"),
+    "sat_shards": (sat_shards, "sat_shards"),
     "lerobot_v2": (lerobot_v2, "lerobot"),
     "lerobot_v3": (lerobot_v3, "lerobot"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from worldsmith.data.clips.clip_records import FILE_NAMES
-from worldsmith.data.imports import captions, lerobot, lines, sidecar, table
+from worldsmith.data.imports import captions, lerobot, lines, sat_shards, sidecar, table
 from worldsmith.data.imports.found import Choices, Found
 
 
@@ -27,8 +27,13 @@ LAYOUTS: dict[str, Layout] = {
     "table": table,
     "captions": captions,
     "lerobot": lerobot,
+    "sat_shards": sat_shards,
 }
-CHOICES = {"table": ("path_column", "caption_column"), "lerobot": ("camera",)}
+CHOICES = {
+    "table": ("path_column", "caption_column"),
+    "lerobot": ("camera",),
+    "sat_shards": ("caption_column",),
+}
 """What the user may choose in a layout: fields of `Choices`."""
 
 

@@ -11,6 +11,7 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.lines import read_lines
 
 FILES = ("prompts.txt", "videos.txt")
+IMAGES = "images.txt"
 
 
 def recognise(source: Path) -> str:
@@ -25,17 +26,46 @@ def folders_of(source: Path) -> list[Path]:
 
 
 def read(source: Path, choices: Choices) -> Iterator[Found]:
-    """Raises ValueError when the files differ in their number of lines."""
+    """Lines that are blank in all files are passed over. Raises ValueError when the files do not go together."""
     for folder in folders_of(source):
-        prompts, videos = (read_lines(folder / name) for name in FILES)
-        if len(prompts) != len(videos):
-            raise ValueError(
-                f"{folder}: {FILES[0]} has {len(prompts)} lines and {FILES[1]} {len(videos)}; "
-                "each line of one belongs to the same line of the other"
-            )
-        for number, (prompt, video) in enumerate(zip(prompts, videos), start=1):
+        names = [*FILES, *[IMAGES] * (folder / IMAGES).is_file()]
+        files = {name: without_end(read_lines(folder / name)) for name in names}
+        require_same_length(folder, files)
+        if IMAGES in files:
+            count = sum(1 for line in files[IMAGES] if line.strip())
+            yield f"{folder / IMAGES}: the image of a clip is its first frame here; {count} images are not read"
+        for number, (prompt, video, *_) in enumerate(zip(*files.values(), strict=True), start=1):
+            if not prompt.strip() and not video.strip():
+                continue
             try:
                 path = media_path(folder, video)
+                if not prompt.strip():
+                    yield f"{folder / FILES[0]}: line {number} is blank, and {FILES[1]} names {video.strip()}"
                 yield Clip(path, caption_of(prompt), split_within(source, path, folder / FILES[0]))
             except SampleError as error:
                 yield Rejection(f"{FILES[1]}:{number}", error.reason, error.detail, str(folder / FILES[1]), number)
+
+
+def without_end(lines: list[str]) -> list[str]:
+    """The lines without blank ones after the last."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return lines
+
+
+def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
+    """Raises ValueError for files of different lengths, with the first line that is blank in one of them alone."""
+    counts = {name: len(lines) for name, lines in files.items()}
+    if len(set(counts.values())) == 1:
+        return
+    told = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+    blank = next(
+        (
+            f"; {name} is blank in line {number}"
+            for number in range(1, max(counts.values()) + 1)
+            for name, lines in files.items()
+            if number <= len(lines) and not lines[number - 1].strip()
+        ),
+        "",
+    )
+    raise ValueError(f"{folder}: {told}; each line of one belongs to the same line of the others{blank}")

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures, sidecar, table, write
+from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures, sat_shards, sidecar, table, write
 
 from worldsmith.data.imports.found import Choices, Clip, caption_of, read_caption_file, split_of
 from worldsmith.data.imports.layouts import LAYOUTS, find_layout
 from worldsmith.data.imports.table import rows_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import examine
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 QUIET = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,8 +96,73 @@ def test_captions_of_the_captioner_are_both_kept(tmp_path: Path) -> None:
 def test_line_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     lines(tmp_path)
     write(tmp_path / "prompts.txt", "only one\n")
-    with pytest.raises(ValueError, match=r"prompts.txt has 1 lines and videos.txt 2"):
+    with pytest.raises(ValueError, match=r"prompts.txt has 1 lines, videos.txt has 2 lines"):
         clips("lines", tmp_path)
+
+
+@QUIET
+@given(st.lists(st.tuples(st.sampled_from(["", " ", "one", "two"]), st.sampled_from(["", "videos/one.mp4"]))))
+def test_lines_belong_to_their_numbers_whatever_is_blank(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    for name, column in zip(("prompts.txt", "videos.txt"), (0, 1), strict=True):
+        write(tmp_path / name, "".join(f"{pair[column]}\n" for pair in pairs))
+    while pairs and not pairs[-1][0].strip() and not pairs[-1][1]:
+        pairs.pop()
+    try:
+        found = list(LAYOUTS["lines"].read(tmp_path, Choices()))
+    except ValueError as error:  # one file ends before the other
+        assert str(error).count(" lines") == 2  # noqa: PT017
+        return
+    taken = [item.captions.get("caption", "") for item in found if isinstance(item, Clip)]
+    assert taken == [prompt.strip() for prompt, video in pairs if video]
+    numbers = [item.line for item in found if isinstance(item, Rejection)]
+    assert numbers == [n for n, (prompt, video) in enumerate(pairs, start=1) if prompt.strip() and not video]
+    told = [item for item in found if isinstance(item, str)]
+    assert len(told) == sum(1 for prompt, video in pairs if video and not prompt.strip())
+
+
+def test_line_files_say_where_they_part(tmp_path: Path) -> None:
+    lines(tmp_path)
+    write(tmp_path / "videos.txt", "videos/one.mp4\n\nvideos/two.mp4\n\n\n")
+    with pytest.raises(
+        ValueError, match=r"prompts.txt has 2 lines, videos.txt has 3 lines; .*videos.txt is blank in line 2"
+    ):
+        clips("lines", tmp_path)
+    lines(tmp_path)
+    write(tmp_path / "images.txt", "a.png\nb.png\n")
+    assert "2 images are not read" in next(iter(LAYOUTS["lines"].read(tmp_path, Choices())))
+
+
+def test_clips_stay_in_the_shards_of_sat(tmp_path: Path) -> None:
+    sat_shards(tmp_path)
+    found = [item for item in LAYOUTS["sat_shards"].read(tmp_path, Choices()) if isinstance(item, Clip)]
+    assert [(item.key, item.captions["caption"]) for item in found] == [
+        ("part.0.tar/a", "a bar"),
+        ("part.0.tar/b", "another bar"),
+        ("part.0.tar/a-$#%@&2", "a bar"),
+    ]
+    assert [examine(str(item.path))[1].num_frames for item in found] == [9, 13, 9]
+    write(tmp_path / "part.meta.jsonl", '{"key": "a", "text": "x"}\nbroken\n[]\n')
+    assert left_out("sat_shards", tmp_path) == [("bad_json", 2), ("bad_record", 3)]
+    assert {
+        item.key[-1]: item.captions
+        for item in LAYOUTS["sat_shards"].read(tmp_path, Choices())
+        if isinstance(item, Clip)
+    } == {
+        "a": {"caption": "x"},
+        "b": {},
+        "2": {"caption": "x"},
+    }
+
+
+@QUIET
+@given(st.lists(st.dictionaries(st.sampled_from(["key", "caption", "text", "fps"]), TEXT | st.integers() | st.none())))
+def test_any_description_of_a_shard_is_read_or_left_out_by_its_line(tmp_path: Path, items: list[dict]) -> None:
+    if not (tmp_path / "part.0.tar").exists():
+        sat_shards(tmp_path)
+    write(tmp_path / "part.meta.jsonl", "".join(json.dumps(item) + "\n" for item in items))
+    found = list(LAYOUTS["sat_shards"].read(tmp_path, Choices()))
+    lines_left = [item.line for item in found if isinstance(item, Rejection) and item.line is not None]
+    assert lines_left == [n for n, item in enumerate(items, start=1) if not isinstance(item.get("key"), str)]
 
 
 def test_splits_are_told_from_folders(tmp_path: Path) -> None:
