@@ -63,6 +63,8 @@ class Model(Configurable, ABC):
         """What it is for: `job.task`."""
         makes: ClassVar[str] = ""
         """What a trained model gives to those who use it, such as "videos"; commands choose by it what they do."""
+        usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
+        """Learning rates with which trained weights are usually trained on, least and most: with adapters, without."""
 
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Number format in which the network computes; the weights that training changes are float32 in any case."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,7 +106,21 @@ def schedule_remarks(config: Trainer.Config) -> list[str]:
     warm_up = schedule.warm_up_steps[0]
     if warm_up >= steps:
         remarks.append(f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps")
-    return remarks
+    return [*remarks, *rate_remarks(config)]
+
+
+def rate_remarks(config: Trainer.Config) -> Iterator[str]:
+    """Where the learning rate, or the adapters' scale, is far from what is usual for trained weights of the family."""
+    model, rate = config.model.config, config.optimizer.lr
+    if model.lora_enabled and 2 * model.lora_alpha < model.lora_rank:
+        yield (
+            f"adapters have the scale lora_alpha / lora_rank = {model.lora_alpha}/{model.lora_rank}: they learn little "
+            "unless the learning rate is high; 1/2 to 2 is usual"
+        )
+    least, most = model.usual_rates.get(model.lora_enabled, (0.0, math.inf))
+    if not least <= rate <= most and start_of(config) is not None:
+        kind = "with adapters" if model.lora_enabled else "without adapters"
+        yield f"optimizer.lr = {rate:g}; {least:g} to {most:g} is usual for '{model.family}' {kind}"
 
 
 def count_weights(network: nn.Module) -> tuple[int, int]:

@@ -38,6 +38,7 @@ class PipelineModel(Model):
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"
+        usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
 
         lora_target_modules: str = "to_q,to_k,to_v,to_out.0"
         """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
