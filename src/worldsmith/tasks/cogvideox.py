@@ -95,15 +95,20 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
 
 def check_sizes(section: str, dataset: Any, network: Any) -> None:
     """Raises WrongValueError for sizes of clips that the network's positions do not cover."""
-    given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in ("resolution", "num_video_frames")}
     width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
-    wanted = (width, height), network.sample_frames
+    sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
+    given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}
+    if network.use_learned_positional_embeddings:
+        drop = "train without it: model.config.network.use_learned_positional_embeddings = false"
+        why = f"the learned table of positions is for clips of {width}x{height} and {network.sample_frames} frames"
+        if list(given.values()) != list(sizes.values()):
+            remedy = " and ".join(f"{name} = {value!r}" for name, value in sizes.items())
+            raise WrongValueError(given, why=why, remedy=f"write {remedy}, or {drop}")
+        if dataset.temporal_interval_mode == "max_30fps":
+            mode = {f"{section}.dataset.temporal_interval_mode": dataset.temporal_interval_mode}
+            why += ", and clips of more than 30 frames a second may give fewer"
+            raise WrongValueError(mode, why=why, remedy=f"write 'entire_chunk' or 'force_one', or {drop}")
     exact = exact_size(dataset.resolution)
-    if network.use_learned_positional_embeddings and (exact, dataset.num_video_frames) != wanted:
-        why = f"the learned table of positions is for clips of {width}x{height} and {wanted[1]} frames"
-        sizes = f"write resolution = '{width}x{height}' and num_video_frames = {wanted[1]}"
-        remedy = f"{sizes}, or train without it: model.config.network.use_learned_positional_embeddings = false"
-        raise WrongValueError(given, why=why, remedy=remedy)
     clips = [exact] if exact else list(RESOLUTIONS[dataset.resolution].values())
     if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):
         why = f"the network has positions for clips of up to {width}x{height} (its sample_width and sample_height)"

@@ -66,9 +66,10 @@ def test_the_guide_has_the_published_stacks() -> None:
     assert len(LINES) == len({name for name, _, _ in LINES}) == 8
 
 
+@pytest.mark.parametrize("size", ["2b", "5b_i2v"])
 @pytest.mark.parametrize("form", ["toml", "yaml"])
-def test_a_converted_stack_leads_to_the_same_run(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    files, words = write_stack(), [*FILLED, "args.train_iters=500"]
+def test_a_converted_stack_leads_to_the_same_run(form: str, size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    files, words = write_stack(size), [*FILLED, "args.train_iters=500"]
     wanted = load(files, spec_words=words).tree
     assert run("config", "convert", *files, *words, "--to", form) == 0
     text = capsys.readouterr().out

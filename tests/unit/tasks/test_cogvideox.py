@@ -79,6 +79,14 @@ def test_networks_and_images_that_do_not_go_together_are_refused(change: Callabl
         (config.network.check if "patch" in named else config.check)()
 
 
+def test_clips_that_may_have_fewer_frames_than_a_learned_table_are_refused(world: Path) -> None:
+    run: Any = tiny_cogvideox.tiny_config(world, "cogvideox_5b_i2v_tiny")
+    CogVideoXTask.check(run)
+    run.dataloader_train.dataset.temporal_interval_mode = "max_30fps"
+    with pytest.raises(WrongValueError, match=r"temporal_interval_mode = .max_30fps.*write 'entire_chunk'"):
+        CogVideoXTask.check(run)
+
+
 def test_noise_that_is_off_and_described_is_refused() -> None:
     with pytest.raises(WrongValueError, match="noise_log_std"):
         ImageConfig(noise=False, noise_log_std=0.1).check()
