@@ -21,6 +21,9 @@ class NoiseObjective(Objective):
     [C, t, h, w] for each sample. What is drawn is a pure function of the seed and the positions.
     """
 
+    within: tuple[float, float] = (0.0, 1.0)
+    """Noise levels that are drawn, of 0 (none) to 1: from the first on, and below the second where that is not 1."""
+
     class Config(Objective.Config):
         def check_tier(self, tier: str) -> None:
             """Raises ValueError when clips of this resolution tier cannot be made noisy."""

@@ -18,6 +18,9 @@ NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
 """Of draws of latents out of a VAE's moments."""
 
+MOST_DRAWS = 10_000
+"""After which a noise level is taken for one that is never drawn."""
+
 # The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the share of uniform draws.
 LTX2_UPPER_Z = 3.0902
 LTX2_LOWER_Z = -2.5758
@@ -46,9 +49,26 @@ def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int)
     return torch.from_numpy(random_stream(seed, position, stream).standard_normal(tuple(shape), dtype=np.float32))
 
 
-def sample_sigma(distribution: str, shift: float, *, seed: int, position: int) -> float:
-    """The noise level σ in [0, 1] of the sample at `position`."""
-    rng = random_stream(seed, position, SIGMA_STREAM)
+def sample_sigma(
+    distribution: str, shift: float, *, seed: int, position: int, within: tuple[float, float] = (0.0, 1.0)
+) -> float:
+    """The noise level σ of the sample at `position`: the first draw that is not outside of `within`.
+
+    That is from its first on, and below its second where that is not 1. Raises ValueError when draws are hardly there.
+    """
+    rng, (low, high) = random_stream(seed, position, SIGMA_STREAM), within
+    for _ in range(MOST_DRAWS):
+        sigma = draw_sigma(rng, distribution, shift)
+        if low <= sigma < high or sigma == high == 1:
+            return sigma
+    raise ValueError(
+        f"the distribution '{distribution}' with a shift of {shift:g} has hardly a noise level from {low:g} to "
+        f"{high:g} (none in {MOST_DRAWS} draws); choose another distribution or shift"
+    )
+
+
+def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> float:
+    """One draw, in [0, 1]."""
     if distribution == "ltx2":
         return ltx2(shift, z=rng.standard_normal(), choice=rng.random(), uniform=rng.random())
     if distribution == "logitnormal":

@@ -99,7 +99,8 @@ class RectifiedFlow(NoiseObjective):
         from worldsmith.objectives.noise_schedule import sample_sigma
 
         distribution = self.config.image_distribution if is_image(sample) else self.config.video_distribution
-        return sample_sigma(distribution, self.shift_of(sample), seed=seed, position=sample.position)
+        shift = self.shift_of(sample)
+        return sample_sigma(distribution, shift, seed=seed, position=sample.position, within=self.within)
 
     def shift_of(self, sample: Sample) -> float:
         """The shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""

@@ -96,13 +96,17 @@ class ClipTask(Task):
                 self.long_work = "encoding", index / len(batch)
                 if self.in_first_step:
                     self._say_encoding(index, len(batch))
-            return latents_of(batch[index], self.model.encode, self.latent_cache).to(self.model.device)
+            return self.encode_part(batch[index]).to(self.model.device)
 
         try:
             return divide_work(self.world, shapes, make)
         finally:
             self.long_work = None
             self._let_go()
+
+    def encode_part(self, part: VideoSample) -> Tensor:
+        """The latents of a clip, or of what stands beside it."""
+        return latents_of(part, self.model.encode, self.latent_cache)
 
     def _let_go(self) -> None:
         """Frees the frozen parts that a cache has made idle; they come back when they are needed."""
@@ -159,12 +163,12 @@ class ClipTask(Task):
     def encode_ahead(self, sample: VideoSample) -> bool:
         missing = [part for part in self._cached(sample) if part.latents is None and not self._is_kept(part)]
         for part in missing:
-            latents_of(part, self.model.encode, self.latent_cache)
+            self.encode_part(part)
         return bool(missing)
 
     def _cached(self, sample: VideoSample) -> list[VideoSample]:
         """What a cache keeps of a sample: the clip, and its first frame where that is encoded once."""
-        return [sample, sample.image] if sample.image is not None and self.first_frames == "cached" else [sample]
+        return [sample, sample.image] if sample.image and self.first_frames != "encoded each time" else [sample]
 
     def _is_kept(self, part: VideoSample) -> bool:
         """Whether another process was quicker."""

@@ -176,6 +176,10 @@ class FamilyFormats:
         """The model in a folder that another library has written; None when it is not of this family."""
         return None
 
+    def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
+        """Where an exported folder, or one that `read_pipeline` reads, has the weights of this model."""
+        return folder
+
     def place_components(self, config: Configurable.Config, folder: Path) -> None:
         """Sets the paths of a model config to the components that an export holds."""
 

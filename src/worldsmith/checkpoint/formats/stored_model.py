@@ -104,7 +104,8 @@ class StoredModel:
         """The weights, verified: that is done once, however often they are opened."""
         if self.tree is None:
             self.require_dense()
-            return open_weights(self.folder, field="model", family=self.spec.name)
+            folder = self.formats.weights_folder(self.config, self.folder)
+            return open_weights(folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
             return start_of_run(self.tree, base=self.base)
         checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)

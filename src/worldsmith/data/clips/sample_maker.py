@@ -111,19 +111,21 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def _image(self, sample: VideoSample, window: Window, part: Part) -> VideoSample:
         """The first frame alone. Where the clip's latents are cached it is read again: a frame, not the clip."""
-        shape = (1, *part.latent_shape[1:])
-        key = self._key(window, part, 1) if self.first_frames == "cached" else None
+        count = part.selection.count if self.first_frames == "opening" else 1
+        shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
+        kept = [1] if count == 1 else [1, count]
+        key = self._key(window, part, *kept) if self.first_frames != "encoded each time" else None
         latents = self.latent_cache.get(key, shape) if self.latent_cache is not None and key is not None else None
         video = None
         if latents is None and self.decodes:
             video = self._read(window, part, 1) if sample.video is None else sample.video[:, :1].clone()
-        return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=1, cache_key=key)
+        return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
-    def _key(self, window: Window, part: Part, count: int) -> str | None:
-        """Under which the cache keeps the first `count` of the frames that are used."""
+    def _key(self, window: Window, part: Part, *counts: int) -> str | None:
+        """Under which the cache keeps the first of the frames that are used: so many, and so many with what follows."""
         if self.latent_cache is None:
             return None
-        frames = [part.selection.start, part.selection.interval, count]
+        frames = [part.selection.start, part.selection.interval, *counts]
         source = [window.start_frame, window.end_frame, window.temporal_interval]
         file = file_identity(part.status, window.path, window.relative_path, window.mark)
         return self.latent_cache.key_for(file=file, window=source, frames=frames, size=list(part.size))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.pipeline.defaults import PipelineDefaults
 
 KEPT = "a video is made anew from another one (strength says how much of it), and an image is its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
@@ -14,7 +14,7 @@ SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 
 
 @dataclass(frozen=True, slots=True)
-class CogVideoXDefaults(GenerationDefaults):
+class CogVideoXDefaults(PipelineDefaults):
     """With the noise table that a model was trained with: fields of `VPrediction.Config`. The defaults are 5B's."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -29,18 +29,12 @@ class CogVideoXDefaults(GenerationDefaults):
     """ddim, or dpm (DPM-Solver++ of second order, which draws noise at each step)."""
     dynamic_guidance: str = "off"
     """off, by_timestep or by_step."""
-    captions_as_given: bool = True
-    """Whether captions were read as they stand, as those of the published weights; ours end with a period."""
     num_timesteps: int = 1000
     beta_start: float = 0.00085
     beta_end: float = 0.012
     shift_scale: float = 1.0
     zero_terminal_snr: bool = True
     timestep_spacing: str = "trailing"
-
-    @property
-    def ends_captions(self) -> bool:
-        return not self.captions_as_given
 
     def scheduler_settings(self) -> dict[str, Any]:
         """Those of a scheduler of diffusers with this noise table."""

@@ -33,8 +33,8 @@ class PipelineModel(Model):
     """What is known of using weights, with a default for each field."""
     max_tokens: int = 40_000
     """Most tokens of one forward pass in sampling: what a published video takes with both branches of guidance."""
-    components: ClassVar[Mapping[str, str]] = {"tokenizer": "vae_path", "text_encoder": "path"}
-    """The sections of the other parts, and the field of each that says where it is."""
+    components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
+    """The fields that say where the other parts are."""
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from worldsmith.models.video_vae.windows import CompiledEncoder
 
+GREY = 127.5
+"""Of a pixel that is 0 for the VAE."""
 RECIPE = "wan-mean-latents-2"
 """Part of the fingerprint: raise it when the same weights would give other latents (here: the windows' rule)."""
 
@@ -101,11 +103,23 @@ class WanVAE(FrozenVAE):
 
         Raises ValueError for another type or form, T other than 4k+1, or sides that are no multiple of a cell.
         """
+        self.check_video(video)
+        return self.encode_pixels(video)
+
+    def encode_opening(self, image: Tensor, frames: int) -> Tensor:
+        """uint8 [3, 1, H, W] to the latents of a clip of so many frames that begins with it and is grey after it."""
+        import torch
+
+        self.check_video(image)
+        grey = torch.full((3, frames - 1, *image.shape[2:]), GREY, device=image.device)
+        return self.encode_pixels(torch.cat([image.float(), grey], dim=1))
+
+    def encode_pixels(self, video: Tensor) -> Tensor:
+        """`encode` of numbers from 0 to 255 of any type."""
         import torch
 
         from worldsmith.models.video_vae.windows import encode_in_windows, encode_window
 
-        self.check_video(video)
         self.idle = 0
         run = self.compiled or encode_window
         with torch.no_grad():

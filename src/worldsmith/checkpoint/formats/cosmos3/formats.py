@@ -81,6 +81,8 @@ class Cosmos3Formats(FamilyFormats):
         if not (folder / PIPELINE_INDEX).is_file() or not config_file.is_file():
             return None
         transformer = read_json_object(config_file)
+        if transformer.get("_class_name", TRANSFORMER_CLASS) != TRANSFORMER_CLASS:
+            return None
         config = Cosmos3Generator.Config(network=network_config_from_diffusers(transformer))
         return ModelSpec(name=self.family, config=config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.checkpoint.formats.pipeline.formats import PIPELINE_INDEX, PipelineFormats
+from worldsmith.checkpoint.formats.pipeline.formats import PIPELINE_INDEX, PipelineFormats, set_field
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
@@ -56,6 +57,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
         return False
     with folder_aside(out) as aside:
         build_pipeline(formats, generator, weights, options.dtype).save_pretrained(aside)
+        formats.finish(generator, aside)
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=options.force)
     return True
@@ -66,10 +68,10 @@ DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored)
 
 def described(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
     """The model as the folder describes it: its components are in the folder."""
-    described = to_dict(model.merged_spec)
-    for part, name in formats.model.components.items():
-        described["config"][part][name] = "."
-    return described
+    config = copy.deepcopy(model.merged_spec.config)
+    for path in formats.component_names(config):
+        set_field(config, path, ".")
+    return to_dict(replace(model.merged_spec, config=config))
 
 
 def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, Tensor], dtype: DType) -> Any:

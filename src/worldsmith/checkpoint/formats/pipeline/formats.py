@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -119,8 +121,11 @@ class PipelineFormats(FamilyFormats):
 
     def place_components(self, config: Any, folder: Path) -> None:
         if (folder / PIPELINE_INDEX).is_file():  # a native export names them
-            for part, name in self.model.components.items():
-                setattr(getattr(config, part), name, str(folder))
+            for path in self.model.components:
+                set_field(config, path, str(folder))
+
+    def finish(self, model: Any, folder: Path) -> None:
+        """Adds to an exported folder what the pipeline does not write itself."""
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
         return self.model.defaults_class(**data)
@@ -160,16 +165,16 @@ class PipelineFormats(FamilyFormats):
         known = set(map(without_numbers, names))
         return {without_numbers(layer) for layer in layers} <= known
 
-    def component_names(self, config: Any) -> dict[tuple[str, str], str]:
-        """Where the other parts of a model are, by section and field: hub names or absolute paths."""
-        parts = self.model.components.items()
-        return {(part, name): lasting_name(getattr(getattr(config, part), name)) for part, name in parts}
+    def component_names(self, config: Any) -> dict[str, str]:
+        """Where the other parts of a model are, by field: hub names or absolute paths."""
+        places = {path: attrgetter(path)(config) for path in self.model.components}
+        return {path: lasting_name(place) for path, place in places.items() if place}
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        described = to_dict(spec)
-        for (part, name), place in self.component_names(spec.config).items():
-            described["config"][part][name] = place
-        return described
+        config = copy.deepcopy(spec.config)
+        for path, place in self.component_names(config).items():
+            set_field(config, path, place)
+        return to_dict(replace(spec, config=config))
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
         places = dict.fromkeys(self.component_names(config).values())
@@ -196,3 +201,8 @@ class PipelineFormats(FamilyFormats):
 def without_numbers(path: str) -> str:
     """The same for the layers of all blocks."""
     return ".".join("N" if part.isdecimal() else part for part in path.split("."))
+
+
+def set_field(config: Any, path: str, value: str) -> None:
+    *sections, name = path.split(".")
+    setattr(attrgetter(".".join(sections))(config) if sections else config, name, value)

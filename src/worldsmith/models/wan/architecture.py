@@ -1,0 +1,120 @@
+"""Sizes of Wan transformers, by the names of diffusers' `WanTransformer3DModel`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import Annotated
+
+from worldsmith.config import Config, wrong
+from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
+
+MASK = 4
+"""Channels that say of each frame of a latent frame whether it is given."""
+
+
+class NetworkConfig(Config):
+    """The defaults are those of Wan 2.1 14B, which are those of an expert of Wan 2.2 A14B, for text to video."""
+
+    patch_size: list[Count] = field(default_factory=lambda: [1, 2, 2])
+    """Latent frames and cells of a token; the first is 1, the others are equal."""
+    num_attention_heads: Count = 40
+    """Attention heads of a block."""
+    attention_head_dim: Annotated[int, Range(ge=6)] = 128
+    """Channels of a head."""
+    in_channels: Count = 16
+    """Channels that come in: those of a latent; with an image beside it (and its mask) twice as many and 4."""
+    out_channels: Count = 16
+    """Channels of a latent."""
+    text_dim: Count = 4096
+    """Channels of the text encoder."""
+    freq_dim: Count = 256
+    """Channels of the timestep's sines."""
+    ffn_dim: Count = 13824
+    """Channels inside a feed-forward layer."""
+    num_layers: Count = 40
+    """Blocks."""
+    cross_attn_norm: bool = True
+    """Weights and biases in the norm before the attention to the text."""
+    qk_norm: str = "rms_norm_across_heads"
+    """The norm of queries and keys; there is one."""
+    eps: PositiveFactor = 1e-6
+    """Epsilon of the norms."""
+    image_dim: Count | None = None
+    """Channels of an image encoder whose states the network reads; None: it reads none."""
+    added_kv_proj_dim: Count | None = None
+    """Channels from which keys and values of such states are made."""
+    rope_max_seq_len: Count = 1024
+    """Positions of the rotary table, in each direction."""
+    pos_embed_seq_len: Count | None = None
+    """Positions of a table for states of a first and a last image; None: there is none."""
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of the residual stream."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def takes_image(self) -> bool:
+        """Whether the latents of an image, and their mask, stand beside the noisy ones."""
+        return self.in_channels != self.out_channels
+
+    def check(self) -> None:
+        """Raises WrongValueError for sizes that do not fit together, and for what is not trained here."""
+        if len(self.patch_size) != 3 or self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
+            raise wrong(self, "patch_size", allowed="[1, n, n]")
+        if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
+            why = "an image has the channels of a latent, and its mask 4"
+            raise wrong(self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * that + 4")
+        if self.attention_head_dim % 2:
+            raise wrong(self, "attention_head_dim", allowed="an even number")
+        if self.image_dim or self.added_kv_proj_dim or self.pos_embed_seq_len:
+            names = "image_dim", "added_kv_proj_dim", "pos_embed_seq_len"
+            why = "an image encoder beside the VAE (Wan 2.1 image to video) is not there in this version"
+            raise wrong(self, *names, why=why, remedy="take a network of Wan 2.2 for images, which reads none")
+
+    def count_parameters(self) -> int:
+        """By arithmetic."""
+        d, patch = self.inner_dim, math.prod(self.patch_size)
+        linear = lambda a, b: a * b + b  # noqa: E731
+        attention = 4 * linear(d, d) + 2 * d
+        block = 2 * attention + linear(d, self.ffn_dim) + linear(self.ffn_dim, d) + 6 * d + 2 * d * self.cross_attn_norm
+        time = linear(self.freq_dim, d) + linear(d, d) + linear(d, 6 * d)
+        ends = linear(self.in_channels * patch, d) + linear(self.text_dim, d) + linear(d, d)
+        return self.num_layers * block + time + ends + linear(d, self.out_channels * patch) + 2 * d
+
+    def linear_layers(self) -> list[str]:
+        """Paths of the layers that can get an adapter."""
+        attention = [f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")]
+        inside = [*attention, "ffn.net.0.proj", "ffn.net.2"]
+        blocks = [f"blocks.{index}.{layer}" for index in range(self.num_layers) for layer in inside]
+        texts = [f"{part}.linear_{n}" for part in ("time_embedder", "text_embedder") for n in (1, 2)]
+        return [*(f"condition_embedder.{part}" for part in ("time_proj", *texts)), *blocks, "proj_out"]
+
+
+def wan21_1b() -> NetworkConfig:
+    """Wan 2.1 1.3B (1.42 B parameters)."""
+    return NetworkConfig(num_attention_heads=12, ffn_dim=8960, num_layers=30)
+
+
+def wan_14b() -> NetworkConfig:
+    """Wan 2.1 14B, or an expert of Wan 2.2 A14B, for text (14.3 B parameters)."""
+    return NetworkConfig()
+
+
+def wan22_i2v_14b() -> NetworkConfig:
+    """An expert of Wan 2.2 A14B for images."""
+    return NetworkConfig(in_channels=36)
+
+
+def wan22_5b() -> NetworkConfig:
+    """Wan 2.2 5B, for text and images (5.0 B parameters)."""
+    return NetworkConfig(num_attention_heads=24, ffn_dim=14336, num_layers=30, in_channels=48, out_channels=48)
+
+
+def tiny() -> NetworkConfig:
+    """A network for a CPU: clips of 64 pixels."""
+    return NetworkConfig(
+        num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=32, freq_dim=16,
+        ffn_dim=48, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip

@@ -1,0 +1,55 @@
+"""`WanSampler`: UniPC of diffusers, with one expert or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worldsmith.models.pipeline.sampler import SchedulerSampler, SchedulerSolver
+from worldsmith.models.video_model import Beginning, SampleLayout
+from worldsmith.models.wan.generator import TIMESTEPS, WanGenerator, begin_with
+
+
+class WanSampler(SchedulerSampler):
+    model: WanGenerator
+
+    def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
+        scheduler = self.model.defaults.make_scheduler(self.sampling.shift)
+        scheduler.set_timesteps(self.sampling.steps)
+        return scheduler
+
+    @property
+    def scales(self) -> Sequence[float]:
+        low, boundary = self.model.defaults.guidance_2, self.model.config.boundary_ratio
+        if boundary is None or low is None or self.sampling.guidance != self.model.defaults.guidance:
+            return super().scales
+        timesteps = self.make_scheduler().timesteps.tolist()
+        return [self.sampling.guidance if step >= boundary * TIMESTEPS else low for step in timesteps]
+
+    def start(
+        self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Raises ValueError for an image that the network does not read, and without one that it does."""
+        model = self.model
+        beside, given = model.config.network.takes_image, layout.condition_frames
+        if given > 1 or (given and "image2video" not in model.config.modes) or (beside and not given):
+            raise ValueError(f"this network makes {', '.join(model.config.modes)}: of one image, where it takes one")
+        state, _ = super().start(layout, solver, condition)
+        if condition is None:
+            return state, None
+        if beside:
+            frames = 1 + (layout.latent_shape[0] - 1) * model.config.latent_grid[0]
+            return state, model.beside_image(model.vae.encode_opening(condition, frames))
+        return state, model.encode(condition).to(state.device)
+
+    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+        shown = [sample.shown for sample in samples]
+        if self.model.config.network.takes_image:
+            return {"image": torch.stack([image for image in shown if image is not None]), "both": True}
+        return {"first": shown, "both": True}
+
+    def finish(self, sample: Beginning, state: Tensor) -> Tensor:
+        return state if self.model.config.network.takes_image else begin_with([sample.shown], state[None])[0]
