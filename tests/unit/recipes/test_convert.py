@@ -130,6 +130,19 @@ def test_python_is_a_module_whose_recipe_has_the_same_tree(
     assert same_run(recipe_of(text, tmp_path, monkeypatch, f"converted_{abs(hash((name, *words)))}"), first.raw)
 
 
+@pytest.mark.parametrize("to", ["toml", "yaml", "json"])
+def test_a_stack_of_files_becomes_one_that_leads_to_the_same_run(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = [str(ROOT / "examples/yaml" / name) for name in ("moving_shapes.yaml", "cpu_run.yaml")]
+    words = ["trainer.max_iter=7", "optimizer.lr=3e-4"]
+    out = tmp_path / f"run.{to}"
+    assert main(["config", "convert", *stack, *words, "--to", to, "-o", str(out)]) == 0
+    assert loaded(str(out)).tree == load(stack, words, keep_unset=True).tree
+    assert main(["config", "convert", *stack, "trainer.max_itr=7", "--to", to]) == 2
+    assert "did you mean 'trainer.max_iter'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_tree_of_no_recipe_becomes_a_module_that_writes_it_whole(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import Problem, UserError
 
 FORMATS = ("toml", "yaml", "json", "python")
 REST = "worldsmith train --sft-toml=FILE -- "
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="FILE_OR_KEY=VALUE",
-        help="further files of a YAML stack; changes of a nested spec, such as train.epoch=2, or of a SAT stack",
+        help="further files of a YAML stack, and changes of it; changes of a nested spec, such as train.epoch=2",
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
@@ -37,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError if it cannot say everything."""
     from worldsmith.config.load import read_draft
-    from worldsmith.config.specs.sat.recognise import is_sat_stack, take_words
+    from worldsmith.config.specs.sat.recognise import is_change, is_sat_stack
     from worldsmith.config.tree.draft import finish
     from worldsmith.config.tree.paths import format_path
+    from worldsmith.config.words.overrides import parse_overrides
     from worldsmith.config.write.convert import convert
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
@@ -47,9 +48,14 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
     if args.print_overrides and not args.output:
         raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
-    files, words, _ = take_words([args.source, *args.words], [])
+    said = [args.source, *args.words]
+    files, changes = [w for w in said if not is_change(w)], [w for w in said if is_change(w)]
     if is_sat_stack(files):
-        draft, overrides = read_draft(files, (), words)
+        draft, overrides = read_draft(files, (), changes)
+    elif len(files) > 1:
+        problems: list[Problem] = []
+        draft, overrides = read_draft(files, parse_overrides(changes, problems))
+        draft.problems += problems
     else:
         draft, overrides = read_draft(args.source, (), args.words or None)
     print(draft.report, end="", file=sys.stderr)

@@ -35,14 +35,14 @@ def take_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], 
 
     A flag without a dot is one of SAT's: ``--train-iters 500`` is args.train_iters=500.
     """
-    files = [word for word in words if not _is_change(word)]
+    files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):
         return list(words), [], list(flags)
-    said = [word for word in words if _is_change(word)]
+    said = [word for word in words if is_change(word)]
     rest = []
     for flag in flags:
-        changes = [word for word in flag.values if _is_change(word)]
-        values = tuple(word for word in flag.values if not _is_change(word))
+        changes = [word for word in flag.values if is_change(word)]
+        values = tuple(word for word in flag.values if not is_change(word))
         said += changes
         if "." in flag.name:
             rest.append(Flag(flag.name, values))
@@ -52,5 +52,6 @@ def take_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], 
     return files, said, rest
 
 
-def _is_change(word: str) -> bool:
+def is_change(word: str) -> bool:
+    """Whether a word is `key=value` or `~key`, and names no file."""
     return (word.startswith("~") or "=" in word) and not os.path.exists(word)
