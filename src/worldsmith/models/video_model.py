@@ -57,6 +57,8 @@ class GenerationDefaults:
     """Settings of a sample that the family does not have, and why."""
     schedulers: ClassVar[tuple[str, ...]] = ()
     """Names among which a sample may choose."""
+    shift_of_size: ClassVar[bool] = False
+    """Whether the size of a sample decides its shift where none is given."""
 
     height: int | None = None
     """Pixels."""

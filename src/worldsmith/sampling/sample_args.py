@@ -166,7 +166,7 @@ def decided(
     for layer in chooser.layers:
         defaults.refuse({field.name: getattr(layer.settings, field.name) for field in fields(SampleSettings)})
     vision = chooser.path("vision_path")
-    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by))
+    mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by), modes)
     if mode not in modes:
         raise ValueError(f"this model does not make {mode}; it makes {', '.join(modes)}")
     told = defaults.of_image() if mode == "text2image" else defaults
@@ -177,7 +177,7 @@ def decided(
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ValueError(f"the model does not say which {', '.join(missing)} it was trained with; give {flags}")
-    if shift is None and "shift" not in told.refused:
+    if shift is None and "shift" not in told.refused and not told.shift_of_size:
         raise ValueError("the model does not say one shift of the noise schedule; give --shift")
     assert num_frames is not None  # none is missing
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
@@ -214,11 +214,14 @@ def decided(
     )
 
 
-def choose_mode(chooser: Chooser, vision: str | None, trained: tuple[int | None, str]) -> tuple[str, int | None]:
+def choose_mode(
+    chooser: Chooser, vision: str | None, trained: tuple[int | None, str], modes: Sequence[Mode]
+) -> tuple[str, int | None]:
     """What is made, and its frames. Raises ValueError when they, and what it begins with, contradict each other."""
     begin = "text" if vision is None else "image" if is_image(vision) else "video"
     asked = chooser.pick("num_frames")
-    mode = chooser.pick("model_mode", (f"{begin}2{'image' if asked == 1 else 'video'}", "what is given"))
+    alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})
+    mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "what is given"))
     source, made = mode.split("2")
     if source != begin:
         given = f"begins with {vision}" if vision else "has no vision_path"

@@ -23,6 +23,8 @@ class FluxDefaults(GenerationDefaults):
         "condition_video_keep": ALONE,
     }
 
+    shift_of_size: ClassVar[bool] = True
+
     num_frames: int | None = 1
     steps: int = 28
     guidance: float = 3.5

@@ -16,8 +16,8 @@ from worldsmith.models.flux.text_encoder import CLIP_TOKENS
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
-SIDE = 1024
-"""Pixels of the published images."""
+SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}
+"""Of the published images, for which a rate has no meaning."""
 SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
 
 
@@ -37,7 +37,7 @@ class FluxFormats(PipelineFormats):
         told = config.network.guidance_embeds
         most = CLIP_TOKENS + config.text_encoder.max_length
         own = {**({} if told else SCHNELL), **read_schedule(folder)}
-        return FluxDefaults(height=SIDE, width=SIDE, max_caption_tokens=most, **own)
+        return FluxDefaults(**SIZE, max_caption_tokens=most, **own)
 
     def pipeline_class(self, config: Any) -> str:
         return "FluxPipeline"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler", "strength", "image_save_quality")
 QUALITY = 95
 """Of JPEG files."""
+FROM_TEXT = {"text2image", "text2video"}
 NAMES = {"live": "live weights", "ema": "averaged weights"}
 
 
@@ -54,7 +55,7 @@ class DrawVideos(DrawSamples):
             super().check_run(run)
             if self.enabled and not self.guidance:
                 raise wrong(self, "guidance", why="nothing would be drawn", remedy="write [1.0] for no guidance")
-            if self.enabled and self.prompts and "text2video" not in run.model.config.modes:
+            if self.enabled and self.prompts and not FROM_TEXT & set(run.model.config.modes):
                 why = f"this model makes {', '.join(run.model.config.modes)}"
                 remedy = "give samples with their vision_path in prompt_files, or neither of them"
                 raise wrong(self, "prompts", why=why, remedy=remedy)
@@ -75,6 +76,8 @@ class DrawVideos(DrawSamples):
         defaults = of_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
         defaults.refuse({"shift": config.shift})
         defaults = replace(defaults, shift=config.shift or defaults.shift)
+        for scale in config.guidance:
+            model.sampler(defaults.sampling(steps=config.steps, guidance=scale))  # refuses a scale that it cannot have
         prompts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in config.prompts]
         requests = read_requests(config.prompt_files, defaults, model.config)
         if not prompts and not requests:
@@ -138,7 +141,7 @@ def of_data(data: VideoDataset, count: int, model: Any) -> list[dict[str, Any]]:
     from worldsmith.sampling.training_data import first_frame, first_windows
 
     windows = first_windows(data, count)
-    if "text2video" in model.modes:
+    if FROM_TEXT & set(model.modes):
         return [{"prompt": caption} for caption in windows]
     return [
         {"prompt": caption, "condition": first_frame(window, data, model.latent_grid), "condition_frames": 1}
