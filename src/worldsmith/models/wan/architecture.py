@@ -60,7 +60,7 @@ class NetworkConfig(Config):
         return self.in_channels != self.out_channels
 
     def check(self) -> None:
-        """Raises WrongValueError for sizes that do not fit together, and for what is not trained here."""
+        """Raises WrongValueError for sizes that do not fit together."""
         if len(self.patch_size) != 3 or self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
             raise wrong(self, "patch_size", allowed="[1, n, n]")
         if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
@@ -68,10 +68,6 @@ class NetworkConfig(Config):
             raise wrong(self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * that + 4")
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")
-        if self.image_dim or self.added_kv_proj_dim or self.pos_embed_seq_len:
-            names = "image_dim", "added_kv_proj_dim", "pos_embed_seq_len"
-            why = "an image encoder beside the VAE (Wan 2.1 image to video) is not there in this version"
-            raise wrong(self, *names, why=why, remedy="take a network of Wan 2.2 for images, which reads none")
 
     def count_parameters(self) -> int:
         """By arithmetic."""

@@ -85,6 +85,10 @@ class WanGenerator(PipelineModel):
 
         def check(self) -> None:
             super().check()
+            if self.network.image_dim or self.network.added_kv_proj_dim or self.network.pos_embed_seq_len:
+                names = "network.image_dim", "network.added_kv_proj_dim", "network.pos_embed_seq_len"
+                why = "an image encoder beside the VAE (Wan 2.1 image to video) is not there in this version"
+                raise wrong(self, *names, why=why, remedy="take a network of Wan 2.2 for images, which reads none")
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
                 why = "two experts meet at a noise level, and lie in one pipeline"
