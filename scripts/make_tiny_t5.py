@@ -1,6 +1,6 @@
-"""Makes the tiny T5 text encoder that ships with Worldsmith, and its tokenizer, for the captions of moving shapes.
+"""Makes the tiny T5 and UMT5 text encoders that ship with Worldsmith, and their tokenizer, for moving shapes.
 
-    python scripts/make_tiny_t5.py [--out src/worldsmith/assets/tiny_t5]
+    python scripts/make_tiny_t5.py [--kind umt5] [--out src/worldsmith/assets/tiny_t5]
 
 The weights are random: an encoder that is never trained still tells the captions apart, because every token keeps its
 word. Running the script again writes the same bytes.
@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 import torch
-from transformers import T5Config, T5EncoderModel, T5Tokenizer
+from transformers import T5Config, T5EncoderModel, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from worldsmith.data.shape_captions import all_captions
 
@@ -28,6 +28,7 @@ CONFIG = dict(
     relative_attention_max_distance=32,
     dropout_rate=0.0,
 )
+KINDS = {"t5": (T5Config, T5EncoderModel), "umt5": (UMT5Config, UMT5EncoderModel)}
 SPECIAL_PIECES = ("<pad>", "</s>", "<unk>")
 SPACE = "▁"
 # A word of the captions is one piece; what else is written falls into characters.
@@ -36,15 +37,19 @@ WORD_SCORE, CHARACTER_SCORE = -1.0, -10.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("src/worldsmith/assets/tiny_t5"))
+    parser.add_argument("--kind", choices=KINDS, default="t5")
+    parser.add_argument("--out", type=Path, help="src/worldsmith/assets/tiny_<kind>")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    out = args.out or Path("src/worldsmith/assets", f"tiny_{args.kind}")
     tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(args.out)
+    tokenizer.save_pretrained(out)
     torch.manual_seed(args.seed)
-    encoder = T5EncoderModel(T5Config(vocab_size=len(tokenizer), **CONFIG))
-    encoder.half().save_pretrained(args.out)
-    (args.out / "README.md").write_text(CARD.format(vocabulary=len(tokenizer), parameters=encoder.num_parameters()))
+    config_class, encoder_class = KINDS[args.kind]
+    encoder = encoder_class(config_class(vocab_size=len(tokenizer), **CONFIG))
+    encoder.half().save_pretrained(out)
+    about = dict(name=args.kind.upper(), kind=encoder_class.__name__, vocabulary=len(tokenizer))
+    (out / "README.md").write_text(CARD.format(**about, parameters=encoder.num_parameters()))
     lengths = [len(tokenizer(caption).input_ids) for caption, _ in all_captions()]
     print(f"vocabulary {len(tokenizer)}, parameters {encoder.num_parameters()}")
     print(f"tokens of a caption with its end: {min(lengths)} to {max(lengths)}")
@@ -59,10 +64,10 @@ def make_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
 
 
-CARD = """# Tiny T5
+CARD = """# Tiny {name}
 
-A very small `T5EncoderModel` of the v1.1 kind (gated GELU) and its tokenizer of {vocabulary} pieces: the words of the
-captions of moving shapes, and the visible characters. It has {parameters} parameters, stored as float16.
+A very small `{kind}` with gated GELU, and its tokenizer of {vocabulary} pieces: the words of the captions of moving
+shapes, and the visible characters. It has {parameters} parameters, stored as float16.
 
 It exists so that the demo and the tests of Worldsmith run the real road on a CPU. Its weights are random and stay so;
 `scripts/make_tiny_t5.py` makes them. For real captions use the text encoder of the model that you fine-tune.

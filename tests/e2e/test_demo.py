@@ -1,4 +1,5 @@
-"""The demo: dataset, training, export, evaluation, each a public command that does nothing when its result is there."""
+"""The demos of generators: dataset, training, export, evaluation, each a public command that does nothing when its
+result is there."""
 
 from __future__ import annotations
 
@@ -14,33 +15,35 @@ import pytest
 from worldsmith.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-TOML = ROOT / "examples/toml/sft_config/moving_shapes.toml"
+DEMOS = {"moving_shapes": ["demo.sh"], "cogvideox_demo": ["demo_pipeline.sh", "cogvideox_demo"]}
 LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
 
 
-def commands(folder: Path) -> list[list[str]]:
-    """The demo's commands at the smallest size."""
-    run = folder / "runs/worldsmith/demo/moving_shapes"
+def commands(folder: Path, name: str) -> list[list[str]]:
+    """A demo's commands at the smallest size."""
+    toml = ROOT / f"examples/toml/sft_config/{name}.toml"
+    run = folder / f"runs/worldsmith/demo/{name}"
     prompts = folder / "data/two_prompts.jsonl"
     small = ["trainer.max_iter=2", "dataloader_train.max_samples_per_batch=2"]
     return [
         ["dataset", "moving-shapes", str(folder / "data"), "--clips", "3", "--val-clips", "1"],
-        ["train", f"--sft-toml={TOML}", "--", *small],
+        ["train", f"--sft-toml={toml}", "--", *small],
         ["export", str(run), "--dtype", "float32", "-o", str(run / "pipeline")],
         ["evaluate", str(run / "pipeline"), "--untrained", str(run), "--prompts", str(prompts),
          "-o", str(run / "evaluation"), "--steps", "2"],
     ]  # fmt: skip
 
 
-def test_the_commands_of_the_demo_lead_to_figures_and_do_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", DEMOS)
+def test_the_commands_of_a_demo_lead_to_figures_and_do_nothing_twice(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATASET_PATH", str(tmp_path / "data"))
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
     monkeypatch.setenv("WORLDSMITH_LATENT_CACHE", str(tmp_path / "latents"))
-    run = tmp_path / "runs/worldsmith/demo/moving_shapes"
+    run = tmp_path / f"runs/worldsmith/demo/{name}"
     for again in (False, True):
-        for words in commands(tmp_path):
+        for words in commands(tmp_path, name):
             assert main(words) == 0, words
             said = capfd.readouterr()
             if words[0] == "dataset":
@@ -62,11 +65,16 @@ def test_the_commands_of_the_demo_lead_to_figures_and_do_nothing_twice(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_trained_generator_follows_its_prompts() -> None:
-    """The whole demo: at least 80 % of the prompts are met in all three attributes, and less than 10 % untrained."""
+@pytest.mark.parametrize("name", DEMOS)
+def test_the_trained_generator_follows_its_prompts(name: str) -> None:
+    """A whole demo: at least 80 % of the prompts are met in all three attributes, and less than 10 % untrained."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", str(ROOT / "examples/demo.sh")], env={**os.environ, "PATH": path}, capture_output=True, text=True
+        ["bash", *DEMOS[name]],
+        cwd=ROOT / "examples",
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])

@@ -176,8 +176,8 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
     )
-    config.trainer.max_iter, config.trainer.logging_iter = 1600, 20
-    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 400, 2
+    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
+    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
     dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
     dataset.num_video_frames = dataset.min_frames = 17
     dataset.caption_keys = ["caption"]

@@ -1,4 +1,4 @@
-"""The shipped CogVideoX VAE and T5, measured from their files and read by the libraries that define the formats."""
+"""The shipped CogVideoX VAE, T5 and UMT5, measured from their files and read by the libraries of their formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX
-from transformers import T5EncoderModel, T5Tokenizer
+from transformers import T5EncoderModel, T5Tokenizer, UMT5EncoderModel
 
 from worldsmith.assets import asset_path
 from worldsmith.data.moving_shapes import render, sample_scene
@@ -117,13 +117,15 @@ def test_a_linear_map_reads_attributes_that_it_never_saw_together_from_the_state
         assert right >= 0.98, (values, right)
 
 
-def test_the_script_makes_the_shipped_encoder_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", [SCRIPT.name, "--out", str(tmp_path)])
+@pytest.mark.parametrize("kind", ["t5", "umt5"])
+def test_the_script_makes_the_shipped_encoders_again(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", [SCRIPT.name, "--kind", kind, "--out", str(tmp_path)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    shipped = asset_path("tiny_t5")
+    shipped = asset_path(f"tiny_{kind}")
     assert (tmp_path / "tokenizer.json").read_bytes() == (shipped / "tokenizer.json").read_bytes()
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads((shipped / "config.json").read_text())
     # Not the same bytes on every processor: random numbers are rounded otherwise.
-    again, before = (dict(T5EncoderModel.from_pretrained(p).named_parameters()) for p in (tmp_path, shipped))
+    library_class = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}[kind]
+    again, before = (dict(library_class.from_pretrained(p).named_parameters()) for p in (tmp_path, shipped))
     assert again.keys() == before.keys()
     assert all(torch.allclose(again[name], before[name], atol=2e-2, rtol=1e-2) for name in before)
