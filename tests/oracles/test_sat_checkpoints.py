@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import sat_network
 import tiny_cogvideox
 import torch
-from diffusers import CogVideoXTransformer3DModel
+from diffusers import CogVideoXPipeline, CogVideoXTransformer3DModel
+from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file
 from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer, sat_state, save_sat
 from torch import Tensor
@@ -19,6 +22,7 @@ from worldsmith.actions.weights.convert import Convert
 from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.models.video_vae.cogvideox_pt import read_pt
 from worldsmith.training.trainer import Trainer
@@ -184,6 +188,24 @@ def test_the_command_converts_both_ways(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, of_folder[name]) for name, tensor in written.items())
     expected = merged(state, 2)
     assert all(torch.allclose(tensor, expected[name], atol=1e-6) for name, tensor in stored(tmp_path / "back").items())
+
+
+def test_the_commands_of_the_guide_about_checkpoints_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that convert; a run is exported in the tests of exports."""
+    monkeypatch.chdir(tmp_path)
+    tiny(tmp_path / "ckpts_5b_lora/lora-disney", "5b", lora=4)
+    tiny_cogvideox.make_parts(tmp_path / "CogVideoX-5b")
+    CogVideoXTransformer3DModel(**{**TINY, **VARIANTS["5b"]}).save_pretrained("CogVideoX-5b/transformer")
+    network = CogVideoXTransformer3DModel(**{**TINY, **VARIANTS["5b"]})
+    network.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"], init_lora_weights=False))
+    CogVideoXPipeline.save_lora_weights("lora", transformer_lora_layers=get_peft_model_state_dict(network))
+    guide = (Path(__file__).parents[2] / "docs/from_cogvideo.md").read_text().partition("## Checkpoints")[2]
+    commands = [line.partition("  #")[0] for line in re.findall(r"^worldsmith (convert .*)", guide, re.M)]
+    assert len(commands) == 4
+    for number, command in enumerate(commands):
+        words = shlex.split(command)
+        words[words.index("-o") + 1] += str(number)
+        assert main(words) == 0
 
 
 def test_adapters_elsewhere_have_no_place_in_sat() -> None:

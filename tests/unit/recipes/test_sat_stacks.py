@@ -66,6 +66,30 @@ def test_the_guide_has_the_published_stacks() -> None:
     assert len(LINES) == len({name for name, _, _ in LINES}) == 8
 
 
+def finetune() -> str:
+    """The part of the guide about the trainer over diffusers."""
+    return GUIDE.partition("## finetune/")[2].partition("\n## ")[0]
+
+
+def test_the_recipes_of_the_guide_for_the_other_trainer_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COGVIDEOX_PATH", "pipeline")
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    names = set(re.findall(r"worldsmith train (\w+)", finetune())) | set(re.findall(r"\(or `(\w+)`\)", finetune()))
+    assert len(names) == 8
+    assert all(run("config", "check", name) == 0 for name in sorted(names))
+
+
+def test_the_words_of_the_guide_for_the_other_trainer_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COGVIDEOX_PATH", "pipeline")
+    monkeypatch.setenv("DATASET_PATH", "clips")
+    words = [word for text in re.findall(r"`([^`]+)`", finetune()) for word in text.split()]
+    words = [word for word in words if re.match(r"[a-z_]+\.[\w.]+=", word)]
+    assert len(words) == 29
+    tree = load("cogvideox_5b_lora", words).tree
+    assert (tree.model.config.lora_alpha, tree.scheduler.f_min, tree.optimizer.lr) == (64, [1.0], 2e-5)
+    assert run("config", "check", "cogvideox_5b_lora", "--", *words) == 0
+
+
 @pytest.mark.parametrize("size", ["2b", "5b_i2v"])
 @pytest.mark.parametrize("form", ["toml", "yaml"])
 def test_a_converted_stack_leads_to_the_same_run(form: str, size: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.checkpoint.formats.clip_defaults import clip_defaults
 from worldsmith.checkpoint.formats.family_formats import DType
 from worldsmith.checkpoint.formats.pipeline.formats import PIPELINE_INDEX, PipelineFormats
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.wan.defaults import WanDefaults
