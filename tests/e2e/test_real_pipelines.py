@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import tiny_cogvideox
+import tiny_flux
 import tiny_runs
+import tiny_wan
 
 from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
@@ -17,7 +19,11 @@ from worldsmith.training.trainer import Trainer
 CLIPS = Path(os.environ.get("DATASET_PATH", ""))
 LISTING = CLIPS / "train/video_dataset_file.jsonl"
 STEPS = 20
-RECIPES = ["cogvideox_2b_tiny", "cogvideox_5b_i2v_tiny", "cogvideox1_5_5b_tiny", "cogvideox1_5_5b_i2v_tiny"]
+FAMILIES: dict[str, Any] = {
+    **dict.fromkeys(["cogvideox_2b_tiny", "cogvideox_5b_i2v_tiny", "cogvideox1_5_5b_i2v_tiny"], tiny_cogvideox),
+    **dict.fromkeys([tiny_wan.T2V, tiny_wan.TI2V, tiny_wan.I2V], tiny_wan),
+    "flux_tiny": tiny_flux,
+}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not LISTING.is_file(), reason="DATASET_PATH names no folder of clips"),
@@ -25,10 +31,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parts of a pipeline, and a listing of the real clips, which stay where they are, and of one that is cut."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A listing of the real clips, which stay where they are, and of one that is cut."""
     folder = tmp_path_factory.mktemp("real")
-    tiny_cogvideox.make_parts(folder / "pipeline")
     records = [json.loads(line) for line in LISTING.read_text().splitlines()]
     for record in records:
         record["vision_path"] = str(LISTING.parent / record["vision_path"])
@@ -41,11 +46,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_some_steps_lower_the_loss_of_what_is_held_fixed(world: Path, tmp_path: Path, recipe: str) -> None:
-    config: Any = tiny_cogvideox.tiny_config(world, recipe, steps=STEPS)
+@pytest.mark.parametrize("recipe", FAMILIES)
+def test_some_steps_lower_the_loss_of_what_is_held_fixed(data: Path, tmp_path: Path, recipe: str) -> None:
+    family = FAMILIES[recipe]
+    if family is tiny_wan:
+        tiny_wan.make_parts(tmp_path / recipe, large_cells=recipe == tiny_wan.TI2V)
+    else:
+        family.make_parts(tmp_path / "pipeline")
+    config: Any = family.tiny_config(tmp_path, recipe, steps=STEPS)
     dataset = config.dataloader_train.dataset
-    dataset.num_video_frames = dataset.min_frames = 9
+    dataset.path = str(data / "data")
+    dataset.num_video_frames = dataset.min_frames = 1 if family is tiny_flux else 9
     dataset.temporal_interval_mode = "entire_chunk"
     config.scheduler = LambdaLinear.Config(cycle_lengths=[STEPS], warm_up_steps=[0], f_start=[1], f_max=[1], f_min=[1])
     trainer = Trainer(config, run_folder=tmp_path / "run")
