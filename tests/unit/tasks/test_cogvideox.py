@@ -157,6 +157,8 @@ def test_a_run_with_images_goes_on_whether_clips_are_encoded_or_cached(world: Pa
         assert torch.equal(pickle.loads(pickle.dumps(cached)).image.video, cached.image.video)  # as from a worker
     images = [task.draw_images(batch, ImageConfig(dropout=0.0), seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(images[0], images[1])
+    assert torch.equal(images[0][1:], task.draw_images(batch[1:], ImageConfig(dropout=0.0), seed=1))
+    assert not task.draw_images(batch, ImageConfig(dropout=1.0), seed=1).any()
     assert not torch.allclose(images[0], images[2], atol=1e-3)
 
 
