@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import qlora_runs
+import reasoner_runs
+import tiny_cogvideox
 import torch
 import toy_runs
 from launch import launch
@@ -17,6 +19,8 @@ from worldsmith.actions.plan import plan_run
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config import UserError
+from worldsmith.models.converters import FrozenBase
+from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
 LAST = "checkpoints/iter_000000004"
@@ -135,6 +139,12 @@ def test_a_converter_of_another_package_by_file_and_by_flags(
     runs = [tmp_path / "out/tests/toy" / name for name in ("by_file", "by_flags")]
     assert toy_runs.read_losses(runs[0]) == toy_runs.read_losses(runs[1])
     assert main(["export", str(runs[0]), "-o", str(tmp_path / "plain"), "--dtype", "float32"]) == 0
+    capsys.readouterr()
+    for source in (str(runs[0]), str(tmp_path / "plain")):
+        words = ["train", "toy", "--job.name", "without", "--checkpoint.init", "pretrained", "--dryrun"]
+        assert main([*words, "--checkpoint.load_path", source]) == 0
+        noted = "converters that the weights were trained with: ['scale_package.Scale'], and now: []"
+        assert noted in capsys.readouterr().out
     stored = load_file(tmp_path / "plain/model.safetensors")
     assert sorted(stored) == [f"model.net.layers.{i}.{leaf}" for i in range(2) for leaf in ("bias", "weight")]
     network = find_model(tmp_path / "plain").load(full_precision=True).network
@@ -142,6 +152,37 @@ def test_a_converter_of_another_package_by_file_and_by_flags(
     weights = [stored[f"model.net.layers.{index}.weight"] for index in range(2)]
     biases = [stored[f"model.net.layers.{index}.bias"] for index in range(2)]
     torch.testing.assert_close(network(x), 3 * ((x @ weights[0].T + biases[0]) @ weights[1].T + biases[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "before"), [("cogvideox", 30), ("reasoner", 60)])
+def test_after_50_steps_the_loss_is_that_of_full_precision_within_2_percent(
+    family: str, before: int, tmp_path: Path
+) -> None:
+    """Adapters on a tiny network, over a base of so many steps."""
+    make_world, make_config = {
+        "cogvideox": (tiny_cogvideox.make_world, tiny_cogvideox.tiny_config),
+        "reasoner": (reasoner_runs.make_world, reasoner_runs.reasoner_config),
+    }[family]
+    world, losses = make_world(tmp_path / "world"), {}
+    for bits in (None, 32, 8, 4):
+        steps = before if bits is None else 50
+        config = make_config(world, steps=steps)
+        model, config.checkpoint.save_iter = config.model.config, steps
+        config.scheduler = LambdaCosine.Config(cycle_lengths=[steps], warm_up_steps=[0])
+        model.ema.trainable_only = True
+        if bits is not None:
+            model.lora_enabled, model.lora_rank, config.checkpoint.save_weights = True, 8, "trained"
+            model.lora_target_modules = model.lora_target_modules or "q_proj,v_proj,o_proj,linear_fc1"
+            config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(tmp_path / "None")
+            config.checkpoint.keys_to_skip_loading = ["net_ema."]
+        if bits in (4, 8):
+            model.converters = [FrozenBase.Config(bits=bits)]
+        Trainer(config, run_folder=tmp_path / str(bits)).train()
+        losses[bits] = [line[1] for line in toy_runs.read_losses(tmp_path / str(bits))][-10:]
+    for bits in (4, 8):
+        assert losses[bits] != losses[32]
+        assert sum(losses[bits]) == pytest.approx(sum(losses[32]), rel=0.02)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.converters.converter import lasting
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,7 @@ class CheckpointWeights(WeightSource):
 
         self.path: Path = folder
         self.family, self.settings, self.below = *read_model(model, folder.parent), below
+        self.converters = lasting(model)
         self.describe = f"checkpoint {folder.parent if folder.name == 'model' else folder}"
         self.entries = read_entries(folder)
         stored = {name: list(entry.size) for name, entry in self.entries.items()}

@@ -14,6 +14,7 @@ from worldsmith.checkpoint.formats.registry import describe_readable, find_namin
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.converters.converter import lasting
 from worldsmith.models.fill import fill
 from worldsmith.models.parameter_names import WRAPPERS, native_name
 
@@ -145,7 +146,9 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     wrappers = wrappers_in(naming.keys.values())
     if wrappers:
         logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
-    return SafetensorsWeights(folder, files, naming, read_settings(folder, naming))
+    source = SafetensorsWeights(folder, files, naming, read_settings(folder, naming))
+    source.converters = lasting(config.get("model"))
+    return source
 
 
 def read_config(folder: Path) -> dict[str, Any]:

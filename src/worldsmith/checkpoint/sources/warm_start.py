@@ -12,6 +12,7 @@ from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
@@ -206,6 +207,9 @@ def compare(
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
     if spec is not None:
         report.notes = list(require_fit(report, source, spec, keys_to_skip).choices)
+        before, now = list(source.converters), [tag_of(type(found)) for found in spec.config.as_used().converters]
+        if before != now:
+            report.notes.append(f"converters that the weights were trained with: {before}, and now: {now}")
     else:
         refuse(report, NetworkDifference(), keys_to_skip)
     if average_as_live:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ class WeightSource(ABC):
     """The family of the model; empty where nothing says it."""
     settings: dict[str, Any]
     """What the source says about its network, by the network's field names; may be empty."""
+    converters: Sequence[str] = ()
+    """The classes of converters that its network was trained with, and that go on with it."""
     shapes: dict[str, list[int]]
     """The live weights, those included that are copies of others (`copies`)."""
     average_shapes: dict[str, list[int]]

@@ -6,10 +6,13 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import Configurable
+from worldsmith.config.declare.class_tags import class_of
+from worldsmith.config.tree.plain import TAG
 from worldsmith.config.tree.suggest import nearest
 from worldsmith.models.parameter_names import native_name, native_parameters
 
@@ -103,6 +106,21 @@ def convert_network(model: Model, converters: Sequence[Converter.Config]) -> lis
         numbers, size = sum(layer.weight.numel() for layer in taken), sum(layer.held_bytes for layer in taken)
         done.append(Conversion(type(converter).__name__, paths, numbers, size))
     return done
+
+
+def lasting(model: Any) -> list[str]:
+    """The classes of converters that go on with a model, out of the section `model` as plain data; unknown ones do."""
+    config = model.get("config") if isinstance(model, Mapping) else None
+    listed = config.get("converters") if isinstance(config, Mapping) else None
+    found = []
+    for section in listed if isinstance(listed, list) else ():
+        tag = section.get(TAG) if isinstance(section, Mapping) else None
+        with suppress(ValueError):
+            kind: Any = class_of(tag)
+            if kind.training_only:
+                continue
+        found.append(str(tag))
+    return found
 
 
 def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:

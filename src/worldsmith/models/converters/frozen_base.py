@@ -29,7 +29,7 @@ class FrozenBase(Converter):
         training_only: ClassVar[bool] = True
 
         bits: Literal[4, 8] = 4
-        """Bits of a weight; 64 neighbours share a scale and a zero point."""
+        """Bits of a weight; 32 neighbours share a scale and a zero point."""
         leave_out: list[str] = field(default_factory=list)
         """Parts of the paths of layers that stay as they are, such as to_out or transformer_blocks.0."""
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from worldsmith.models.converters.held_weight import HoldsWeight
 from worldsmith.models.weight_sum import WeightSum
 
-BLOCK = 64
-"""Weights in a row of the flattened matrix that share a scale, float32, and a zero point, int8."""
+BLOCK = 32
+"""Weights in a row of the flattened matrix that share a scale, bfloat16, and a zero point, int8."""
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
 """A block is what the library calls a channel, so that any number of inputs will do."""
 
@@ -33,22 +33,23 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
 
     @property
     def held_bytes(self) -> int:
-        return -(-self.weight.numel() // BLOCK) * (BLOCK * self.bits // 8 + 4 + 1)
+        return -(-self.weight.numel() // BLOCK) * (BLOCK * self.bits // 8 + 2 + 1)
 
     def hold(self, value: Tensor) -> None:
         value = value.to(self.device, torch.float32)
         self.taken = WeightSum.of(value)
         blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
-        self.scale, self.zero = calculate_qparams(*ends, form)
-        whole = quantize(blocks, self.scale, self.zero, form, dtype=torch.int8)
+        scale, self.zero = calculate_qparams(*ends, form)
+        self.scale = scale.bfloat16()
+        whole = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
         self.packed = whole if self.bits == 8 else pack_to_int32(whole, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
         shape = torch.Size((len(self.packed), BLOCK))
         whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
-        blocks = (whole.float() - self.zero.float()) * self.scale
+        blocks = (whole.float() - self.zero.float()) * self.scale.float()
         weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)
         return weight
 

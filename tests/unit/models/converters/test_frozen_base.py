@@ -37,7 +37,7 @@ def test_what_it_does_not_go_with_is_refused_with_the_way_out(path: str, value: 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) -> None:
-    """Between the least and the largest of 64 neighbours, one of which is zero: that is the judge, in plain torch."""
+    """Between the least and the largest of 32 neighbours, one of which is zero: that is the judge, in plain torch."""
     import torch
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     from torch import nn
@@ -51,16 +51,18 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
     layer.bias = plain.bias
     layer.hold(plain.weight.detach())
     pieces = []
-    for block in plain.weight.detach().flatten().split(64):
+    for block in plain.weight.detach().flatten().split(32):
         least, largest = block.min().clamp(max=0), block.max().clamp(min=0)
         step = (largest - least) / (2**bits - 1)
-        values = (torch.arange(2**bits) - (-least / step).round()) * step
+        values = (torch.arange(2**bits) - (-least / step).round()) * step.bfloat16().float()
         pieces.append(values[(block[:, None] - values).abs().argmin(1)])
     found, expected = layer.dense(torch.float32), torch.cat(pieces).view(41, 72)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-    assert 0 < (found - plain.weight.detach()).abs().mean() < 0.11 / 2 ** (bits - 4) * plain.weight.abs().mean()
+    assert 0 < (found - plain.weight.detach()).abs().mean() < 0.1 / 2 ** (bits - 4) * plain.weight.abs().mean()
     if bits == 8:
-        of_library = dequantize(layer.packed, layer.scale, layer.zero, FORMS[8]).flatten()[: 41 * 72].view(41, 72)
+        of_library = (
+            dequantize(layer.packed, layer.scale.float(), layer.zero, FORMS[8]).flatten()[: 41 * 72].view(41, 72)
+        )
         assert torch.equal(found, of_library)
 
     x, other = (torch.randn(3, 72, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
@@ -72,7 +74,7 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
 
     assert layer.weight.is_meta
     assert sum(t.numel() * t.element_size() for t in (layer.packed, layer.scale, layer.zero)) == layer.held_bytes
-    assert plain.weight.numel() * 32 / (layer.held_bytes * 8) == pytest.approx(32 / (bits + 40 / 64), rel=0.02)
+    assert plain.weight.numel() * 32 / (layer.held_bytes * 8) == pytest.approx(32 / (bits + 24 / 32), rel=0.02)
 
 
 def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
@@ -84,5 +86,5 @@ def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
     network = config.model.config.build(device="meta").network
     build_optimizer(config, network)
     assert Memory.of(config, network, Degrees(replicate=1, shard=1)).parts["weights"] == (
-        2 * (32 + 4 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
+        2 * (16 + 2 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
     )
