@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -113,6 +114,45 @@ def test_ours_keeps_the_rate_where_a_clip_is_long_enough(total: int, fps: float)
         assert rate == pytest.approx(8)
     else:
         assert rate >= 8 - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("total", "fps", "mode", "count", "rate"),
+    [
+        (300, 30.0, "target_fps", 49, 8.0),
+        (150, 30.0, "target_fps", 33, 8.0),
+        (70, 30.0, "target_fps", 17, 8.0),
+        (40, 30.0, "target_fps", 17, 30 / 2.4375),  # as far apart as they are there
+        (60, 24.0, "force_one", 49, 24.0),
+        (60, 60.0, "max_30fps", 17, 30.0),
+        (120, 24.0, "sat", 33, 8.0),
+    ],
+)
+def test_a_clip_gets_the_largest_number_of_frames_that_it_has(
+    total: int, fps: float, mode: str, count: int, rate: float
+) -> None:
+    taken = select_frames(
+        (0, -1, 1), total=total, fps=fps, min_frames=1, num_video_frames=-1, temporal_interval_mode=mode,
+        frame_selection_mode="first", grid=LatentGrid(4, 16, 2), rng=random.Random(0), frame_buckets=[17, 33, 49],
+    )  # fmt: skip
+    assert (taken.count, fps / taken.interval) == (count, pytest.approx(rate))
+
+
+def test_a_clip_below_the_smallest_bucket_is_too_short() -> None:
+    config = VideoDataset.Config(frame_buckets=[17, 33], temporal_interval_mode="force_one")
+    config.check()
+    with pytest.raises(SampleError, match="num_video_frames=17"):
+        take_all(16, config.frame_buckets)
+    for changes in ({"num_video_frames": 17}, {"frame_buckets": [33, 17]}):
+        with pytest.raises(WrongValueError, match="frame_buckets"):
+            replace(config, **changes).check()
+
+
+def take_all(total: int, buckets: list[int]) -> FrameSelection:
+    return select_frames(
+        (0, -1, 1), total=total, fps=8.0, min_frames=1, num_video_frames=-1, temporal_interval_mode="force_one",
+        frame_selection_mode="first", grid=LatentGrid(4, 16, 2), rng=random.Random(0), frame_buckets=buckets,
+    )  # fmt: skip
 
 
 def test_the_nearest_frames_are_taken() -> None:

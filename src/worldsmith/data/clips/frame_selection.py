@@ -43,6 +43,7 @@ def select_frames(
     rng: random.Random,
     target_fps: float = 8.0,
     skip_frames: int = 0,
+    frame_buckets: Sequence[int] = (),
 ) -> FrameSelection:
     """Frames of `window` = (start_frame, end_frame, temporal_interval) in a file of `total` frames at `fps`.
 
@@ -62,6 +63,10 @@ def select_frames(
             f"window {start}..{end} has {max(0, available)} frames inside the file, which has {total}; "
             f"at least {max(1, min_frames)} are needed",
         )
+    if frame_buckets:
+        rate = {"target_fps": target_fps, "sat": target_fps, "max_30fps": fps / max(1, int(fps / MAX_FPS))}
+        apart = fps / rate.get(temporal_interval_mode, fps)
+        num_video_frames = bucket_of(available - 2 * skip_frames, max(1.0, apart), frame_buckets)
     if temporal_interval_mode == "sat":
         return as_sat(start, available, fps, num_video_frames, target_fps, skip_frames, min_frames, grid)
     if skip_frames:
@@ -89,6 +94,12 @@ def select_frames(
     start += offset(slack, frame_selection_mode, rng)
     count = min(num_video_frames, -(-(last - start + 1) // interval))
     return FrameSelection(start, interval, grid.usable_frames(count))
+
+
+def bucket_of(available: int, apart: float, buckets: Sequence[int]) -> int:
+    """The largest number of frames that `available` hold so far apart; where there is none, the smallest."""
+    room = int((available - 1) / apart) + 1
+    return max((number for number in buckets if number <= room), default=buckets[0])
 
 
 def offset(slack: int, mode: str, rng: random.Random) -> int:

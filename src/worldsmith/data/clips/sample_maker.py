@@ -214,6 +214,7 @@ def look_at(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: 
         rng=rng,
         target_fps=config.target_fps,
         skip_frames=config.skip_frames,
+        frame_buckets=config.frame_buckets,
     )
     fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
     width, height = target_size(config.resolution, info.width, info.height)

@@ -60,7 +60,10 @@ class VideoDataset(Configurable):
         sample_by_window: bool = True
         """A pass has every window of every clip; False = one of its windows a clip, drawn anew in every pass."""
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
-        """Frames per sample; -1 = the whole window at its own temporal_interval."""
+        """Frames per sample; -1 = the whole window at its own temporal_interval, or frame_buckets."""
+        frame_buckets: list[Count] = field(default_factory=list)
+        """Frames per sample, of which a window gets the largest number that it has at its rate, or the smallest at any;
+        empty = num_video_frames."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk", "target_fps", "sat"] = "max_30fps"
         """Distance of frames when num_video_frames is set: 1, at most 30 fps, spread over the window, target_fps (less
         where a window is too short for it), or that of CogVideo's SAT for target_fps."""
@@ -96,7 +99,12 @@ class VideoDataset(Configurable):
         def check(self) -> None:
             check_resolution(self.resolution)
             check_conditioning(self.conditioning_config)
-            if self.num_video_frames == -1 and (self.temporal_interval_mode, self.frame_selection_mode) != (
+            if self.frame_buckets and self.num_video_frames != -1:
+                raise wrong(self, "frame_buckets", "num_video_frames", why="both say how many", remedy="leave one out")
+            if sorted(set(self.frame_buckets)) != self.frame_buckets:
+                raise wrong(self, "frame_buckets", why="the numbers must ascend, each once")
+            whole = self.num_video_frames == -1 and not self.frame_buckets
+            if whole and (self.temporal_interval_mode, self.frame_selection_mode) != (
                 "max_30fps",
                 "first",
             ):
