@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.models.pipeline.defaults import PipelineDefaults
 
 ALONE = "an image is made from its text alone"
 
 
 @dataclass(frozen=True, slots=True)
-class FluxDefaults(GenerationDefaults):
+class FluxDefaults(PipelineDefaults):
     """As FLUX.1-dev is sampled: more tokens of an image shift its schedule further, unless `shift` says how far."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -33,12 +33,6 @@ class FluxDefaults(GenerationDefaults):
     max_shift: float = 1.15
     base_image_seq_len: int = 256
     max_image_seq_len: int = 4096
-    captions_as_given: bool = True
-    """Whether captions were read as they are, and not ended with a period as in our training."""
-
-    @property
-    def ends_captions(self) -> bool:
-        return not self.captions_as_given
 
     def log_shift(self, tokens: int) -> float:
         """ln(shift) for an image of so many tokens."""
