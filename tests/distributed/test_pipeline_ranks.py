@@ -1,0 +1,95 @@
+"""Families whose network is a class of diffusers, in every arrangement of processes, to 1e-5 of one plain process.
+
+That process equals the training formula of diffusers: tests/oracles.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pipeline_ranks
+import pytest
+import torch
+from launch import launch
+from pipeline_runs import FAMILIES, make_world
+
+from worldsmith.distributed.world import World
+
+ON_ONE = ["full", "selective", "adapters_full"]
+ON_RANKS = {2: ["plain", "adapters", "every_pack", "replicated"], 4: ["plain", "replicated", "replicated_full"]}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("worlds")
+    for family in FAMILIES:
+        make_world(family, folder / family)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(worlds: Path) -> Any:
+    """`reference(case)`: what a plain process finds, with adapters where the case has them."""
+    known: dict[str, Any] = {}
+
+    def get(case: str) -> dict[str, Any]:
+        family, arrangement = case.split(".")
+        name = f"{family}.{'adapters' if arrangement.startswith('adapters') else 'plain'}"
+        if name not in known:
+            known[name] = pipeline_ranks.run_case(name, worlds, World())
+            assert not known[name]["sharded"]
+        return known[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def results(worlds: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folders: dict[int, Path] = {}
+
+    def get(ranks: int, case: str) -> dict[str, Any]:
+        if ranks not in folders:
+            folders[ranks] = tmp_path_factory.mktemp(f"ranks_{ranks}")
+            cases = [f"{family}.{name}" for family in FAMILIES for name in ON_RANKS[ranks]]
+            launch(Path(pipeline_ranks.__file__), ranks, [str(worlds), str(folders[ranks]), *cases])
+        result: dict[str, Any] = torch.load(folders[ranks] / f"{case}.pt", weights_only=False)
+        assert result["sharded"]
+        return result
+
+    return get
+
+
+def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        error = float((found["gradients"][name] - gradient).norm())
+        assert error <= 1e-5 * float(gradient.norm()) + 1e-9, f"{name}: off by {error} of {float(gradient.norm())}"
+
+
+def cases(names: list[str]) -> list[str]:
+    return [f"{family}.{name}" for family in FAMILIES for name in names]
+
+
+@pytest.mark.parametrize("case", cases(ON_ONE))
+def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
+    require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(["compiled"]))
+def test_one_compiled_rank(case: str, worlds: Path, reference: Any) -> None:
+    require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(ON_RANKS[2]))
+def test_two_ranks(case: str, results: Any, reference: Any) -> None:
+    require_equal(results(2, case), reference(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(ON_RANKS[4]))
+def test_four_ranks(case: str, results: Any, reference: Any) -> None:
+    require_equal(results(4, case), reference(case))
