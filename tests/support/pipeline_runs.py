@@ -10,7 +10,11 @@ from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
-FAMILIES = {"cogvideox": ("tiny_cogvideox", "cogvideox_5b_tiny"), "flux": ("tiny_flux", "flux_tiny")}
+FAMILIES = {
+    "cogvideox": ("tiny_cogvideox", "cogvideox_5b_tiny"),
+    "flux": ("tiny_flux", "flux_tiny"),
+    "wan": ("tiny_wan", "wan21_t2v_tiny"),
+}
 """Family -> the module that makes its parts and its data, and a recipe."""
 
 

@@ -62,6 +62,11 @@ class PipelineTask(ClipTask):
         return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
 
     @cached_property
+    def work(self) -> dict[tuple[int, ...], Any]:
+        """By kind of batch: what `predict` is given, without memory, and once it is counted how many operations."""
+        return {}
+
+    @cached_property
     def text_cache(self) -> TextCache | None:
         return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
 
@@ -93,7 +98,9 @@ class PipelineTask(ClipTask):
         noisy, timesteps = objective.inputs(batch, latents, draws)
         captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
         text = model.read(captions, self.text_cache)
-        answers = model.predict(torch.stack(noisy), timesteps, text, **self.beside(batch, latents, seed=seed))
+        given = (torch.stack(noisy), timesteps, text), self.beside(batch, latents, seed=seed)
+        self.note_work(batch, given)
+        answers = model.predict(*given[0], **given[1])
         losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
 
@@ -115,9 +122,30 @@ class PipelineTask(ClipTask):
         """What the network reads beside noisy latents and texts: further arguments of `predict`."""
         return {}
 
+    def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
+        """Remembers the shapes of what the network is given, once for each kind of batch."""
+        from worldsmith.models.pipeline.step_flops import without_memory
+
+        if shape_of(batch) not in self.work:
+            self.work[shape_of(batch)] = without_memory(given)
+
+    def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
+        """Of the network, for a batch of which `loss` has seen the like; VAE and text encoder have no part in it."""
+        from worldsmith.models.pipeline.step_flops import step_flops
+
+        found = self.work.get(shape_of(batch))
+        if isinstance(found, tuple):
+            found = self.work[shape_of(batch)] = step_flops(self.model, *found)
+        return found
+
     def is_dropped(self, sample: VideoSample) -> bool:
         return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
 
     def tokens(self, batch: Sequence[VideoSample]) -> int:
         """What the network reads, padding of the texts included."""
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
+
+
+def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:
+    """The kind of a batch: its samples have one shape."""
+    return len(batch), *batch[0].latent_shape
