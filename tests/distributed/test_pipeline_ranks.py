@@ -16,7 +16,6 @@ from pipeline_runs import FAMILIES, make_world
 
 from worldsmith.distributed.world import World
 
-ON_ONE = ["full", "selective", "adapters_full"]
 ON_RANKS = {2: ["plain", "adapters", "every_pack", "replicated"], 4: ["plain", "replicated", "replicated_full"]}
 
 
@@ -72,14 +71,14 @@ def cases(names: list[str]) -> list[str]:
     return [f"{family}.{name}" for family in FAMILIES for name in names]
 
 
-@pytest.mark.parametrize("case", cases(ON_ONE))
+@pytest.mark.parametrize("case", [*cases(["full"]), "cogvideox.adapters_full"])
 def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(["compiled"]))
-def test_one_compiled_rank(case: str, worlds: Path, reference: Any) -> None:
+@pytest.mark.parametrize("case", cases(["selective", "adapters_full", "compiled"]))
+def test_one_rank_at_length(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_runs
+from pipeline_runs import FAMILIES
 from runs import Runs
 
 PHASES = ((1, 4), (2, 2), (4, 1), (1, 4))
@@ -47,6 +48,18 @@ def same_losses(found: list[tuple], expected: list[tuple]) -> None:
 
 
 def test_one_two_four_one_ranks_equal_an_uninterrupted_run(runs: Runs) -> None:
+    reshard(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_pipeline_on_one_two_four_one_ranks_equals_an_uninterrupted_run(family: str, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, family=family)
+    reshard(runs)
+    runs.close()
+
+
+def reshard(runs: Runs) -> None:
     """Two steps with each number of ranks: losses to 1e-5, the samples of each step and the last weights agree."""
     runs.start("whole", job=job(1, 4, STEPS))
     said = ""

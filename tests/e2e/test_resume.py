@@ -7,10 +7,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import pipeline_runs
 import pytest
 import torch
 import toy_runs
 from runs import Runs
+
+from worldsmith.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +26,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 def reasoner_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The same of a reasoner that learns from clips, a picture and text: fewer steps, which take longer."""
     yield from whole_run(Runs(tmp_path_factory.mktemp("resume"), family="reasoner", steps=10))
+
+
+@pytest.fixture(scope="module", params=list(pipeline_runs.FAMILIES))
+def pipeline_runs_of(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """The same of a family whose network is a class of diffusers."""
+    yield from whole_run(Runs(tmp_path_factory.mktemp("resume"), family=request.param, steps=10))
 
 
 def whole_run(runs: Runs) -> Iterator[Runs]:
@@ -54,6 +63,26 @@ def test_killed_after_a_save_and_during_the_last_one(runs: Runs, workers: int) -
 
 def test_a_reasoner_that_is_killed_after_a_save_and_during_the_last_one(reasoner_runs: Runs) -> None:
     kill_twice(reasoner_runs, workers=2)
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_killed_after_a_save_and_during_the_last_one(pipeline_runs_of: Runs) -> None:
+    kill_twice(pipeline_runs_of, workers=2)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["cogvideox", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux", "wan"))],
+)
+def test_a_pipeline_that_is_stopped_ends_like_one_that_is_not(family: str, tmp_path: Path) -> None:
+    """Clips that are encoded in the first pass come from the cache in the second run."""
+    world = pipeline_runs.make_world(family, tmp_path / "world")
+    for name, stops in (("stopped", (1, 4)), ("whole", (4,))):
+        for steps in stops:
+            config = pipeline_runs.pipeline_config(family, world, steps=4)
+            config.trainer.max_iter, config.checkpoint.async_save = steps, False
+            Trainer(config, run_folder=tmp_path / name).train()
+    toy_runs.require_same_end(tmp_path / "stopped", tmp_path / "whole", 4)
 
 
 def kill_twice(runs: Runs, workers: int) -> None:

@@ -1,12 +1,13 @@
 """Runs training processes that kill themselves. Imports everything once; every job is a forked process of its own.
 
-    python fork_server.py toy|tiny|reasoner   < one JSON object per line: {"world", "run", "workers", "steps", …}
+    python fork_server.py toy|tiny|reasoner|cogvideox|flux   < one JSON object per line: {"world", "run", "steps", …}
 
-Runs are those of toy_runs.py, tiny_runs.py or reasoner_runs.py. `checkpoint` are settings of that section; `ranks`,
-`accumulate`, `samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed` and `validate` (every so many
-steps) may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that 1-based step at `start` (its data
-is read), `backward` (gradients are there), `end` (updated and logged), or `save:n` (the n-th file operation of the save
-after it, in whatever process). Prints the exit code of each job, negative for a signal.
+Runs are those of toy_runs.py, tiny_runs.py, reasoner_runs.py or pipeline_runs.py. `checkpoint` are settings of that
+section; `workers`, `ranks`, `accumulate`, `samples` (per pack), `cycle` (of the schedule), `layers`, `resume_changed`
+and `validate` (every so many steps) may be given. `kill` is null or [step, phase]: SIGKILL of the last rank in that
+1-based step at `start` (its data is read), `backward` (gradients are there), `end` (updated and logged), or `save:n`
+(the n-th file operation of the save after it, in whatever process). Prints the exit code of each job, negative for a
+signal.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ def make_config(world: Path, **settings: Any) -> Trainer.Config:
         import reasoner_runs
 
         return reasoner_runs.reasoner_config(world, **settings)
+    if FAMILY != "tiny":
+        import pipeline_runs
+
+        return pipeline_runs.pipeline_config(FAMILY, world, **settings)
     import tiny_runs
 
     return tiny_runs.tiny_config(world, **settings)
@@ -98,6 +103,8 @@ def import_for_all() -> None:
         import worldsmith.data.clips.sample_maker
         import worldsmith.models.cosmos3.network
         import worldsmith.objectives.flow_matching
+    elif FAMILY != "reasoner":
+        pass
     else:
         import worldsmith.models.vision_language.forward
         import worldsmith.models.vision_language.initialization  # noqa: F401

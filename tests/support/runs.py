@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import toy_runs
 
@@ -21,10 +21,8 @@ STEPS = 40
 class Runs:
     """Starts runs in processes of their own, over one small data set."""
 
-    def __init__(
-        self, folder: Path, *, samples: int = 6, family: Literal["toy", "tiny", "reasoner"] = "toy", steps: int = STEPS
-    ) -> None:
-        """`steps`: of a run that is not told how many it has."""
+    def __init__(self, folder: Path, *, samples: int = 6, family: str = "toy", steps: int = STEPS) -> None:
+        """`steps`: of a run that is not told how many it has. `family`: as fork_server.py knows it."""
         self.folder, self.steps = folder, steps
         if family == "toy":
             self.world = toy_runs.make_world(folder / "world", rows=samples)
@@ -32,6 +30,10 @@ class Runs:
             import reasoner_runs
 
             self.world = reasoner_runs.make_world(folder / "world", samples=samples)
+        elif family != "tiny":
+            import pipeline_runs
+
+            self.world = pipeline_runs.make_world(family, folder / "world")
         else:
             import tiny_runs
 
