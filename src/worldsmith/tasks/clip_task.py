@@ -63,6 +63,11 @@ class ClipTask(Task):
         """What the loader gives of each clip's first frame on its own."""
         return "none"
 
+    @property
+    def only_shape(self) -> tuple[int, int, int] | None:
+        """The latent shape (t, h, w) of every clip, where the network takes no other."""
+        return None
+
     def loader(self, *, dry: bool = False) -> VideoLoader:
         settings = copy.deepcopy(self.data)
         if dry:
@@ -72,6 +77,7 @@ class ClipTask(Task):
             tokenizer=self.tokenize,  # loaded once, here, and not in every worker
             latent_cache=self.latent_cache if settings.latent_cache else None,
             first_frames=self.first_frames,
+            only_shape=self.only_shape,
             **self.place_in_run(),
         )
         return loader

@@ -48,6 +48,10 @@ class CogVideoXTask(PipelineTask):
         image = self.model.config.image
         return "none" if image is None else "encoded each time" if image.noise else "cached"
 
+    @property
+    def only_shape(self) -> tuple[int, int, int] | None:
+        return self.model.config.network.only_shape
+
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
         """With the first latent frame repeated in front until tokens are whole."""
         import torch
@@ -98,16 +102,11 @@ def check_sizes(section: str, dataset: Any, network: Any) -> None:
     width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
     sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
     given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}
-    if network.use_learned_positional_embeddings:
-        drop = "train without it: model.config.network.use_learned_positional_embeddings = false"
+    if network.use_learned_positional_embeddings and list(given.values()) != list(sizes.values()):
         why = f"the learned table of positions is for clips of {width}x{height} and {network.sample_frames} frames"
-        if list(given.values()) != list(sizes.values()):
-            remedy = " and ".join(f"{name} = {value!r}" for name, value in sizes.items())
-            raise WrongValueError(given, why=why, remedy=f"write {remedy}, or {drop}")
-        if dataset.temporal_interval_mode == "max_30fps":
-            mode = {f"{section}.dataset.temporal_interval_mode": dataset.temporal_interval_mode}
-            why += ", and clips of more than 30 frames a second may give fewer"
-            raise WrongValueError(mode, why=why, remedy=f"write 'entire_chunk' or 'force_one', or {drop}")
+        remedy = " and ".join(f"{name} = {value!r}" for name, value in sizes.items())
+        drop = "train without it: model.config.network.use_learned_positional_embeddings = false"
+        raise WrongValueError(given, why=why, remedy=f"write {remedy}, or {drop}")
     exact = exact_size(dataset.resolution)
     clips = [exact] if exact else list(RESOLUTIONS[dataset.resolution].values())
     if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):

@@ -44,6 +44,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         tokenizer: Callable[[str], list[int]],
         latent_cache: LatentCache | None,
         first_frames: FirstFrames = "none",
+        only_shape: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(dataset, config)
         self.grid = grid
@@ -51,6 +52,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         self.max_caption_tokens = config.max_caption_tokens
         self.latent_cache = latent_cache
         self.first_frames = first_frames
+        self.only_shape = only_shape
 
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
         window = self.window(position)
@@ -73,6 +75,8 @@ class ClipMaker(SampleMaker[VideoSample]):
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
         part = look_at(window, config, self.grid, sample_rng(self.seed, position, "frames"))
+        if self.only_shape not in (None, part.latent_shape):
+            raise SampleError("other_shape", f"{part}: the network has positions for latents {self.only_shape} alone")
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
         text_ids = self._text_ids(caption, window, notes)

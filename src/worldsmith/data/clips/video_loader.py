@@ -43,8 +43,10 @@ class VideoLoader(PackingDataLoader):
         rank: int = 0,
         world_size: int = 1,
         first_frames: FirstFrames = "none",
+        only_shape: tuple[int, int, int] | None = None,
     ) -> None:
-        """`tokenizer` maps a caption to its chat-templated ids, in the workers.
+        """`tokenizer` maps a caption to its chat-templated ids, in the workers; clips of another latent shape (t, h, w)
+        than `only_shape` are left out.
 
         Raises DataError when no window can be used.
         """
@@ -58,7 +60,13 @@ class VideoLoader(PackingDataLoader):
             )
         dataset = config.dataset.build()
         maker = ClipMaker(
-            dataset, config, grid=grid, tokenizer=tokenizer, latent_cache=latent_cache, first_frames=first_frames
+            dataset,
+            config,
+            grid=grid,
+            tokenizer=tokenizer,
+            latent_cache=latent_cache,
+            first_frames=first_frames,
+            only_shape=only_shape,
         )
         super().__init__(config, maker=maker, quarantine=quarantine, rank=rank, world_size=world_size)
 

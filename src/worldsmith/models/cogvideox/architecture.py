@@ -91,11 +91,9 @@ class NetworkConfig(Config):
 
     def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
         """Raises WrongValueError for latents (t, h, w) that positions of this network do not cover."""
-        latent_frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
-        table = latent_frames, self.sample_height, self.sample_width
-        if self.use_learned_positional_embeddings and latent_shape != table:
+        if self.only_shape not in (None, latent_shape):
             names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
-            why = f"the learned table is for latents {table} (frames, height, width), found {latent_shape}"
+            why = f"the learned table is for latents {self.only_shape} (frames, height, width), found {latent_shape}"
             remedy = "train at its sizes, or leave it out: use_learned_positional_embeddings = false"
             raise wrong(self, *names, why=why, remedy=remedy)
         height, width = latent_shape[1:]
@@ -110,11 +108,20 @@ class NetworkConfig(Config):
         return (min(sides[0], 96), min(sides[1], 170)) if self.patch_size_t else sides
 
     @property
+    def sample_latent_frames(self) -> int:
+        return (self.sample_frames - 1) // self.temporal_compression_ratio + 1
+
+    @property
+    def only_shape(self) -> tuple[int, int, int] | None:
+        """The one shape of latents (t, h, w) that a learned table has positions for; None without a table."""
+        sizes = self.sample_latent_frames, self.sample_height, self.sample_width
+        return sizes if self.use_learned_positional_embeddings else None
+
+    @property
     def table_shape(self) -> tuple[int, int, int]:
         """Of the learned positions: 1, text tokens and those of a clip of the sample sizes, channels."""
-        frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
         cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
-        return 1, self.max_text_seq_length + frames * cells, self.inner_dim
+        return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
 
     def count_parameters(self) -> int:
         """By arithmetic."""
