@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import command_ranks
+import diffusers
 import pytest
+import tiny_cogvideox
 from launch import launch
 from tiny_generator import generator_config
 
 from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.models.cogvideox.architecture import tiny
+from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.sampling.sample_args import decide
@@ -31,12 +36,22 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
+def save_cogvideox(folder: Path) -> None:
+    """A pipeline of diffusers."""
+    tiny_cogvideox.make_parts(folder)
+    sizes = {"in_channels": 4, "out_channels": 4, "text_embed_dim": 32, "max_text_seq_length": 32}
+    diffusers.CogVideoXTransformer3DModel(**{**asdict(tiny()), **sizes}).save_pretrained(folder / "transformer")
+    CogVideoXDefaults().make_scheduler("ddim").save_pretrained(folder / "scheduler")
+    (folder / "model_index.json").write_text('{"_class_name": "CogVideoXPipeline"}')
+
+
 @pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "1")  # which a launch's plan changes
     config = generator_config()
     export_pipeline(Cosmos3Generator(config, seed=0, defaults=DEFAULTS), tmp_path / "my_pipeline", dtype="float32")
+    save_cogvideox(tmp_path / "my_cogvideox")
     (samples,) = blocks("yaml")
     Path("samples.yaml").write_text(samples)
     for block in blocks("bash"):
@@ -53,6 +68,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("my_samples", "shared", "halved"):
         assert [str(made.folder.relative_to(folder)) for made in find_samples(Path(folder))] == names
     assert [made.args["num_frames"] for made in find_samples(Path("shared"))] == [9, 9, 9, 1]
+    (anew,) = find_samples(Path("anew"))
+    assert (anew.args["scheduler"], anew.args["strength"], anew.args["model_mode"]) == ("ddim", 0.5, "video2video")
 
 
 def test_the_example_of_a_negative_prompt_is_a_structured_caption() -> None:

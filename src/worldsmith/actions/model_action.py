@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.sample_settings import NOISE_LEVELS, DynamicGuidance
+from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
 
 
 class ModelAction(Action):

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+DynamicGuidance = Literal["off", "by_timestep", "by_step"]
+NOISE_LEVELS = 1000
+"""That models tell apart: more steps than these would repeat some."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 """From the states of samples, branch after branch, and the number of the step to what the network answers."""
 

@@ -19,6 +19,7 @@ from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
@@ -51,7 +52,13 @@ def cogvideox_2b() -> Trainer.Config:
             cycle_lengths=[99, 901], warm_up_steps=[0, 0], f_start=[0.05, 0.91], f_max=[0.05, 0.91], f_min=[0.05, 0.009]
         ),
         trainer=LoopConfig(
-            max_iter=1000, logging_iter=20, callbacks={"grad_clip": GradClip.Config(clip_norm=0.1), **monitors()}
+            max_iter=1000,
+            logging_iter=20,
+            callbacks={
+                "grad_clip": GradClip.Config(clip_norm=0.1),
+                "EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[6.0]),
+                **monitors(),
+            },
         ),
         checkpoint=Checkpointer.Config(load_path=PIPELINE, save_iter=500),
         dataloader_train=VideoLoader.Config(

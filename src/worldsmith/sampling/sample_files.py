@@ -88,6 +88,12 @@ def read_files(patterns: Sequence[str]) -> list[Entry]:
     return [entry for entry, _ in found]
 
 
+def of_line(line: str) -> dict[str, str]:
+    """The sample of a line of text: a prompt, or prompt@@image, as CogVideo's SAT has it."""
+    prompt, mark, image = line.strip().rpartition("@@")
+    return {"prompt": prompt.strip(), "vision_path": image.strip()} if mark else {"prompt": line.strip()}
+
+
 def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
     """The files that are meant, each once."""
     found: dict[Path, None] = {}
@@ -119,7 +125,7 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
-                yield Part(name, number, {"prompt": line.strip()}, {}, ())
+                yield Part(name, number, of_line(line), {}, ())
                 continue
             try:
                 document = read_json(line, str(file))

@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range, Seed
-from worldsmith.models.video_model import Mode
+from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance, Mode
 
-NOISE_LEVELS = 1000
-"""That models tell apart: more steps than these would repeat some."""
-DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NAME_LENGTH = 100
 """Most letters of a sample's name, which is a folder's too."""
 

@@ -32,7 +32,7 @@ def test_every_kind_of_file_and_patterns(tmp_path: Path) -> None:
         a_json={"prompt": {"subjects": ["ü"]}, "resolution": 256},
         b_jsonl='{"prompt": "one"}\n\n{"prompt": "two ${x}", "name": "mine", "negative_prompt": {"a": 1}}\n',
         c_yaml="- prompt: three\n  fps: 8\n- prompt: four\n",
-        d_txt="five\n\nsix\n",
+        d_txt="five\n\nsix@@here/it is.png\n",
         e_yml="prompt: seven",
     )
     found = {entry.name: entry for entry in read_files([str(tmp_path / "*"), str(tmp_path / "a.json")])}
@@ -42,7 +42,8 @@ def test_every_kind_of_file_and_patterns(tmp_path: Path) -> None:
     assert (found["mine"].sample.prompt, found["mine"].sample.negative_prompt) == ("two ${x}", '{"a": 1}')
     assert found["mine"].layers[0].source == f"{tmp_path / 'b.jsonl'}:3"
     assert found["c_0"].sample.fps == 8.0
-    assert found["d_1"].sample.prompt == "six"
+    assert (found["d_0"].sample.prompt, found["d_0"].sample.vision_path) == ("five", None)
+    assert (found["d_1"].sample.prompt, found["d_1"].sample.vision_path) == ("six", "here/it is.png")
 
 
 def test_all_mistakes_of_all_files_in_one_report(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ class GenerateVideos(WritingAction):
         prompt: list[str] = field(default_factory=list)
         """A prompt; the flag may be repeated."""
         input_files: list[str] = field(default_factory=list)
-        """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt a line), or patterns such as "in/*.json"; the
-        flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
+        """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt, or prompt@@image, a line), or patterns such as
+        "in/*.json"; the flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
         out: str = "generated"
         """Folder of the samples' folders and a contact sheet."""
         adapter: str | None = None

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from worldsmith.config import Config
+from worldsmith.config.declare.ranges import Count, Factor, Range
 from worldsmith.models.pipeline.defaults import PipelineDefaults
+from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
 
 KEPT = "a video is made anew from another one (strength says how much of it), and an image is its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 """Classes of diffusers."""
+
+
+class SamplingConfig(Config):
+    """How videos are made where nothing else is asked; an exported pipeline has the scheduler."""
+
+    scheduler: Literal["ddim", "dpm"] | None = None
+    """The solver; None: dpm for a network with rotary positions, as for CogVideoX-5B, else ddim."""
+    steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 50
+    """Its steps."""
+    guidance: Factor = 6.0
+    """Scale of classifier-free guidance; 1 turns it off."""
+    dynamic_guidance: DynamicGuidance | None = None
+    """How the scale changes: off, by_timestep (as published: it swings between 1 and 1 + guidance), or by_step (it
+    grows from 1 to there); None: by_timestep with dpm, else off."""
+    guidance_exponent: Count = 5
+    """Of the scale that changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +48,7 @@ class CogVideoXDefaults(PipelineDefaults):
     """ddim, or dpm (DPM-Solver++ of second order, which draws noise at each step)."""
     dynamic_guidance: str = "off"
     """off, by_timestep or by_step."""
+    guidance_exponent: int = 5
     num_timesteps: int = 1000
     beta_start: float = 0.00085
     beta_end: float = 0.012

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.models.cogvideox.architecture import NetworkConfig
-from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
+from worldsmith.models.cogvideox.defaults import CogVideoXDefaults, SamplingConfig
 from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
@@ -45,6 +45,8 @@ class CogVideoXGenerator(PipelineModel):
         """The video VAE."""
         text_encoder: T5TextEncoder.Config = field(default_factory=T5TextEncoder.Config)
         """The text encoder."""
+        sampling: SamplingConfig = field(default_factory=SamplingConfig)
+        """How videos are made with it."""
 
         @property
         def modes(self) -> tuple[Mode, ...]:

@@ -13,9 +13,6 @@ from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.pipeline.sampler import SchedulerSampler, SchedulerSolver
 from worldsmith.models.video_model import Beginning, SampleLayout
 
-EXPONENT = 5.0
-"""Of guidance that changes, as published."""
-
 
 class CogVideoXSampler(SchedulerSampler):
     model: CogVideoXGenerator
@@ -33,7 +30,8 @@ class CogVideoXSampler(SchedulerSampler):
         timesteps = self.make_scheduler().timesteps[self.skipped :].tolist()
         by_step = self.sampling.dynamic_guidance == "by_step"
         lefts = range(len(constant), 0, -1) if by_step else timesteps
-        return [dynamic_scale(self.sampling.guidance, left, len(constant)) for left in lefts]
+        exponent = self.model.defaults.guidance_exponent
+        return [dynamic_scale(self.sampling.guidance, left, len(constant), exponent) for left in lefts]
 
     def make_solver(self, scheduler: Any, draws: torch.Generator) -> SchedulerSolver:
         kind = DPMSolver if self.sampling.scheduler == "dpm" else FramesFirst
@@ -96,9 +94,9 @@ class DPMSolver(FramesFirst):
         return moved
 
 
-def dynamic_scale(guidance: float, left: float, steps: int) -> float:
-    """1 + g·(1 - cos(π·((steps - left)/steps)^5))/2.
+def dynamic_scale(guidance: float, left: float, steps: int, exponent: int = 5) -> float:
+    """1 + g·(1 - cos(π·((steps - left)/steps)^exponent))/2.
 
     As published, `left` is the timestep and no number of steps, so that the scale swings between 1 and 1 + g.
     """
-    return 1 + guidance * (1 - math.cos(math.pi * ((steps - left) / steps) ** EXPONENT)) / 2
+    return 1 + guidance * (1 - math.cos(math.pi * ((steps - left) / steps) ** exponent)) / 2

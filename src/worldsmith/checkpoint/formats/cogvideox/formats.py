@@ -12,6 +12,7 @@ from worldsmith.checkpoint.formats.family_formats import DType, Export
 from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import TAG
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.cogvideox.defaults import SCHEDULERS, CogVideoXDefaults
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
@@ -72,8 +73,10 @@ class CogVideoXFormats(PipelineFormats):
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> CogVideoXDefaults:
         table = {name: tree["objective"][name] for name in TABLE}
-        samples = sampled_as(tree["model"]["config"]["network"]["use_rotary_positional_embeddings"])
-        return CogVideoXDefaults(captions_as_given=False, **clip_defaults(tree), **table, **samples)
+        model = tree["model"]["config"]
+        said = {name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None}
+        sampled = sampled_as(model["network"]["use_rotary_positional_embeddings"], said)
+        return CogVideoXDefaults(captions_as_given=False, **clip_defaults(tree), **table, **sampled)
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
         """What its scheduler says; without one the table of the published weights."""
@@ -85,7 +88,7 @@ class CogVideoXFormats(PipelineFormats):
             num_frames=network.sample_frames,
             fps=16.0 if network.patch_size_t else 8.0,
             max_caption_tokens=network.max_text_seq_length,
-            **{"shift_scale": 1.0 if rotary else 3.0, **sampled_as(rotary), **read_scheduler(folder)},
+            **{"shift_scale": 1.0 if rotary else 3.0, **sampled_as(rotary, read_scheduler(folder))},
         )
 
     def check_exportable(self, config: Any) -> None:
@@ -149,9 +152,10 @@ class CogVideoXFormats(PipelineFormats):
             write_vae(folder, vae)
 
 
-def sampled_as(rotary: bool) -> dict[str, Any]:
-    """With rotary positions as CogVideoX-5B is sampled, else as 2B."""
-    return {"scheduler": "dpm", "dynamic_guidance": "by_timestep"} if rotary else {"scheduler": "ddim"}
+def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said, and else with rotary positions as CogVideoX-5B is sampled, or as 2B."""
+    scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
+    return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:

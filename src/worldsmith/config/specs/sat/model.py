@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.sat.keys import DENOISER, LORA, LOSS, MODEL, MODULES, NETWORK, SAMPLER, SHIFTS, TEXT, VAE
-from worldsmith.config.specs.sat.targets import PLAIN, ROPE, SINCOS, TARGETS
+from worldsmith.config.specs.sat.targets import DDIM, DPM, PLAIN, ROPE, SINCOS, TARGETS
 from worldsmith.config.specs.translation import Translation, shown
 
 NET, OURS_VAE, OURS_TEXT = "model.config.network.", "model.config.tokenizer.", "model.config.text_encoder."
@@ -12,9 +12,11 @@ OURS_IMAGE = "model.config.image."
 POSITIONS = f"{MODULES}pos_embed_config."
 CHECKPOINTED = f"{NETWORK}transformer_args.checkpoint_activations"
 FROZEN, LORA_TRAIN = f"{MODEL}not_trainable_prefixes", f"{MODEL}lora_train"
+SOLVERS = {DPM: "dpm", DDIM: "ddim"}
 PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
 """Scale of latents and shift of the noise table of the published models."""
-ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", f"{SAMPLER}params.guider_config.", "data.")
+OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
+ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
 """Components whose names are told with what they bring."""
 PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
@@ -255,19 +257,31 @@ def strata(t: Translation) -> None:
 
 
 @computed(
-    f"{SAMPLER}params.guider_config.target",
-    *(f"{SAMPLER}params.guider_config.params.{n}" for n in ("exp", "scale", "num_steps")),
+    f"{SAMPLER}target",
     f"{SAMPLER}params.num_steps",
+    f"{GUIDER}target",
+    *(f"{GUIDER}params.{name}" for name in ("exp", "scale", "num_steps")),
 )
 def sampling(t: Translation) -> None:
-    base, steps = f"{SAMPLER}params.guider_config.", f"{SAMPLER}params.num_steps"
-    inner = f"{base}params.num_steps"
-    keys = [steps, f"{base}target", *(f"{base}params.{name}" for name in ("exp", "scale", "num_steps"))]
-    if t.get(f"{base}target") != PLAIN and t.get(steps) != t.get(inner):
+    """How videos are made of the trained model, and what an exported pipeline samples with."""
+    steps, inner, exponent = f"{SAMPLER}params.num_steps", f"{GUIDER}params.num_steps", f"{GUIDER}params.exp"
+    constant = t.get(f"{GUIDER}target") == PLAIN
+    t.move(f"{SAMPLER}target", f"{OURS_SAMPLING}scheduler", "renamed", convert=lambda name: SOLVERS[name])
+    t.move(steps, f"{OURS_SAMPLING}steps", "renamed", why="evenly along the table, as diffusers rounds them")
+    t.move(f"{GUIDER}params.scale", f"{OURS_SAMPLING}guidance", "renamed")
+    how = "off" if constant else "by_timestep"
+    t.put(f"{OURS_SAMPLING}dynamic_guidance", how, source=f"{GUIDER}target")
+    t.say(f"{GUIDER}target", "renamed", f"{OURS_SAMPLING}dynamic_guidance = {how}")
+    if constant:
+        for key in (exponent, inner):
+            t.say(key, "unneeded", "the scale does not change")
+        return
+    if t.get(inner) != t.get(steps):
         why = f"the sampler takes {t.get(steps)} steps and the guidance counts {t.get(inner)}"
         t.refuse(inner, why, f"{inner}={t.get(steps)}")
-        keys.remove(inner)
-    for key in keys:
-        t.say(
-            key, "unneeded", "training draws no samples; the steps and the guidance are chosen when samples are drawn"
-        )
+    else:
+        t.say(inner, "unneeded", "the guidance counts the steps of the solver")
+    if t.get(exponent) % 1:
+        t.refuse(exponent, f"negative numbers have no power of {t.get(exponent)}", f"{exponent}=5")
+    else:
+        t.move(exponent, f"{OURS_SAMPLING}guidance_exponent", "renamed", convert=int)

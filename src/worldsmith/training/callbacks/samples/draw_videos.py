@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.sampling.sample_settings import NOISE_LEVELS, SampleSettings
+from worldsmith.models.video_model import NOISE_LEVELS
+from worldsmith.sampling.sample_settings import SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
 
 if TYPE_CHECKING:

@@ -167,6 +167,10 @@ REFUSED = [
     (["data.params.video_size=[480,704]"], "data.params.video_size"),
     (["data.params.max_num_frames=48"], "data.params.max_num_frames"),
     (["model.sampler_config.params.num_steps=30"], "model.sampler_config.params.guider_config.params.num_steps"),
+    (
+        ["model.sampler_config.params.guider_config.params.exp=5.5"],
+        "model.sampler_config.params.guider_config.params.exp",
+    ),
     (["deepspeed.train_batch_size=7"], "deepspeed.train_batch_size"),
     (["deepspeed.zero_optimization.cpu_offload=true"], "deepspeed.zero_optimization.cpu_offload"),
     (["deepspeed.optimizer.type=Lion"], "deepspeed.optimizer.type"),
@@ -384,3 +388,18 @@ def test_words_and_flags_after_the_files_are_sat_s() -> None:
     words = ["args.save_interval=5", "args.train_iters=500", "args.seed=7", "args.wandb=true"]
     assert found == (files, words, [Flag("optimizer.lr", ("1e-3",))])
     assert take_words(["ours.yaml"], flags) == (["ours.yaml"], [], flags)
+
+
+def test_a_model_is_sampled_as_the_stack_says() -> None:
+    guider, base = "model.sampler_config.params.guider_config.", "sgm.modules.diffusionmodules."
+    shipped = read()
+    assert ours(shipped, "model.config.sampling") == {
+        "scheduler": "dpm", "steps": 50, "guidance": 6.0, "dynamic_guidance": "by_timestep", "guidance_exponent": 5
+    }  # fmt: skip
+    t = read(f"model.sampler_config.target={base}sampling.VideoDDIMSampler", f"{guider}target={base}guiders.VanillaCFG",
+             f"{guider}params.scale=4", "model.sampler_config.params.num_steps=30")  # fmt: skip
+    assert ours(t, "model.config.sampling") == {
+        "scheduler": "ddim", "steps": 30, "guidance": 4.0, "dynamic_guidance": "off"
+    }  # fmt: skip
+    assert outcomes(t, f"{guider}params.exp") == ["unneeded"]
+    assert not t.problems
