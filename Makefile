@@ -1,4 +1,4 @@
-# `make demo`, `make demo-cogvideox`, `make demo-reasoner`, `make demo-loop` and `make test` set up everything that they need, and when run again do only what is left to do.
+# `make demo`, `make demo-cogvideox`, `make demo-wan`, `make demo-reasoner`, `make demo-loop` and `make test` set up everything that they need, and when run again do only what is left to do.
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-cogvideox demo-reasoner demo-loop install test lint slow clean
+.PHONY: demo demo-cogvideox demo-wan demo-reasoner demo-loop install test lint slow clean
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
 demo-cogvideox: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_pipeline.sh cogvideox_demo
+
+demo-wan: $(READY)
+	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_pipeline.sh wan_demo
 
 demo-reasoner: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo_reasoner.sh

@@ -15,7 +15,11 @@ import pytest
 from worldsmith.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-DEMOS = {"moving_shapes": ["demo.sh"], "cogvideox_demo": ["demo_pipeline.sh", "cogvideox_demo"]}
+DEMOS = {
+    "moving_shapes": ["demo.sh"],
+    "cogvideox_demo": ["demo_pipeline.sh", "cogvideox_demo"],
+    "wan_demo": ["demo_pipeline.sh", "wan_demo"],
+}
 LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
 
 

@@ -18,7 +18,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.scheduler import LambdaLinear
+from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:WAN_PATH}"
@@ -148,6 +148,29 @@ def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
     make_tiny(config, "wan22_i2v_a14b_tiny")
     model_of(config).network.in_channels = 12
     return config
+
+
+@recipe("wan_demo", starts_from="wan21_t2v_tiny")
+def wan_demo(config: Trainer.Config) -> Trainer.Config:
+    """The demo of Wan: 64-pixel clips of moving coloured shapes with one-sentence captions."""
+    model = model_of(config)
+    model.tokenizer.vae_path, model.tokenizer.spatial_factor = "${asset:tiny_vae}", 16
+    model.text_encoder.path = "${asset:tiny_umt5}"
+    network = model.network
+    network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
+    network.in_channels = network.out_channels = 48
+    network.text_dim, network.freq_dim, network.ffn_dim = 64, 64, 768
+    config.scheduler = LambdaCosine.Config(
+        cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
+    )
+    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
+    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
+    data = cast(VideoLoader.Config, config.dataloader_train)
+    data.dataset.num_video_frames = data.dataset.min_frames = 17
+    data.dataset.caption_keys = ["caption"]
+    data.max_samples_per_batch = 16
+    config.job.group = "demo"
+    return named(config, "wan_demo")
 
 
 def model_of(config: Trainer.Config) -> WanGenerator.Config:
