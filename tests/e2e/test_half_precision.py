@@ -38,6 +38,8 @@ def test_four_steps(family: str, tmp_path: Path) -> None:
     losses = {}
     for precision in ("float32", "float16"):
         config.model.config.precision = precision
+        if family == "cogvideox":
+            config.model.config.tokenizer.precision = config.model.config.text_encoder.precision = precision
         Trainer(config, run_folder=tmp_path / precision).train()
         lines = read_metrics(tmp_path / precision / "metrics.jsonl")
         assert not any(line["skipped"] for line in lines)

@@ -63,7 +63,7 @@ class T5TextEncoder(Configurable):
         """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"
         """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Type of weights and arithmetic."""
 
         @property

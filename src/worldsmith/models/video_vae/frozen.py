@@ -22,7 +22,7 @@ class FrozenVAE(Configurable):
 
         vae_path: str = ""
         """A folder of diffusers with this VAE, a pipeline's folder, or a repository of the hub that holds one."""
-        precision: Literal["bfloat16", "float32"] = "bfloat16"
+        precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Type of weights and arithmetic; what is encoded comes out as float32 either way."""
 
     config: Config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -20,6 +21,8 @@ MICRO, ACCUMULATED, WHOLE = (
 )
 ZERO = f"{DS}zero_optimization."
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
+RECORDS = "video_dataset_file.jsonl"
+"""The list of clips in a data set's folder."""
 WARM_STEPS = 100
 """Steps that a fine-tuning of SAT begins with at 5 % of its rate."""
 
@@ -152,13 +155,36 @@ def steps(t: Translation) -> None:
     if t.get(STEPS) and t.get(EPOCHS):
         t.refuse(EPOCHS, f"{STEPS} and {EPOCHS} both say how long it is", f"~{EPOCHS}")
         return
-    if t.get(EPOCHS):
-        t.refuse(EPOCHS, "a run counts steps", f"~{EPOCHS} {STEPS}=PASSES x RECORDS / (BATCH x PROCESSES)")
-        return
-    total = t.get(STEPS) or 10000
-    t.put("trainer.max_iter", total, source=STEPS)
-    t.say(STEPS, "renamed", f"trainer.max_iter = {total}", loud=not t.is_stated(STEPS))
-    put_schedule(t, total)
+    total = steps_of_passes(t) if t.get(EPOCHS) else t.get(STEPS) or 10000
+    if total:
+        t.put("trainer.max_iter", total, source=EPOCHS if t.get(EPOCHS) else STEPS)
+        t.say(STEPS, "renamed", f"trainer.max_iter = {total}", loud=not t.is_stated(STEPS) and not t.get(EPOCHS))
+        put_schedule(t, total)
+
+
+def steps_of_passes(t: Translation) -> int:
+    """Passes x clips / those of a step; 0, and a mistake, where they cannot be counted."""
+    micro, accumulated, whole = batch_of(t)
+    clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), whole or micro * accumulated
+    total: int = t.get(EPOCHS) * clips // size
+    if not total:
+        why = f"there are {clips} clips in the lists of {ARGS}train_data, and {size} in a step"
+        t.refuse(EPOCHS, why, f"~{EPOCHS} {STEPS}=PASSES x CLIPS / (BATCH x PROCESSES)")
+        return 0
+    more = "" if whole else f", on one process; for more of them write {WHOLE}"
+    text = f"trainer.max_iter = {total}: {clips} clips, {size} in a step{more}"
+    t.say(EPOCHS, "approximated", text, loud=True)
+    return total
+
+
+def count_clips(path: str) -> int:
+    """Windows of the records of a data set; 0 where its list is not found, or is none."""
+    file = os.path.join(path, RECORDS) if os.path.isdir(path) else path
+    try:
+        with open(file, encoding="utf-8") as lines:
+            return sum(len(json.loads(line).get("t2w_windows", ())) for line in lines if line.strip())
+    except (OSError, ValueError, AttributeError):
+        return 0
 
 
 def put_schedule(t: Translation, total: int) -> None:
@@ -239,14 +265,12 @@ def _is_missing(place: str) -> bool:
 
 @computed(MICRO, ACCUMULATED, WHOLE)
 def batch(t: Translation) -> None:
-    micro, accumulated, whole = (t.get(key) for key in (MICRO, ACCUMULATED, WHOLE))
-    micro = micro if micro not in (None, "auto") else t.get(f"{ARGS}batch_size")
-    accumulated = 1 if accumulated == "auto" else accumulated
+    micro, accumulated, whole = batch_of(t)
     t.put("dataloader_train.max_samples_per_batch", micro, source=MICRO)
     t.say(MICRO, "renamed", f"dataloader_train.max_samples_per_batch = {micro}, on each process")
     t.put("trainer.grad_accum_iter", accumulated, source=ACCUMULATED)
     t.say(ACCUMULATED, "renamed", f"trainer.grad_accum_iter = {accumulated}")
-    if whole in (None, "auto"):
+    if whole is None:
         t.say(WHOLE, "unneeded", "micro-batch x accumulation x processes")
         return
     if whole % (micro * accumulated):
@@ -260,6 +284,12 @@ def batch(t: Translation) -> None:
         "renamed",
         f"model.config.parallelism.data_parallel_shard_degree = {world}: {whole} / {micro} / {accumulated}",
     )
+
+
+def batch_of(t: Translation) -> tuple[int, int, int | None]:
+    """Samples of a micro-batch, micro-batches of a step, and samples of a step on all processes if they are said."""
+    micro, accumulated, whole = (None if t.get(key) == "auto" else t.get(key) for key in (MICRO, ACCUMULATED, WHOLE))
+    return micro or t.get(f"{ARGS}batch_size"), accumulated or 1, whole
 
 
 @computed(f"{ZERO}stage", f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device")

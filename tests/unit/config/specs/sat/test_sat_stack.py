@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ REFUSED = [
     (["model.lr_scale=0.5"], "model.lr_scale"),
     (["model.use_pd=true"], "model.use_pd"),
     (["deepspeed.fp16.enabled=true", "deepspeed.bf16.enabled=true"], "deepspeed.fp16.enabled"),
-    (["args.epochs=3"], "args.epochs"),
+    (["args.train_iters=null", "args.epochs=3"], "args.epochs"),
     ([f"{SHIFTS[1]}=1.0"], SHIFTS[0]),
     ([f"{NET}modules.pos_embed_config.params.text_length=224"], f"{NET}modules.pos_embed_config.params.text_length"),
     ([f"~{NET}modules.lora_config"], "model.not_trainable_prefixes"),
@@ -302,6 +303,22 @@ def test_keys_without_a_meaning_here_are_told_and_change_nothing() -> None:
     t = read(*stated)
     assert {key: outcomes(t, key) for key in keys} == {key: ["unneeded"] for key in keys}
     assert (t.data, t.problems) == (read().data, [])
+
+
+PASSES = [((), 15), (("deepspeed.gradient_accumulation_steps=3",), 5), (("deepspeed.train_batch_size=8",), 3)]
+
+
+@pytest.mark.parametrize(("words", "steps"), PASSES)
+def test_passes_over_the_data_become_steps(words: tuple[str, ...], steps: int) -> None:
+    """Three passes over ten clips, two on each process."""
+    Path("disney").mkdir(exist_ok=True)
+    records = [{"t2w_windows": [{}] * count} for count in (1, 4, 5)]
+    Path("disney/video_dataset_file.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    t = read("args.train_iters=null", "args.epochs=3", *words)
+    assert (ours(t, "trainer.max_iter"), t.problems) == (steps, [])
+    (told,) = [line for line in warnings(t) if "10 clips" in line]
+    assert ("on one process" in told) is ("deepspeed.train_batch_size=8" not in words)
+    assert mistakes(read("args.epochs=3")).keys() == {"args.epochs"}, "train_iters says it too"
 
 
 def test_the_loss_is_that_of_the_stack() -> None:
