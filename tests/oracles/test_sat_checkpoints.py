@@ -94,6 +94,17 @@ def test_diffusers_weights_come_back_from_sat(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
 
 
+def test_a_checkpoint_of_ours_is_held_against_its_checksum(tmp_path: Path) -> None:
+    folder, _ = tiny(tmp_path / "sat", "5b")
+    convert(str(folder), tmp_path / "ours", to="sat")
+    written = tmp_path / "ours/release/mp_rank_00_model_states.pt"
+    content = bytearray(written.read_bytes())
+    content[len(content) // 2] ^= 1
+    written.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        open_weights(tmp_path / "ours")
+
+
 def test_adapters_are_merged_with_the_scale_of_sat(tmp_path: Path) -> None:
     folder, state = tiny(tmp_path / "sat", "5b", lora=4)
     convert(str(folder), tmp_path / "out", to="diffusers")

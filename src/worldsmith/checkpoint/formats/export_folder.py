@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
-WEIGHT_FILES = (".safetensors", ".distcp", METADATA)
+WEIGHT_FILES = (".safetensors", ".distcp", ".pt", METADATA)
 """Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
 LOOSE = ("files", "versions", "worldsmith", "base_model", "card")
 """Parts of what a folder says about itself that do not make another export."""

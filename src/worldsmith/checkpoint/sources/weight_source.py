@@ -105,6 +105,8 @@ def open_weights(
     world = world or World()
     require_same_kind(root, world, field=field)
     if foreign is not None:
+        if root.is_dir():
+            require_whole(root, world)
         return foreign()
     model_folder = find_model_folder(root, world)
     if model_folder is not None:
