@@ -49,6 +49,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_run_export_and_a_folder_of_diffusers_make_the_same(tmp_path: Path, picture: str) -> None:
     world = tiny_wan.make_world(tmp_path / "world")
     config = tiny_wan.tiny_config(world, TI2V, steps=2)

@@ -42,7 +42,7 @@ def export(run: Path, out: Path, **options: Any) -> Path:
     return out
 
 
-@pytest.mark.parametrize("recipe", [T2V, TI2V])
+@pytest.mark.parametrize("recipe", [pytest.param(T2V, marks=pytest.mark.slow), TI2V])
 def test_the_pipeline_loads_answers_alike_and_starts_other_runs(world: Path, tmp_path: Path, recipe: str) -> None:
     config = tiny_wan.tiny_config(world, recipe, steps=2)
     Trainer(config, run_folder=tmp_path / "run").train()
@@ -66,9 +66,13 @@ def test_the_pipeline_loads_answers_alike_and_starts_other_runs(world: Path, tmp
         assert torch.equal(started[name], parameter), name
 
 
-@pytest.mark.parametrize(("expert", "own", "other"), [
-    ("high_noise", "transformer", "transformer_2"), ("low_noise", "transformer_2", "transformer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expert", "own", "other"),
+    [
+        pytest.param("high_noise", "transformer", "transformer_2", marks=pytest.mark.slow),
+        ("low_noise", "transformer_2", "transformer"),
+    ],
+)
 def test_an_expert_starts_from_its_pipeline_and_leaves_the_other_as_it_was(
     world: Path, tmp_path: Path, expert: Any, own: str, other: str
 ) -> None:

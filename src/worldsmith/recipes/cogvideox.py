@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
-from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
-from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.cogvideox import architecture
 from worldsmith.models.cogvideox.architecture import NetworkConfig
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
+from worldsmith.recipes.pipeline_run import clips, make_tiny, named, pipeline_run, with_adapters
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
-from worldsmith.training.loop_config import LoopConfig, monitors
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
 from worldsmith.training.trainer import Trainer
@@ -32,51 +29,27 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 @recipe("cogvideox_2b")
 def cogvideox_2b() -> Trainer.Config:
     """CogVideoX-2B, all weights; clips of 49 frames at tier 480."""
-    return Trainer.Config(
-        job=JobConfig(experiment="cogvideox_2b", project="cogvideox", group="sft", name="cogvideox_2b"),
-        model=ModelSpec(
-            name="cogvideox",
-            config=CogVideoXGenerator.Config(
-                network=architecture.cogvideox_2b(),
-                tokenizer=CogVideoXVAE.Config(vae_path=PIPELINE),
-                text_encoder=T5TextEncoder.Config(
-                    path=PIPELINE, max_length=ref("model.config.network.max_text_seq_length")
-                ),
-                activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+    return pipeline_run(
+        "cogvideox_2b",
+        CogVideoXGenerator.Config(
+            network=architecture.cogvideox_2b(),
+            tokenizer=CogVideoXVAE.Config(vae_path=PIPELINE),
+            text_encoder=T5TextEncoder.Config(
+                path=PIPELINE, max_length=ref("model.config.network.max_text_seq_length")
             ),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
         ),
+        load_path=PIPELINE,
+        clip_norm=0.1,
         objective=VPrediction.Config(shift_scale=3.0),
         optimizer=AdamW.Config(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=1e-4),
         # A twentieth of the rate for 100 steps, then down to a hundredth.
         scheduler=LambdaLinear.Config(
             cycle_lengths=[99, 901], warm_up_steps=[0, 0], f_start=[0.05, 0.91], f_max=[0.05, 0.91], f_min=[0.05, 0.009]
         ),
-        trainer=LoopConfig(
-            max_iter=1000,
-            logging_iter=20,
-            callbacks={
-                "grad_clip": GradClip.Config(clip_norm=0.1),
-                "EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[6.0]),
-                **monitors(),
-            },
-        ),
-        checkpoint=Checkpointer.Config(load_path=PIPELINE, save_iter=500),
+        callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[6.0])},
         dataloader_train=VideoLoader.Config(
-            dataset=VideoDataset.Config(
-                path="${oc.env:DATASET_PATH}",
-                resolution="480",
-                num_video_frames=49,
-                min_frames=49,
-                temporal_interval_mode="entire_chunk",
-                conditioning_config={},
-                append_duration_fps_timestamps=False,
-                append_resolution_info=False,
-            ),
-            packer="alike",
-            max_samples_per_batch=2,
-            max_caption_tokens=ref("model.config.text_encoder.max_length"),
-            num_workers=4,
-            latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
+            max_samples_per_batch=2, **clips("480", 49, temporal_interval_mode="entire_chunk")
         ),
     )
 
@@ -84,7 +57,7 @@ def cogvideox_2b() -> Trainer.Config:
 @recipe("cogvideox_5b", starts_from="cogvideox_2b")
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B, all weights."""
-    config.job.experiment = config.job.name = "cogvideox_5b"
+    named(config, "cogvideox_5b")
     cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
     config.objective.shift_scale = 1.0
     return config
@@ -111,67 +84,67 @@ def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
 def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-2B, adapters of rank 128 on the attention."""
-    return with_adapters(config, "cogvideox_2b_lora")
+    return adapted(config, "cogvideox_2b_lora")
 
 
 @recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
 def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B, adapters of rank 128 on the attention."""
-    return with_adapters(config, "cogvideox_5b_lora")
+    return adapted(config, "cogvideox_5b_lora")
 
 
 @recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B-I2V, adapters of rank 256 on the attention; the table of positions stays as it is."""
-    return with_adapters(config, "cogvideox_5b_i2v_lora", rank=256)
+    return adapted(config, "cogvideox_5b_i2v_lora", rank=256)
 
 
 @recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B, adapters of rank 128 on the attention."""
-    return with_adapters(config, "cogvideox1_5_5b_lora")
+    return adapted(config, "cogvideox1_5_5b_lora")
 
 
 @recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B-I2V, adapters of rank 128 on the attention."""
-    return with_adapters(config, "cogvideox1_5_5b_i2v_lora")
+    return adapted(config, "cogvideox1_5_5b_i2v_lora")
 
 
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
 def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox_2b: a network of 38 thousand parameters on clips of 64 pixels, on a CPU."""
-    return make_tiny(config, "cogvideox_2b_tiny")
+    return make_twin(config, "cogvideox_2b_tiny")
 
 
 @recipe("cogvideox_5b_tiny", starts_from="cogvideox_5b")
 def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox_5b: the same with rotary positions."""
-    return make_tiny(config, "cogvideox_5b_tiny")
+    return make_twin(config, "cogvideox_5b_tiny")
 
 
 @recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox_5b_i2v: with an image and a learned table of positions."""
-    return make_tiny(config, "cogvideox_5b_i2v_tiny")
+    return make_twin(config, "cogvideox_5b_i2v_tiny")
 
 
 @recipe("cogvideox1_5_5b_tiny", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox1_5_5b: with two latent frames in a token."""
-    return make_tiny(config, "cogvideox1_5_5b_tiny")
+    return make_twin(config, "cogvideox1_5_5b_tiny")
 
 
 @recipe("cogvideox1_5_5b_i2v_tiny", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of cogvideox1_5_5b_i2v: with an image beside them."""
-    return make_tiny(config, "cogvideox1_5_5b_i2v_tiny")
+    return make_twin(config, "cogvideox1_5_5b_i2v_tiny")
 
 
 @recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
 def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
     """The demo of CogVideoX: 64-pixel clips of moving coloured shapes with one-sentence captions."""
-    config.job.experiment = config.job.name = "cogvideox_demo"
+    named(config, "cogvideox_demo")
     config.job.group = "demo"
     network = cast(CogVideoXGenerator.Config, config.model.config).network
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
@@ -194,7 +167,7 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
     """Another network, on clips of one size and of the frames that it was made for."""
-    config.job.experiment = config.job.name = name
+    named(config, name)
     model = cast(CogVideoXGenerator.Config, config.model.config)
     model.network = network
     model.image = ImageConfig() if network.in_channels > network.out_channels else None
@@ -204,30 +177,18 @@ def change_network(config: Trainer.Config, name: str, network: NetworkConfig, si
     return config
 
 
-def with_adapters(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
+def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
     """Trains adapters alone, at the published rank, scale and learning rate of the diffusers trainer."""
-    config.job.experiment = config.job.name = name
-    model = cast(CogVideoXGenerator.Config, config.model.config)
-    model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, rank // 2
-    config.optimizer.lr = 2e-5
-    return config
+    return with_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
 
 
-def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Sizes for a CPU, random weights, the shipped VAE and text encoder."""
-    config.job.experiment = config.job.name = name
-    config.job.project = "worldsmith"
+def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
+    """With the shipped VAE and text encoder."""
     model = cast(CogVideoXGenerator.Config, config.model.config)
-    model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
+    make_tiny(config, name, tiny_twin(model.network), frames=9)
     model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"
-    model.network = tiny_twin(model.network)
-    model.activation_checkpointing.mode = "none"
-    config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
-    config.optimizer.lr = 3e-3
-    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
-    dataset.resolution = "64x64" if model.network.use_learned_positional_embeddings else "64"
-    dataset.num_video_frames = dataset.min_frames = 9
-    config.dataloader_train.num_workers = 0
+    if model.network.use_learned_positional_embeddings:
+        cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "64x64"
     return config
 
 

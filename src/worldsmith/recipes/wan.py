@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref
-from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
-from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
-from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.wan import architecture
 from worldsmith.models.wan.generator import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.loop_config import LoopConfig, monitors
+from worldsmith.recipes.pipeline_run import clips, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
 from worldsmith.training.trainer import Trainer
@@ -24,46 +21,29 @@ from worldsmith.training.trainer import Trainer
 PIPELINE = "${oc.env:WAN_PATH}"
 """A diffusers pipeline: its transformers, VAE, text encoder and tokenizer."""
 
+ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
+
 
 @recipe("wan21_t2v_1b")
 def wan21_t2v_1b() -> Trainer.Config:
     """Wan 2.1 1.3B, text to video, all weights; clips of 81 frames at tier 480."""
-    return Trainer.Config(
-        job=JobConfig(experiment="wan21_t2v_1b", project="wan", group="sft", name="wan21_t2v_1b"),
-        model=ModelSpec(
-            name="wan",
-            config=WanGenerator.Config(
-                network=architecture.wan21_1b(),
-                tokenizer=WanFamilyVAE.Config(vae_path=PIPELINE),
-                text_encoder=UMT5TextEncoder.Config(path=PIPELINE),
-                activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
-            ),
+    return pipeline_run(
+        "wan21_t2v_1b",
+        WanGenerator.Config(
+            network=architecture.wan21_1b(),
+            tokenizer=WanFamilyVAE.Config(vae_path=PIPELINE),
+            text_encoder=UMT5TextEncoder.Config(path=PIPELINE),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
         ),
+        load_path=PIPELINE,
+        callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[5.0])},
         objective=RectifiedFlow.Config(video_distribution="logitnormal", shift=3),
         optimizer=AdamW.Config(lr=1e-5, betas=[0.9, 0.999], eps=1e-8, weight_decay=1e-2),
         scheduler=LambdaLinear.Config(
             cycle_lengths=[1000], warm_up_steps=[50], f_start=[0.01], f_max=[1.0], f_min=[1.0]
         ),
-        trainer=LoopConfig(
-            max_iter=1000, logging_iter=20, callbacks={"grad_clip": GradClip.Config(clip_norm=1.0), **monitors()}
-        ),
-        checkpoint=Checkpointer.Config(load_path=PIPELINE, save_iter=500),
         dataloader_train=VideoLoader.Config(
-            dataset=VideoDataset.Config(
-                path="${oc.env:DATASET_PATH}",
-                resolution="480",
-                num_video_frames=81,
-                min_frames=81,
-                temporal_interval_mode="entire_chunk",
-                conditioning_config={},
-                append_duration_fps_timestamps=False,
-                append_resolution_info=False,
-            ),
-            packer="alike",
-            max_samples_per_batch=1,
-            max_caption_tokens=ref("model.config.text_encoder.max_length"),
-            num_workers=4,
-            latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
+            max_samples_per_batch=1, **clips("480", 81, temporal_interval_mode="entire_chunk")
         ),
     )
 
@@ -103,49 +83,49 @@ def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
 @recipe("wan21_t2v_1b_lora", starts_from="wan21_t2v_1b")
 def wan21_t2v_1b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 1.3B, text to video, adapters of rank 32."""
-    return with_adapters(config, "wan21_t2v_1b_lora")
+    return with_adapters(config, "wan21_t2v_1b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_14b_lora", starts_from="wan21_t2v_14b")
 def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, text to video, adapters of rank 32."""
-    return with_adapters(config, "wan21_t2v_14b_lora")
+    return with_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_ti2v_5b_lora", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, adapters of rank 32."""
-    return with_adapters(config, "wan22_ti2v_5b_lora")
+    return with_adapters(config, "wan22_ti2v_5b_lora", **ADAPTERS)
 
 
 @recipe("wan22_t2v_a14b_lora", starts_from="wan22_t2v_a14b")
 def wan22_t2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, text to video, adapters of rank 32 on an expert."""
-    return with_adapters(config, "wan22_t2v_a14b_lora")
+    return with_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_i2v_a14b_lora", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, image to video, adapters of rank 32 on an expert."""
-    return with_adapters(config, "wan22_i2v_a14b_lora")
+    return with_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_tiny", starts_from="wan21_t2v_1b")
 def wan21_t2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan21_t2v_1b: a network of 22 thousand parameters on clips of 64 pixels, on a CPU."""
-    return make_tiny(config, "wan21_t2v_tiny")
+    return make_twin(config, "wan21_t2v_tiny")
 
 
 @recipe("wan22_ti2v_tiny", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan22_ti2v_5b: half of the clips from their first frame."""
-    return make_tiny(config, "wan22_ti2v_tiny")
+    return make_twin(config, "wan22_ti2v_tiny")
 
 
 @recipe("wan22_i2v_a14b_tiny", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan22_i2v_a14b: an expert, with an image beside the noisy video."""
-    make_tiny(config, "wan22_i2v_a14b_tiny")
+    make_twin(config, "wan22_i2v_a14b_tiny")
     model_of(config).network.in_channels = 12
     return config
 
@@ -177,11 +157,6 @@ def model_of(config: Trainer.Config) -> WanGenerator.Config:
     return cast(WanGenerator.Config, config.model.config)
 
 
-def named(config: Trainer.Config, name: str) -> Trainer.Config:
-    config.job.experiment = config.job.name = name
-    return config
-
-
 def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
     """One of two networks, which starts as the pipeline has it."""
     model, config.checkpoint.load_path = model_of(config), None
@@ -189,22 +164,9 @@ def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.C
     return named(config, name)
 
 
-def with_adapters(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Trains adapters alone, on the attention."""
-    model, config.optimizer.lr = model_of(config), 1e-4
-    model.lora_enabled, model.lora_rank, model.lora_alpha = True, 32, 32
-    return named(config, name)
-
-
-def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Sizes for a CPU, random weights; VAE and text encoder stay a pipeline's, of 4 latent and 32 text channels."""
-    model, config.job.project = model_of(config), "worldsmith"
-    model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
-    model.network, model.text_encoder.max_length = architecture.tiny(), 16
-    model.activation_checkpointing.mode = "none"
-    config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
-    config.optimizer.lr, config.objective.shift = 3e-3, 1
-    data = cast(VideoLoader.Config, config.dataloader_train)
-    data.dataset.resolution, data.dataset.num_video_frames, data.dataset.min_frames = "64", 9, 9
-    data.num_workers, data.max_samples_per_batch = 0, 4
-    return named(config, name)
+def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
+    """On clips of 9 frames; the pipeline's VAE has 4 latent channels, and its text encoder 32."""
+    make_tiny(config, name, architecture.tiny(), frames=9)
+    model_of(config).text_encoder.max_length, config.objective.shift = 16, 1
+    config.dataloader_train.max_samples_per_batch = 4
+    return config

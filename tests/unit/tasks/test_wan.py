@@ -65,7 +65,7 @@ def test_data_that_it_cannot_learn_from_are_refused(
         WanTask.check(run)
 
 
-@pytest.mark.parametrize("recipe", [TI2V, I2V])
+@pytest.mark.parametrize("recipe", [pytest.param(TI2V, marks=pytest.mark.slow), I2V])
 def test_a_run_over_a_cache_that_was_stopped_goes_on(
     world: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
