@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.cogvideox.sampler import dynamic_scale
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
-from worldsmith.sampling.generate import generate, generate_latents
+from worldsmith.sampling.generate import BranchShare, generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 
 STEPS, GUIDANCE = 4, 3.0
@@ -133,6 +136,26 @@ def test_neighbours_of_other_shapes_change_nothing(generator: CogVideoXGenerator
             alone = generate_latents(generator, [request], **settings)[0]
             assert (found - alone).abs().max() < 1e-4
     assert (together[0] - together[2]).abs().max() > 1e-2
+
+
+def test_branches_of_guidance_on_two_processes_give_the_same(generator: CogVideoXGenerator) -> None:
+    """Each computes one branch of all requests; here they are two threads that hand their answers over."""
+    requests, settings = [REQUEST, replace(REQUEST, seed=9, num_frames=1)], {"steps": 3, "scheduler": "dpm"}
+    alone = generate_latents(generator, requests, **settings)
+    meet, handed = threading.Barrier(2, timeout=60), [torch.empty(0)] * 2
+
+    def gather(branch: int, answers: torch.Tensor) -> list[torch.Tensor]:
+        meet.wait()
+        handed[branch] = answers
+        meet.wait()
+        return list(handed)
+
+    def half(branch: int) -> list[torch.Tensor]:
+        return generate_latents(generator, requests, share=BranchShare(branch, partial(gather, branch)), **settings)
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(half, (0, 1)):
+            assert max(float((one - other).abs().max()) for one, other in zip(found, alone, strict=True)) < 1e-4
 
 
 LATER: dict[str, Any] = {"patch_size_t": 2, "patch_bias": False}

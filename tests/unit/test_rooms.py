@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "worldsmith"
 FILES = sorted(PACKAGE.rglob("*.py"))
-FAMILIES = ("cosmos3", "vision_language")
+FAMILIES = ("cogvideox", "cosmos3", "flux", "vision_language", "wan")
 FAMILY_PLACES = tuple(f"{place}/" for name in FAMILIES for place in (f"models/{name}", f"checkpoint/formats/{name}"))
 FAMILY_PLACES += (*(f"tasks/{name}.py" for name in FAMILIES), "models/video_vae/", "recipes/")
 

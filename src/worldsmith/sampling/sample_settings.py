@@ -45,7 +45,7 @@ class SampleSettings(Config):
     width: Count | None = None
     """Pixels, a multiple of 16, in place of a tier."""
     num_frames: Count | None = None
-    """1 is an image, 4k+1 (CogVideoX: 8k+1) a video; null: as in training, or of the released weights."""
+    """1 is an image, 4k+1 (of some families 8k+1) a video; null: as in training, or of the released weights."""
     fps: PositiveFactor | None = None
     """Frames per second; null: as in training, or of the released weights."""
     seed: Seed | None = None
