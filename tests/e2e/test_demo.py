@@ -20,6 +20,7 @@ DEMOS = {
     "cogvideox_demo": ["demo_pipeline.sh", "cogvideox_demo"],
     "wan_demo": ["demo_pipeline.sh", "wan_demo"],
 }
+QUICK = ["moving_shapes", "cogvideox_demo", pytest.param("wan_demo", marks=pytest.mark.slow)]
 LAST_LINE = re.compile(r"adherence (\d\.\d\d) \(untrained (\d\.\d\d)\) over (\d+) prompts")
 
 
@@ -38,7 +39,7 @@ def commands(folder: Path, name: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize("name", QUICK)
 def test_the_commands_of_a_demo_lead_to_figures_and_do_nothing_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
