@@ -60,10 +60,10 @@ class CogVideoXVAE(MomentsVAE):
 
         state = read_pt(self.source)
         with torch.device("meta"):
-            model = self.library_class.from_config(read_settings(self.source)).to(self.dtype)
+            model = self.library_class.from_config(read_settings(self.source))
         require_fit(state, model.state_dict(), self.source, field=FIELD)
-        model = model.to_empty(device=self.device)
-        model.load_state_dict(state)
+        own = {name: tensor.to(self.device, self.dtype, copy=True) for name, tensor in state.items()}
+        model.load_state_dict(own, assign=True)
         return model
 
     @property
