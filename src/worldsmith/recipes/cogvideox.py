@@ -15,11 +15,11 @@ from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
-from worldsmith.recipes.pipeline_run import clips, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.recipes.pipeline_run import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
+from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:COGVIDEOX_PATH}"
@@ -144,8 +144,6 @@ def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
 @recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
 def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
     """The demo of CogVideoX: 64-pixel clips of moving coloured shapes with one-sentence captions."""
-    named(config, "cogvideox_demo")
-    config.job.group = "demo"
     network = cast(CogVideoXGenerator.Config, config.model.config).network
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
     network.time_embed_dim, network.sample_frames = 128, 17
@@ -153,16 +151,7 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
     network.patch_size = 4
     config.optimizer.lr = 3e-3
     cast(GradClip.Config, config.trainer.callbacks["grad_clip"]).clip_norm = 1.0
-    config.scheduler = LambdaCosine.Config(
-        cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
-    )
-    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
-    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
-    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
-    dataset.num_video_frames = dataset.min_frames = 17
-    dataset.caption_keys = ["caption"]
-    config.dataloader_train.max_samples_per_batch = 16
-    return config
+    return make_demo(config, "cogvideox_demo")
 
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:

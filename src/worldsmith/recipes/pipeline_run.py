@@ -14,6 +14,7 @@ from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.spec import ModelSpec
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.loop_config import LoopConfig, monitors
+from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
 
@@ -85,4 +86,18 @@ def make_tiny(config: Trainer.Config, name: str, network: Any, *, frames: int = 
     data = cast(VideoLoader.Config, config.dataloader_train)
     data.dataset.resolution, data.dataset.num_video_frames, data.dataset.min_frames = "64", frames, frames
     data.num_workers = 0
+    return named(config, name)
+
+
+def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
+    """A tiny twin that learns the demo's moving shapes: clips of 17 frames, each with one sentence."""
+    config.scheduler = LambdaCosine.Config(
+        cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
+    )
+    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
+    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
+    data = cast(VideoLoader.Config, config.dataloader_train)
+    data.dataset.num_video_frames = data.dataset.min_frames = 17
+    data.dataset.caption_keys, data.max_samples_per_batch = ["caption"], 16
+    config.job.group = "demo"
     return named(config, name)

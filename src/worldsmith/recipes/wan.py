@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from worldsmith.config import recipe, ref
+from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
@@ -12,10 +12,10 @@ from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.wan import architecture
 from worldsmith.models.wan.generator import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.recipes.pipeline_run import clips, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.recipes.pipeline_run import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
-from worldsmith.training.scheduler import LambdaCosine, LambdaLinear
+from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:WAN_PATH}"
@@ -140,17 +140,7 @@ def wan_demo(config: Trainer.Config) -> Trainer.Config:
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
     network.in_channels = network.out_channels = 48
     network.text_dim, network.freq_dim, network.ffn_dim = 64, 64, 768
-    config.scheduler = LambdaCosine.Config(
-        cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
-    )
-    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
-    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
-    data = cast(VideoLoader.Config, config.dataloader_train)
-    data.dataset.num_video_frames = data.dataset.min_frames = 17
-    data.dataset.caption_keys = ["caption"]
-    data.max_samples_per_batch = 16
-    config.job.group = "demo"
-    return named(config, "wan_demo")
+    return make_demo(config, "wan_demo")
 
 
 def model_of(config: Trainer.Config) -> WanGenerator.Config:

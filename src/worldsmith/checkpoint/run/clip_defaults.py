@@ -19,3 +19,11 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         "unconditional_keeps_metadata": dataset["cfg_dropout_keep_metadata"],
         "max_caption_tokens": loader["max_caption_tokens"],
     }
+
+
+def shift_of(tree: Mapping[str, Any]) -> float | None:
+    """The shift of the noise of a run's videos; None where it depends on each clip's size: a table without its tier."""
+    shift = tree["objective"]["shift"]
+    if isinstance(shift, dict):
+        shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])
+    return None if shift is None else float(shift)

@@ -23,7 +23,7 @@ from worldsmith.checkpoint.formats.family_formats import (
     Naming,
     NetworkDifference,
 )
-from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
@@ -93,10 +93,7 @@ class Cosmos3Formats(FamilyFormats):
         model.text_tokenizer.path = str(folder / TOKENIZER)
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Cosmos3Defaults:
-        shift = tree["objective"]["shift"]
-        if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
-            shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])
-        return Cosmos3Defaults(shift=None if shift is None else float(shift), **clip_defaults(tree))
+        return Cosmos3Defaults(shift=shift_of(tree), **clip_defaults(tree))
 
     def read_defaults(self, data: Mapping[str, Any]) -> Cosmos3Defaults:
         return Cosmos3Defaults(**data)

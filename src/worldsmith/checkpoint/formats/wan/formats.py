@@ -10,7 +10,7 @@ from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import DType
 from worldsmith.checkpoint.formats.pipeline.formats import PIPELINE_INDEX, PipelineFormats
-from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.wan.defaults import WanDefaults
@@ -44,11 +44,7 @@ class WanFormats(PipelineFormats):
         return own if (folder / PIPELINE_INDEX).is_file() else folder
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> WanDefaults:
-        shift = tree["objective"]["shift"]
-        if isinstance(shift, dict):  # a table without the tier makes the shift depend on each clip's size
-            shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])
-        shift = None if shift is None else float(shift)
-        return WanDefaults(shift=shift, captions_as_given=False, **clip_defaults(tree))
+        return WanDefaults(shift=shift_of(tree), captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> WanDefaults:
         """What its scheduler says, at the published size."""
