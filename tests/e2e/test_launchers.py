@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ASSETS = ROOT / "src/worldsmith/assets"
 REASONER = ("VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
-READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "COGVIDEOX_PATH", "WORLD_SIZE", *REASONER)
+READ = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "COGVIDEOX_PATH", "FLUX_PATH", "WORLD_SIZE", *REASONER)
 RECORDER = r"""#!/usr/bin/env bash
 printf '%s\n' "$(basename "$0")" "$@"
 for name in DATASET_PATH BASE_CHECKPOINT_PATH WAN_VAE_PATH WORLD_SIZE VIDEOPHYSICS_ROOT VLM_SAFETENSORS_PATH \
-    COGVIDEOX_PATH; do
+    COGVIDEOX_PATH FLUX_PATH; do
     echo "$name=${!name:-}"
 done
 """
@@ -74,6 +74,13 @@ def test_one_script_starts_every_cogvideox(recipe: str, model: str, recorders: P
     assert toml.is_file()
     assert f"--sft-toml={toml}" in said
     assert f"COGVIDEOX_PATH=zai-org/CogVideoX{'' if model[0] == '1' else '-'}{model}" in said
+
+
+@pytest.mark.parametrize(("recipe", "model"), [("flux_dev_lora", "dev"), ("flux_schnell_lora", "schnell")])
+def test_one_script_starts_every_flux(recipe: str, model: str, recorders: Path) -> None:
+    said = launch("launch_sft_flux.sh", path=recorders, RECIPE=recipe).stdout.splitlines()
+    assert f"--sft-toml={EXAMPLES / f'toml/sft_config/{recipe}.toml'}" in said
+    assert f"FLUX_PATH=black-forest-labs/FLUX.1-{model}" in said
 
 
 def test_one_process_needs_no_launch_and_variables_win(recorders: Path) -> None:

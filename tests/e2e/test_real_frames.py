@@ -1,4 +1,4 @@
-"""Frames of real clips are images to learn from, where WORLDSMITH_REAL_CLIPS names a folder with clips."""
+"""Frames of real clips are images to learn from: `DATASET_PATH` names a folder of clips."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tiny_runs
 from worldsmith.data.clips.captions import CAPTION_KEYS
 from worldsmith.training.trainer import Trainer
 
-CLIPS = Path(os.environ.get("WORLDSMITH_REAL_CLIPS", "")) / "train"
+CLIPS = Path(os.environ.get("DATASET_PATH", "")) / "train"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (CLIPS / "video_dataset_file.jsonl").is_file(), reason="WORLDSMITH_REAL_CLIPS names no folder of clips"
+        not (CLIPS / "video_dataset_file.jsonl").is_file(), reason="DATASET_PATH names no folder of clips"
     ),
 ]
 

@@ -19,7 +19,13 @@ from worldsmith.config.tree.reader import from_yaml
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
 ENVIRONMENT = {
     **{"DATASET_PATH": "clips", "BASE_CHECKPOINT_PATH": "base", "WAN_VAE_PATH": "vae.pth"},
-    **{"VLM_SAFETENSORS_PATH": "merged", "COGVIDEOX_PATH": "cogvideox", "WAN_PATH": "wan", "WORLD_SIZE": "8"},
+    **{
+        "VLM_SAFETENSORS_PATH": "merged",
+        "COGVIDEOX_PATH": "cogvideox",
+        "WAN_PATH": "wan",
+        "FLUX_PATH": "flux",
+        "WORLD_SIZE": "8",
+    },
 }
 """What the recipes read; the number of processes is that of the recipes for 8 GPUs, and the others take any."""
 CHECK = """

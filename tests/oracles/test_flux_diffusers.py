@@ -111,7 +111,7 @@ def test_loss_and_gradients_of_one_process(world: Path, guided: bool) -> None:
 
 @pytest.mark.parametrize(
     ("network", "count"),
-    [(flux_dev(), 11_901_408_320), (flux_schnell(), 11_891_178_560), (tiny(), 78_544)],
+    [(flux_dev(), 11_901_408_320), (flux_schnell(), 11_891_178_560), (tiny(), 80_592)],
     ids=["dev", "schnell", "tiny"],
 )
 def test_names_and_counts_of_the_networks(network: NetworkConfig, count: int) -> None:

@@ -45,8 +45,8 @@ def answer(network: Any) -> torch.Tensor:
     ids = FluxPipeline._prepare_latent_image_ids(2, 4, 4, "cpu", torch.float32)
     found: torch.Tensor = network(
         hidden_states=torch.randn(2, 16, 16, generator=draw), timestep=torch.tensor([0.1, 0.9]),
-        guidance=torch.tensor([1.0, 3.5]), pooled_projections=torch.randn(2, 32, generator=draw),
-        encoder_hidden_states=torch.randn(2, 16, 32, generator=draw), txt_ids=torch.zeros(16, 3), img_ids=ids,
+        guidance=torch.tensor([1.0, 3.5]), pooled_projections=torch.randn(2, 64, generator=draw),
+        encoder_hidden_states=torch.randn(2, 16, 64, generator=draw), txt_ids=torch.zeros(16, 3), img_ids=ids,
     ).sample  # fmt: skip
     return found
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
+from worldsmith.models.flux.generator import FluxGenerator
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.trainer import Trainer
 
@@ -54,12 +55,12 @@ def make_parts(folder: Path) -> None:
         use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1, scaling_factor=0.4,
     ).save_pretrained(folder / "vae")  # fmt: skip
     clip = CLIPTextConfig(
-        vocab_size=len(letters()), hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(letters()), hidden_size=64, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=77, bos_token_id=0, eos_token_id=1, pad_token_id=1,
     )  # fmt: skip
     CLIPTextModel(clip).save_pretrained(folder / "text_encoder")
     make_clip_tokenizer(folder / "tokenizer")
-    t5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu")
+    t5 = T5Config(vocab_size=64, d_model=64, d_kv=8, d_ff=37, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu")
     T5EncoderModel(t5).save_pretrained(folder / "text_encoder_2")
     tiny_cogvideox.make_tokenizer(folder / "tokenizer_2")
 
@@ -80,8 +81,10 @@ def make_clip_tokenizer(folder: Path) -> None:
 
 def tiny_config(world: Path, recipe: str = "flux_tiny", *, steps: int = 4) -> Trainer.Config:
     """A run of a shipped recipe over `make_world(world)` that logs every step."""
-    os.environ |= {"FLUX_PATH": str(world / "pipeline"), "DATASET_PATH": str(world / "data")}
+    os.environ |= {"DATASET_PATH": str(world / "data")}
     config = cast(Trainer.Config, get_recipe(recipe))
+    model = cast(FluxGenerator.Config, config.model.config)
+    model.tokenizer.vae_path = model.text_encoder.path = str(world / "pipeline")
     config.trainer.max_iter, config.trainer.logging_iter, config.trainer.cpu_threads = steps, 1, 1
     config.trainer.callbacks = {"metrics": Metrics.Config(tensorboard=False)}
     config.checkpoint.save_iter = steps

@@ -168,7 +168,8 @@ class TestShippedRecipes:
 
     @pytest.fixture(autouse=True)
     def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VLM_SAFETENSORS_PATH", "COGVIDEOX_PATH"):
+        pipelines = "COGVIDEOX_PATH", "FLUX_PATH", "WAN_PATH"
+        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VLM_SAFETENSORS_PATH", *pipelines):
             monkeypatch.setenv(name, "/data")
 
     def shipped(self) -> list[str]:

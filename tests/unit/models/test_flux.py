@@ -68,7 +68,7 @@ def test_the_shift_grows_with_the_size_as_in_the_pipeline(tokens: int) -> None:
         ({"axes_dims_rope": [4, 6, 8]}, "axes_dims_rope"),
         ({"axes_dims_rope": [16]}, "axes_dims_rope"),
         ({"axes_dims_rope": [5, 5, 6]}, "axes_dims_rope"),
-        ({"pooled_projection_dim": 64}, "pooled_projection_dim"),
+        ({"pooled_projection_dim": 65}, "pooled_projection_dim"),
     ],
     ids=str,
 )
