@@ -26,8 +26,8 @@ LAYOUTS: dict[str, Layout] = {
     "lines": lines,
     "table": table,
     "captions": captions,
-    "lerobot": lerobot,
     "sat_shards": sat_shards,
+    "lerobot": lerobot,
 }
 CHOICES = {
     "table": ("path_column", "caption_column"),
