@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipe_environment import PLACES
 
 from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
@@ -17,16 +18,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.reader import from_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/toml/sft_config").glob("*.toml"))
-ENVIRONMENT = {
-    **{"DATASET_PATH": "clips", "BASE_CHECKPOINT_PATH": "base", "WAN_VAE_PATH": "vae.pth"},
-    **{
-        "VLM_SAFETENSORS_PATH": "merged",
-        "COGVIDEOX_PATH": "cogvideox",
-        "WAN_PATH": "wan",
-        "FLUX_PATH": "flux",
-        "WORLD_SIZE": "8",
-    },
-}
+ENVIRONMENT = {**{name: name.lower() for name in PLACES}, "WORLD_SIZE": "8"}
 """What the recipes read; the number of processes is that of the recipes for 8 GPUs, and the others take any."""
 CHECK = """
 import sys

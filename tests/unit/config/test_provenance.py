@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from recipe_environment import PLACES
 
 from worldsmith.config import recipe
 from worldsmith.config.declare.configurable import walk
@@ -168,8 +169,7 @@ class TestShippedRecipes:
 
     @pytest.fixture(autouse=True)
     def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pipelines = "COGVIDEOX_PATH", "FLUX_PATH", "WAN_PATH"
-        for name in ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VLM_SAFETENSORS_PATH", *pipelines):
+        for name in PLACES:
             monkeypatch.setenv(name, "/data")
 
     def shipped(self) -> list[str]:
