@@ -25,6 +25,10 @@ from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Trainer
 
 PROMPT = "a clip."
+SHAPES = {
+    "prompt": "a red square.", "colour": "red", "shape": "square", "direction": "left", "held_out": False, "seed": 1,
+    "height": 64, "width": 64, "num_frames": 9, "fps": 8.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +97,7 @@ def test_a_video_is_made_anew_and_frames_are_rounded_up(models: dict[str, Path],
 def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[str, Path], tmp_path: Path) -> None:
     drawn = models["run"] / "samples" / "step_000000002"
     assert {file.name for file in drawn.iterdir()} == {"00_ema_guidance_3.mp4", "sheet.png"}
-    shape = {"colour": "red", "shape": "square", "direction": "left", "held_out": False}
-    line = {"prompt": "a red square.", "seed": 1, "height": 64, "width": 64, "num_frames": 9, "fps": 8.0, **shape}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(SHAPES) + "\n")
     common: dict[str, Any] = {"model": str(models["run"]), "steps": 2, "device": "cpu"}
     prompts = str(tmp_path / "prompts.jsonl")
     result = MeasureAdherence.Config(**common, prompts=prompts, out=str(tmp_path / "adherence")).build().run()
@@ -124,3 +126,7 @@ def test_an_image_goes_on_in_runs_and_commands(tmp_path: Path) -> None:
     assert (args["model_mode"], args["condition_frame_indexes_vision"], args["strength"]) == ("image2video", [0], None)
     with pytest.raises(UserError, match="does not make text2video; it makes image2video"):
         generate(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(SHAPES) + "\n")
+    prompts, asked = str(tmp_path / "prompts.jsonl"), str(tmp_path / "adherence")
+    with pytest.raises(UserError, match="makes image2video, and these prompts are for videos of text alone"):
+        MeasureAdherence.Config(model=str(tmp_path / "run"), prompts=prompts, out=asked, device="cpu").build().run()

@@ -88,6 +88,12 @@ class MeasureAdherence(VideoAction):
         models = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.untrained is not None:
             models["untrained"] = find_model(config.untrained, weights="untrained", base=config.base)
+        for model in models.values():
+            if "text2video" not in model.config.modes:
+                raise UserError(
+                    f"{model.folder} makes {', '.join(model.config.modes)}, and these prompts are for videos of text "
+                    "alone; measure samples of your own (--input-files)"
+                )
         return models
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
