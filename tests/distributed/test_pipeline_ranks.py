@@ -71,13 +71,13 @@ def cases(names: list[str]) -> list[str]:
     return [f"{family}.{name}" for family in FAMILIES for name in names]
 
 
-@pytest.mark.parametrize("case", [*cases(["full"]), "cogvideox.adapters_full"])
+@pytest.mark.parametrize("case", ["cogvideox.full", "cogvideox.adapters_full", "flux.full", "wan.full"])
 def test_one_rank(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(["selective", "adapters_full", "compiled"]))
+@pytest.mark.parametrize("case", cases(["full", "selective", "adapters_full", "compiled"]))
 def test_one_rank_at_length(case: str, worlds: Path, reference: Any) -> None:
     require_equal(pipeline_ranks.run_case(case, worlds, World()), reference(case))
 

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.distributed.world import World, stop_world
+from worldsmith.models.fill import fill
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import build_model, join_world
@@ -66,7 +67,7 @@ def make_task(config: Any, world: World) -> Any:
     with torch.no_grad():  # adapters that change nothing would have no gradients
         for name, parameter in native_parameters(model.network).items():
             if name.endswith(".lora_B.weight"):
-                parameter.fill_(0.01)
+                fill(parameter, torch.linspace(-0.02, 0.03, parameter.numel()).view(parameter.shape))
     return task_of(config.model.name)(
         model=model, objective=config.objective, data=config.dataloader_train, world=world
     )

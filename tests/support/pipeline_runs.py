@@ -14,6 +14,7 @@ FAMILIES = {
     "cogvideox": ("tiny_cogvideox", "cogvideox_5b_tiny"),
     "flux": ("tiny_flux", "flux_tiny"),
     "wan": ("tiny_wan", "wan21_t2v_tiny"),
+    "wan22": ("tiny_wan", "wan22_ti2v_tiny"),
 }
 """Family -> the module that makes its parts and its data, and a recipe."""
 
