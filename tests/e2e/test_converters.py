@@ -9,6 +9,8 @@ import pytest
 import qlora_runs
 import reasoner_runs
 import tiny_cogvideox
+import tiny_flux
+import tiny_wan
 import torch
 import toy_runs
 from launch import launch
@@ -155,13 +157,15 @@ def test_a_converter_of_another_package_by_file_and_by_flags(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "before"), [("cogvideox", 30), ("reasoner", 60)])
+@pytest.mark.parametrize(("family", "before"), [("cogvideox", 30), ("flux", 30), ("wan", 30), ("reasoner", 60)])
 def test_after_50_steps_the_loss_is_that_of_full_precision_within_2_percent(
     family: str, before: int, tmp_path: Path
 ) -> None:
     """Adapters on a tiny network, over a base of so many steps."""
     make_world, make_config = {
         "cogvideox": (tiny_cogvideox.make_world, tiny_cogvideox.tiny_config),
+        "flux": (tiny_flux.make_world, tiny_flux.tiny_config),
+        "wan": (tiny_wan.make_world, tiny_wan.tiny_config),
         "reasoner": (reasoner_runs.make_world, reasoner_runs.reasoner_config),
     }[family]
     world, losses = make_world(tmp_path / "world"), {}
