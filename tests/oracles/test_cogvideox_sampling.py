@@ -217,3 +217,13 @@ def test_guidance_that_changes_is_that_of_the_published_sampler() -> None:
 
 def has_rotary(generator: CogVideoXGenerator) -> bool:
     return generator.config.network.use_rotary_positional_embeddings
+
+
+@pytest.mark.parametrize("steps", [10, 20, 25, 30, 40, 50, 100, 200])
+def test_timesteps_are_those_of_sat(steps: int) -> None:
+    """⌊999·(1 - i/N)⌋; where 1000 is no multiple of N, diffusers rounds some of them otherwise."""
+    scheduler = CogVideoXDefaults().make_scheduler("ddim")
+    scheduler.set_timesteps(steps)
+    theirs = [999 * (steps - step) // steps for step in range(steps)]
+    apart = [abs(one - other) for one, other in zip(scheduler.timesteps.tolist(), theirs, strict=True) if one != other]
+    assert apart == ([1] * 7 if steps == 30 else [])
