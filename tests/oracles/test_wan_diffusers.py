@@ -100,6 +100,8 @@ def test_loss_and_gradients_are_those_of_the_formula(world: Path, recipe: str) -
         clips[0].condition_frames, clips[1].condition_frames, clips[2].condition_frames = 1, 0, 1
     judge = step_of_diffusers(world, recipe, config, clips)
     task = make_task(config)
+    sigmas = [task.objective.sigma(clip, seed=DRAWS) for clip in clips]
+    assert recipe != I2V or min(sigmas) >= 0.9  # the levels of the expert for high noise
     step = Step(index=0, batches=[clips])
     forward_backward(step, task, seed=DRAWS)
     assert step.loss == pytest.approx(judge["loss"], rel=1e-5)
