@@ -19,8 +19,9 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from tiny_wan import I2V, T2V, TI2V
-from transformers import AutoTokenizer, UMT5EncoderModel
+from PIL import Image
+from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
+from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPVisionModel, UMT5EncoderModel
 
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
@@ -59,6 +60,9 @@ def pipeline_of(folder: Path, recipe: str, network: Any) -> Any:
         "scheduler": FlowMatchEulerDiscreteScheduler(),
         "transformer": network,
     }
+    if recipe == CLIP_I2V:
+        parts["image_encoder"] = CLIPVisionModel.from_pretrained(folder / "image_encoder")
+        parts["image_processor"] = CLIPImageProcessorPil.from_pretrained(folder / "image_processor")
     return (WanPipeline if recipe == T2V else WanImageToVideoPipeline)(**parts, expand_timesteps=recipe == TI2V)
 
 
@@ -68,12 +72,12 @@ def step_of_diffusers(world: Path, recipe: str, config: Any, clips: list[Any]) -
     network.load_state_dict({name: p.detach() for name, p in task.model.network.named_parameters()}, strict=True)
     pipeline = pipeline_of(world / recipe, recipe, network)
     mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in tiny_wan.STATISTICS.values())
-    losses = []
+    length, losses = config.model.config.text_encoder.max_length, []
     for clip in clips:
         pixels = clip.video[None].float() / 127.5 - 1
         with torch.no_grad():
             x0 = (pipeline.vae.encode(pixels).latent_dist.mode() - mean) / std
-        text = WanPipeline._get_t5_prompt_embeds(pipeline, clip.caption, max_sequence_length=16)
+        text = WanPipeline._get_t5_prompt_embeds(pipeline, clip.caption, max_sequence_length=length)
         noise = sample_noise(x0.shape[1:], seed=DRAWS, position=clip.position)[None]
         sigma = task.objective.sigma(clip, seed=DRAWS)
         noisy, timestep = (1 - sigma) * x0 + sigma * noise, torch.tensor([1000 * sigma])
@@ -82,17 +86,22 @@ def step_of_diffusers(world: Path, recipe: str, config: Any, clips: list[Any]) -
             active[:, :, : clip.condition_frames] = 0
             noisy = (1 - active) * x0 + active * noisy
             timestep = (active[0][0][:, ::2, ::2] * timestep).flatten()[None]
-        if recipe == I2V:
+        image_states = None
+        if recipe == CLIP_I2V:
+            frame = Image.fromarray(clip.video[:, 0].permute(1, 2, 0).numpy())
+            with torch.no_grad():
+                image_states = pipeline.encode_image(frame, "cpu")
+        if recipe in (I2V, CLIP_I2V):
             _, beside = pipeline.prepare_latents(pixels[:, :, 0], 1, 4, *pixels.shape[3:], 9, torch.float32)
             noisy = torch.cat([noisy, beside], dim=1)
-        answer = network(noisy, timestep, text).sample
+        answer = network(noisy, timestep, text, image_states).sample
         losses.append((active * (answer - (noise - x0)) ** 2).sum() / active.sum())
     loss = torch.stack(losses).mean()
     loss.backward()
     return {"loss": float(loss.detach()), "gradients": {name: p.grad for name, p in network.named_parameters()}}
 
 
-@pytest.mark.parametrize("recipe", [T2V, TI2V, I2V])
+@pytest.mark.parametrize("recipe", [T2V, TI2V, I2V, CLIP_I2V])
 def test_loss_and_gradients_are_those_of_the_formula(world: Path, recipe: str) -> None:
     config = tiny_wan.tiny_config(world, recipe)
     clips = clips_of(config, world)

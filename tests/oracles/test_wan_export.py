@@ -11,12 +11,14 @@ import pytest
 import tiny_wan
 import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline
-from tiny_wan import I2V, T2V, TI2V
+from PIL import Image
+from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.wan.image_encoder import PARTS
 from worldsmith.training.trainer import Trainer
 
 
@@ -96,6 +98,25 @@ def test_an_expert_starts_from_its_pipeline_and_leaves_the_other_as_it_was(
     assert (again.config.expert, again.config.pipeline) == (expert, str(out))
     assert torch.equal(answer(again.network), answer(trained.network))
     assert torch.equal(answer(again.other_expert), answer(getattr(pipeline, other)))
+
+
+def test_the_image_encoder_goes_with_the_pipeline_as_it_was(world: Path, tmp_path: Path) -> None:
+    """A run over cached latents learns as one over none, and its export makes the same answers."""
+    config: Any = tiny_wan.tiny_config(world, CLIP_I2V, steps=2)
+    first, cached = Trainer(config, run_folder=tmp_path / "run"), Trainer(config, run_folder=tmp_path / "cached")
+    first.train()
+    cached.train()
+    for name, parameter in native_parameters(first.model.network).items():
+        assert torch.equal(native_parameters(cached.model.network)[name], parameter), name
+    out = export(tmp_path / "run", tmp_path / "out")
+    for part in PARTS:
+        assert digests(out / part) == digests(world / CLIP_I2V / part)
+    pipeline = WanImageToVideoPipeline.from_pretrained(out)
+    image = Image.fromarray(torch.full((64, 64, 3), 99, dtype=torch.uint8).numpy())
+    again = find_model(out)
+    assert (again.config.image_encoder.path, again.config.network.image_dim) == (str(out), 16)
+    own = again.load().image_encoder.states([torch.full((3, 1, 64, 64), 99, dtype=torch.uint8)])
+    torch.testing.assert_close(own, pipeline.encode_image(image, "cpu"))
 
 
 def test_adapters_are_those_of_load_lora_weights(world: Path, tmp_path: Path) -> None:

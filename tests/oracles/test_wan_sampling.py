@@ -10,7 +10,8 @@ import pytest
 import tiny_wan
 import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline
-from tiny_wan import I2V, T2V, TI2V
+from PIL import Image
+from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
 from worldsmith.models.wan.generator import EXPERTS, WanGenerator
 from worldsmith.sampling.generate import generate_latents
@@ -46,6 +47,11 @@ def pipeline_of(generator: WanGenerator, kind: Any) -> Any:
     if config.expert:
         experts = {where: generator.other_expert for where in EXPERTS.values()}
         experts[EXPERTS[config.expert]] = generator.network
+    if config.network.image_dim:
+        experts |= {
+            "image_encoder": generator.image_encoder.model,
+            "image_processor": generator.image_encoder.processor,
+        }
     pipeline = kind(
         tokenizer=generator.text_encoder.tokenizer,
         text_encoder=generator.text_encoder.encoder,
@@ -62,7 +68,10 @@ def pipeline_of(generator: WanGenerator, kind: Any) -> Any:
 def drawn(generator: WanGenerator, kind: Any, **given: Any) -> torch.Tensor:
     """The pipeline's latents [C, t, h, w]."""
     pipeline = pipeline_of(generator, kind)
-    texts = [WanPipeline._get_t5_prompt_embeds(pipeline, text, max_sequence_length=16) for text in (REQUEST.prompt, "")]
+    length = generator.config.text_encoder.max_length
+    texts = [
+        WanPipeline._get_t5_prompt_embeds(pipeline, text, max_sequence_length=length) for text in (REQUEST.prompt, "")
+    ]
     frames: torch.Tensor = pipeline(
         height=64, width=64, num_frames=9, num_inference_steps=STEPS, guidance_scale=GUIDANCE, output_type="latent",
         generator=torch.Generator().manual_seed(REQUEST.seed), prompt_embeds=texts[0], negative_prompt_embeds=texts[1],
@@ -90,13 +99,13 @@ def test_videos_of_texts_equal_the_pipeline(world: Path, recipe: str) -> None:
     assert generator.decode(found).shape == (3, 9, 64, 64)
 
 
-@pytest.mark.parametrize("recipe", [TI2V, I2V])
+@pytest.mark.parametrize("recipe", [TI2V, I2V, CLIP_I2V])
 def test_videos_of_images_equal_the_pipeline(world: Path, recipe: str) -> None:
     """With two experts each answers at its noise levels, and the second may have another scale of guidance."""
     if recipe == I2V:
         tiny_wan.make_expert(world / I2V, tiny_wan.tiny_config(world, I2V), "transformer_2", 1)
     generator = make_generator(world, recipe)
-    pixels = picture()[:, 0][None] / 127.5 - 1
+    pixels: Any = Image.fromarray(picture()[:, 0].permute(1, 2, 0).numpy())
     judge = drawn(generator, WanImageToVideoPipeline, image=pixels)
     assert (ours(generator, image=picture()) - judge).abs().max() < 1e-4
     if recipe == I2V:

@@ -20,6 +20,7 @@ from worldsmith.training.trainer import Trainer
 
 STATISTICS = {"latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.5, 1.5, 0.8, 1.0]}
 T2V, TI2V, I2V = "wan21_t2v_tiny", "wan22_ti2v_tiny", "wan22_i2v_a14b_tiny"
+CLIP_I2V = "wan21_i2v_tiny"
 
 
 def make_world(folder: Path, *, clips: int = 6) -> Path:
@@ -28,6 +29,8 @@ def make_world(folder: Path, *, clips: int = 6) -> Path:
     make_parts(folder / T2V)
     make_parts(folder / TI2V, large_cells=True)
     make_parts(folder / I2V)
+    make_parts(folder / CLIP_I2V)
+    make_image_encoder(folder / CLIP_I2V)
     return folder
 
 
@@ -45,6 +48,18 @@ def make_parts(folder: Path, *, large_cells: bool = False) -> None:
     settings = UMT5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4)
     UMT5EncoderModel(settings).save_pretrained(folder / "text_encoder")
     make_tokenizer(folder / "tokenizer")
+
+
+def make_image_encoder(folder: Path) -> None:
+    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
+
+    torch.manual_seed(2)
+    settings = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=16
+    )
+    CLIPVisionModel(settings).save_pretrained(folder / "image_encoder")
+    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    CLIPImageProcessorPil(**sizes).save_pretrained(folder / "image_processor")
 
 
 def make_expert(folder: Path, config: Any, where: str, seed: int) -> Any:

@@ -140,7 +140,7 @@ class Beginning:
     solver: Solver
     conditional: SampleLayout
     unconditional: SampleLayout
-    shown: Tensor | None = None
+    shown: Any = None
     """What the network sees beside the state, in the family's own form."""
 
 

@@ -55,6 +55,14 @@ def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     return named(config, "wan21_t2v_14b")
 
 
+@recipe("wan21_i2v_14b", starts_from="wan21_t2v_1b")
+def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
+    """Wan 2.1 14B, image to video, all weights."""
+    model = model_of(config)
+    model.network, model.image_encoder.path = architecture.wan21_i2v_14b(), PIPELINE
+    return named(config, "wan21_i2v_14b")
+
+
 @recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b")
 def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, all weights; clips of 121 frames at tier 704, half of them from an image."""
@@ -92,6 +100,12 @@ def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
     return with_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
 
 
+@recipe("wan21_i2v_14b_lora", starts_from="wan21_i2v_14b")
+def wan21_i2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
+    """Wan 2.1 14B, image to video, adapters of rank 32."""
+    return with_adapters(config, "wan21_i2v_14b_lora", **ADAPTERS)
+
+
 @recipe("wan22_ti2v_5b_lora", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, adapters of rank 32."""
@@ -114,6 +128,16 @@ def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
 def wan21_t2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan21_t2v_1b: a network of 22 thousand parameters on clips of 64 pixels, on a CPU."""
     return make_twin(config, "wan21_t2v_tiny")
+
+
+@recipe("wan21_i2v_tiny", starts_from="wan21_i2v_14b")
+def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of wan21_i2v_14b: an image beside the noisy video, and its states beside the text."""
+    make_twin(config, "wan21_i2v_tiny")
+    model = model_of(config)
+    model.network.in_channels, model.network.image_dim, model.network.added_kv_proj_dim = 12, 16, 24
+    model.text_encoder.max_length, model.image_encoder.precision = 512, "float32"
+    return config
 
 
 @recipe("wan22_ti2v_tiny", starts_from="wan22_ti2v_5b")

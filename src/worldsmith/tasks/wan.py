@@ -49,7 +49,8 @@ class WanTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        return "opening" if self.model.config.network.takes_image else "none"
+        network = self.model.config.network
+        return "none" if not network.takes_image else "opening and pixels" if network.image_dim else "opening"
 
     def encode_part(self, part: VideoSample) -> Tensor:
         if part.video is None or part.video.shape[1] == part.num_frames:
@@ -62,7 +63,10 @@ class WanTask(PipelineTask):
         if not self.model.config.network.takes_image:
             return {"given": [sample.condition_frames for sample in batch]}
         images = [sample.image for sample in batch if sample.image is not None]
-        return {"image": torch.stack([self.model.beside_image(opening) for opening in self.latents(images)])}
+        frames = [image.video for image in images if image.video is not None]
+        states = self.model.image_encoder.states(frames) if self.model.config.network.image_dim else None
+        openings = [self.model.beside_image(opening) for opening in self.latents(images)]
+        return {"image": torch.stack(openings), "image_states": states}
 
 
 FAMILY = WanTask

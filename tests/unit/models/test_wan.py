@@ -13,13 +13,25 @@ from torch import nn
 
 from worldsmith.config import WrongValueError
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder, read_caption
-from worldsmith.models.wan.architecture import NetworkConfig, tiny, wan21_1b, wan22_5b, wan22_i2v_14b, wan_14b
+from worldsmith.models.wan.architecture import (
+    NetworkConfig,
+    tiny,
+    wan21_1b,
+    wan21_i2v_14b,
+    wan22_5b,
+    wan22_i2v_14b,
+    wan_14b,
+)
 from worldsmith.models.wan.generator import WanGenerator, part_of
+from worldsmith.models.wan.image_encoder import WanImageEncoder
 
+CLIP = replace(tiny(), in_channels=12, image_dim=8, added_kv_proj_dim=24)
+CLIP_ENCODER, SHORT = WanImageEncoder.Config(path="pipeline"), UMT5TextEncoder.Config(max_length=16)
 SIZES = {
     "1.3B": (wan21_1b, 1_418_996_800),
     "14B": (wan_14b, 14_288_491_584),
     "I2V A14B": (wan22_i2v_14b, 14_288_901_184),
+    "I2V 14B": (wan21_i2v_14b, 16_394_878_784),
     "5B": (wan22_5b, 4_999_787_712),
     "tiny": (tiny, 21_784),
 }
@@ -33,7 +45,9 @@ def test_counts_and_names_are_those_of_the_network(size: str) -> None:
     network = make()
     with torch.device("meta"):
         judge = WanTransformer3DModel(**asdict(network))
-    own = WanGenerator(WanGenerator.Config(network=network), device="meta").network
+    config = WanGenerator.Config(network=network)
+    config.image_encoder.path = "pipeline" if network.image_dim else ""
+    own = WanGenerator(config, device="meta").network
     assert network.count_parameters() == count
     assert {name: p.shape for name, p in own.named_parameters()} == {n: p.shape for n, p in judge.named_parameters()}
     assert sum(p.numel() for p in judge.parameters()) == count
@@ -71,14 +85,27 @@ def test_texts_are_masked_and_zeros_behind_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"network": replace(tiny(), image_dim=8, added_kv_proj_dim=8)}, "image encoder"),
+        ({"network": CLIP}, "image_encoder.path"),
+        ({"network": CLIP, "image_encoder": CLIP_ENCODER, "text_encoder": SHORT}, "512"),
+        ({"network": replace(CLIP, added_kv_proj_dim=8)}, "added_kv_proj_dim"),
+        ({"network": replace(CLIP, pos_embed_seq_len=8)}, "pos_embed_seq_len"),
         ({"network": replace(tiny(), in_channels=7)}, "in_channels"),
         ({"network": replace(tiny(), patch_size=[2, 2, 2])}, "patch_size"),
         ({"expert": "low_noise"}, "boundary_ratio"),
         ({"pipeline": "somewhere"}, "two experts"),
         ({"expand_timesteps": True, "network": replace(tiny(), in_channels=12)}, "expand_timesteps"),
     ],
-    ids=["clip", "channels", "patch", "expert", "pipeline", "timesteps"],
+    ids=[
+        "clip",
+        "clip and text",
+        "clip's channels",
+        "two images",
+        "channels",
+        "patch",
+        "expert",
+        "pipeline",
+        "timesteps",
+    ],
 )
 def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     fields: dict[str, Any] = {"network": tiny(), **change}

@@ -10,9 +10,9 @@ from worldsmith.data.stream.through_pipe import ThroughPipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-FirstFrames = Literal["none", "encoded each time", "cached", "opening"]
-"""What samples bring of their first frame on its own: nothing, its pixels, what a cache has of it, or what a cache has
-of a clip that opens with it and shows nothing after it."""
+FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
+"""What samples bring of their first frame on its own: nothing, its pixels, what a cache has of it, what a cache has of
+a clip that opens with it and shows nothing after it, or that and its pixels."""
 
 
 @dataclass(slots=True)

@@ -115,13 +115,13 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def _image(self, sample: VideoSample, window: Window, part: Part) -> VideoSample:
         """The first frame alone. Where the clip's latents are cached it is read again: a frame, not the clip."""
-        count = part.selection.count if self.first_frames == "opening" else 1
+        count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
         kept = [1] if count == 1 else [1, count]
         key = self._key(window, part, *kept) if self.first_frames != "encoded each time" else None
         latents = self.latent_cache.get(key, shape) if self.latent_cache is not None and key is not None else None
         video = None
-        if latents is None and self.decodes:
+        if (latents is None and self.decodes) or self.first_frames == "opening and pixels":
             video = self._read(window, part, 1) if sample.video is None else sample.video[:, :1].clone()
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 

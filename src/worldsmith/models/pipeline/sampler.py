@@ -63,9 +63,7 @@ class SchedulerSampler(VideoSampler):
     def make_solver(self, scheduler: Any, draws: torch.Generator) -> SchedulerSolver:
         return SchedulerSolver(scheduler, draws, self.skipped)
 
-    def start(
-        self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
         """The first state, and what the network is shown beside it. Here: noise, and nothing."""
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None

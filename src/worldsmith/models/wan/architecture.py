@@ -66,6 +66,13 @@ class NetworkConfig(Config):
         if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
             why = "an image has the channels of a latent, and its mask 4"
             raise wrong(self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * that + 4")
+        reads = (self.image_dim is not None, self.added_kv_proj_dim is not None)
+        if reads[0] != reads[1] or (any(reads) and self.added_kv_proj_dim != self.inner_dim):
+            why = f"states of an image become channels of the network, {self.inner_dim}, and are read by every block"
+            raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="write both, or none of them")
+        if self.pos_embed_seq_len is not None:
+            why = "networks of a first and a last image are not there in this version"
+            raise wrong(self, "pos_embed_seq_len", why=why, remedy="leave it out")
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")
 
@@ -75,17 +82,23 @@ class NetworkConfig(Config):
         linear = lambda a, b: a * b + b  # noqa: E731
         attention = 4 * linear(d, d) + 2 * d
         block = 2 * attention + linear(d, self.ffn_dim) + linear(self.ffn_dim, d) + 6 * d + 2 * d * self.cross_attn_norm
+        image = 0
+        if self.image_dim is not None:
+            block += 2 * linear(d, d) + d
+            image = linear(self.image_dim, self.image_dim) + linear(self.image_dim, d) + 2 * (self.image_dim + d)
         time = linear(self.freq_dim, d) + linear(d, d) + linear(d, 6 * d)
         ends = linear(self.in_channels * patch, d) + linear(self.text_dim, d) + linear(d, d)
-        return self.num_layers * block + time + ends + linear(d, self.out_channels * patch) + 2 * d
+        return self.num_layers * block + time + ends + image + linear(d, self.out_channels * patch) + 2 * d
 
     def linear_layers(self) -> list[str]:
         """Paths of the layers that can get an adapter."""
         attention = [f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")]
-        inside = [*attention, "ffn.net.0.proj", "ffn.net.2"]
+        reads = self.image_dim is not None
+        inside = [*attention, *["attn2.add_k_proj", "attn2.add_v_proj"] * reads, "ffn.net.0.proj", "ffn.net.2"]
         blocks = [f"blocks.{index}.{layer}" for index in range(self.num_layers) for layer in inside]
         texts = [f"{part}.linear_{n}" for part in ("time_embedder", "text_embedder") for n in (1, 2)]
-        return [*(f"condition_embedder.{part}" for part in ("time_proj", *texts)), *blocks, "proj_out"]
+        images = ["image_embedder.ff.net.0.proj", "image_embedder.ff.net.2"] * reads
+        return [*(f"condition_embedder.{part}" for part in ("time_proj", *texts, *images)), *blocks, "proj_out"]
 
 
 def wan21_1b() -> NetworkConfig:
@@ -96,6 +109,11 @@ def wan21_1b() -> NetworkConfig:
 def wan_14b() -> NetworkConfig:
     """Wan 2.1 14B, or an expert of Wan 2.2 A14B, for text (14.3 B parameters)."""
     return NetworkConfig()
+
+
+def wan21_i2v_14b() -> NetworkConfig:
+    """Wan 2.1 14B for images (16.4 B parameters)."""
+    return NetworkConfig(in_channels=36, image_dim=1280, added_kv_proj_dim=5120)
 
 
 def wan22_i2v_14b() -> NetworkConfig:

@@ -18,14 +18,25 @@ from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
 from worldsmith.models.wan.architecture import MASK, NetworkConfig
 from worldsmith.models.wan.defaults import WanDefaults
+from worldsmith.models.wan.image_encoder import WanImageEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RELEASED = ("Wan2.1-T2V-1.3B", "Wan2.1-T2V-14B", "Wan2.2-TI2V-5B", "Wan2.2-T2V-A14B", "Wan2.2-I2V-A14B")
+RELEASED = (
+    "Wan2.1-T2V-1.3B",
+    "Wan2.1-T2V-14B",
+    "Wan2.1-I2V-14B-480P",
+    "Wan2.1-I2V-14B-720P",
+    "Wan2.2-TI2V-5B",
+    "Wan2.2-T2V-A14B",
+    "Wan2.2-I2V-A14B",
+)
 SHORT_NAMES.update({name: f"Wan-AI/{name}-Diffusers" for name in RELEASED})
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Where a pipeline has its two experts."""
+TEXT_TOKENS = 512
+"""Before so many tokens of text, diffusers finds the states of an image."""
 TIMESTEPS = 1000
 """The timestep of noise alone."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
@@ -39,7 +50,7 @@ class WanGenerator(PipelineModel):
 
     network_class = "WanTransformer3DModel"
     blocks = ("blocks",)
-    components: ClassVar[Sequence[str]] = (*PipelineModel.components, "pipeline")
+    components: ClassVar[Sequence[str]] = (*PipelineModel.components, "image_encoder.path", "pipeline")
     defaults_class = WanDefaults
 
     class Config(PipelineModel.Config):
@@ -60,6 +71,8 @@ class WanGenerator(PipelineModel):
         """The video VAE."""
         text_encoder: UMT5TextEncoder.Config = field(default_factory=UMT5TextEncoder.Config)
         """The text encoder."""
+        image_encoder: WanImageEncoder.Config = field(default_factory=WanImageEncoder.Config)
+        """The encoder of a first frame, for a network that reads its states (Wan 2.1)."""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
@@ -85,10 +98,15 @@ class WanGenerator(PipelineModel):
 
         def check(self) -> None:
             super().check()
-            if self.network.image_dim or self.network.added_kv_proj_dim or self.network.pos_embed_seq_len:
-                names = "network.image_dim", "network.added_kv_proj_dim", "network.pos_embed_seq_len"
-                why = "an image encoder beside the VAE (Wan 2.1 image to video) is not there in this version"
-                raise wrong(self, *names, why=why, remedy="take a network of Wan 2.2 for images, which reads none")
+            if bool(self.network.image_dim) != bool(self.image_encoder.path):
+                pair = "image_encoder.path", "network.image_dim"
+                why = "a network that reads states of an image (Wan 2.1) needs their encoder, and no other does"
+                raise wrong(self, *pair, why=why, remedy="name the pipeline that has it, or leave both out")
+            if self.network.image_dim and (self.text_encoder.max_length != TEXT_TOKENS or not self.network.takes_image):
+                pair = "text_encoder.max_length", "network.in_channels"
+                why = f"a network that reads states of an image finds them before {TEXT_TOKENS} tokens of text"
+                remedy = f"write {TEXT_TOKENS}, and in_channels = 2 * out_channels + {MASK}"
+                raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
                 why = "two experts meet at a noise level, and lie in one pipeline"
@@ -118,6 +136,11 @@ class WanGenerator(PipelineModel):
         rope.freqs_cos, rope.freqs_sin = fresh.freqs_cos.to(self.device), fresh.freqs_sin.to(self.device)
 
     @cached_property
+    def image_encoder(self) -> WanImageEncoder:
+        encoder: WanImageEncoder = self.config.image_encoder.build(device=self.device)
+        return encoder
+
+    @cached_property
     def other_expert(self) -> Any:
         """The network for the other noise levels, frozen. Raises FileNotFoundError where it is not found."""
         network = self.library_class().from_pretrained(
@@ -137,12 +160,15 @@ class WanGenerator(PipelineModel):
         timesteps: Tensor,
         text: Tensor,
         image: Tensor | None = None,
+        image_states: Tensor | None = None,
         given: Sequence[int] = (),
         first: Sequence[Tensor | None] = (),
         both: bool = False,
         **beside: Any,
     ) -> Tensor:
         """With an image's latents and their mask, [n, 4 + C, t, h, w], or so many leading latent frames `given`.
+
+        `image_states`: [n, tokens, d] of the image encoder, for a network that reads them.
 
         `first`: latents to put there. `both`: each expert answers at its noise levels, and not this one at all.
         """
@@ -157,6 +183,7 @@ class WanGenerator(PipelineModel):
             hidden_states=states.to(self.dtype),
             timestep=timesteps,
             encoder_hidden_states=text.to(self.dtype),
+            encoder_hidden_states_image=None if image_states is None else image_states.to(self.dtype),
             return_dict=False,
         )[0]
         return answers

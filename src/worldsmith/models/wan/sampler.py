@@ -29,9 +29,7 @@ class WanSampler(SchedulerSampler):
         timesteps = self.make_scheduler().timesteps.tolist()
         return [self.sampling.guidance if step >= boundary * TIMESTEPS else low for step in timesteps]
 
-    def start(
-        self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
         """Raises ValueError for an image that the network does not read, and without one that it does."""
         model = self.model
         beside, given = model.config.network.takes_image, layout.condition_frames
@@ -42,13 +40,17 @@ class WanSampler(SchedulerSampler):
             return state, None
         if beside:
             frames = 1 + (layout.latent_shape[0] - 1) * model.config.latent_grid[0]
-            return state, model.beside_image(model.vae.encode_opening(condition, frames))
+            states = model.image_encoder.states([condition])[0] if model.config.network.image_dim else None
+            return state, (model.beside_image(model.vae.encode_opening(condition, frames)), states)
         return state, model.encode(condition).to(state.device)
 
     def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         shown = [sample.shown for sample in samples]
         if self.model.config.network.takes_image:
-            return {"image": torch.stack([image for image in shown if image is not None]), "both": True}
+            found: dict[str, Any] = {"image": torch.stack([image for image, _ in shown]), "both": True}
+            if self.model.config.network.image_dim:
+                found["image_states"] = torch.stack([states for _, states in shown])
+            return found
         return {"first": shown, "both": True}
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.wan.defaults import WanDefaults
 from worldsmith.models.wan.generator import EXPERTS, WanGenerator
+from worldsmith.models.wan.image_encoder import PARTS
 
 
 class WanFormats(PipelineFormats):
@@ -30,6 +31,8 @@ class WanFormats(PipelineFormats):
             index = read_json_object(folder / PIPELINE_INDEX)
             config.expand_timesteps = bool(index.get("expand_timesteps"))
             config.tokenizer.spatial_factor = read_json_object(folder / "vae/config.json")["scale_factor_spatial"]
+            if config.network.image_dim is not None:
+                config.image_encoder.path = str(folder)
             if index.get("boundary_ratio") is not None:
                 config.expert, config.boundary_ratio = "high_noise", index["boundary_ratio"]
         return spec
@@ -38,6 +41,8 @@ class WanFormats(PipelineFormats):
         super().place_components(config, folder)
         if config.expert is None:
             config.pipeline = ""
+        if config.network.image_dim is None:
+            config.image_encoder.path = ""
 
     def weights_folder(self, config: Any, folder: Path) -> Path:
         own = folder / EXPERTS.get(config.expert or "", "")
@@ -79,10 +84,14 @@ class WanFormats(PipelineFormats):
         return arranged
 
     def finish(self, model: WanGenerator, folder: Path) -> None:
-        """Puts the other expert beside this one, file by file as it is."""
-        if model.config.expert is None:
-            return
-        (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)
-        shutil.copytree(model.other_folder, folder / other)
-        index = read_json_object(folder / PIPELINE_INDEX) | {other: ["diffusers", model.network_class]}
+        """Puts the other expert, or the image encoder, beside this network, file by file as it is."""
+        index = read_json_object(folder / PIPELINE_INDEX)
+        if model.config.expert is not None:
+            (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)
+            shutil.copytree(model.other_folder, folder / other)
+            index[other] = ["diffusers", model.network_class]
+        if model.config.network.image_dim is not None:
+            for part, cls in zip(PARTS, ("CLIPVisionModel", "CLIPImageProcessor"), strict=True):
+                shutil.copytree(model.image_encoder.folder / part, folder / part)
+                index[part] = ["transformers", cls]
         (folder / PIPELINE_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

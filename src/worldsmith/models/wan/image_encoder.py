@@ -1,0 +1,79 @@
+"""`WanImageEncoder`: the first frame as the states of a CLIP encoder, which networks of Wan 2.1 for images read too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.models.model_files import find_layout, look_for_layout
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PARTS = ENCODER, PROCESSOR = "image_encoder", "image_processor"
+"""Subfolders of a pipeline."""
+PLACES = ((f"{ENCODER}/config.json", f"{ENCODER}/*.safetensors*", f"{PROCESSOR}/preprocessor_config.json"),)
+FIELD = "model.config.image_encoder.path"
+
+
+class WanImageEncoder(Configurable):
+    """Weights are frozen. Raises FileNotFoundError when a pipeline does not have both parts."""
+
+    class Config(Configurable.Config):
+        path: str = ""
+        """A pipeline with image_encoder/ and image_processor/, or a repository of the hub; "": there is none."""
+        precision: Literal["bfloat16", "float16", "float32"] = "float32"
+        """Type of weights and arithmetic."""
+
+        def check_files(self) -> None:
+            """Raises FileNotFoundError when one of the parts is not there; downloads none."""
+            found = look_for_layout(self.path, PLACES, field=FIELD) if self.path else None
+            if found is not None:
+                require_parts(found)
+
+    config: Config
+
+    def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
+        config.check()
+        self.config, self.device = config, device
+        self.folder = find_layout(config.path, PLACES, field=FIELD)
+        require_parts(self.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        import torch
+        from transformers import CLIPVisionModel
+
+        dtype = getattr(torch, self.config.precision)
+        model: Any = CLIPVisionModel.from_pretrained(str(self.folder / ENCODER), dtype=dtype, local_files_only=True)
+        return model.to(self.device).eval().requires_grad_(False)
+
+    @cached_property
+    def processor(self) -> Any:
+        from transformers import CLIPImageProcessorPil  # the same on every machine, with torchvision or without
+
+        return CLIPImageProcessorPil.from_pretrained(str(self.folder / PROCESSOR), local_files_only=True)
+
+    def states(self, images: Sequence[Tensor]) -> Tensor:
+        """uint8 images [3, 1, H, W] to states [n, tokens, d], those before the last layer, each image alone."""
+        import torch
+
+        found = []
+        for image in images:
+            pixels = self.processor(images=image[:, 0].cpu().numpy(), input_data_format="channels_first",
+                                    return_tensors="pt").pixel_values  # fmt: skip
+            with torch.no_grad():
+                answer = self.model(pixels.to(self.device, self.model.dtype), output_hidden_states=True)
+            found.append(answer.hidden_states[-2][0])
+        return torch.stack(found)
+
+
+def require_parts(folder: Path) -> None:
+    """Raises FileNotFoundError for a part that is not there."""
+    for file in (f"{ENCODER}/config.json", f"{PROCESSOR}/preprocessor_config.json"):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{FIELD}: no {file} in '{folder}'; give a pipeline of Wan 2.1 for images")
