@@ -39,7 +39,7 @@ class ImportClips(Action):
         """Folder of the clips, or the .csv or .jsonl file that lists them."""
         out: str
         """Folder of the data set."""
-        layout: Literal["auto", "sidecar", "lines", "table", "captions", "lerobot", "sat_shards"] = "auto"
+        layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot"] = "auto"
         """How the source is laid out; auto: found out, and said."""
         caption: str | None = None
         """Caption of clips that have none; null: they are left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isabstract
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of, trust
@@ -14,14 +15,16 @@ from worldsmith.config.tree.suggest import did_you_mean
 
 
 def class_choices(hint: Any) -> dict[str, list[str]]:
-    """The classes that fit a section: short name -> dotted names (several if modules use the same name)."""
+    """The classes that fit a section and can be built: short name -> dotted names (several where modules share it)."""
     found: dict[str, list[str]] = {}
     todo = list(nested_config_classes(hint))
     while todo:
         cls = todo.pop(0)
         todo += cls.__subclasses__()
         named = owner_of(cls) or cls
-        if "<locals>" not in named.__qualname__ and tag_of(cls) not in found.setdefault(named.__name__, []):
+        if "<locals>" in named.__qualname__ or isabstract(named):
+            continue
+        if tag_of(cls) not in found.setdefault(named.__name__, []):
             found[named.__name__].append(tag_of(cls))
     return found
 

@@ -151,6 +151,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
     def visit(cls: type[Config]) -> None:
         named = owner_of(cls) or cls
         loadable = cls.__module__.partition(".")[0] in packages and "<locals>" not in named.__qualname__
+        loadable = loadable and not inspect.isabstract(named)
         if loadable and cls is not Configurable.Config and cls not in found:
             found.append(cls)
         for child in sorted(type.__subclasses__(cls), key=lambda child: (child.__module__, child.__qualname__)):
