@@ -17,7 +17,7 @@ from launch import launch
 from qlora_runs import lora_config, qlora_config
 from safetensors.torch import load_file
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config import UserError

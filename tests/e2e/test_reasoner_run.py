@@ -16,7 +16,7 @@ from reasoners import from_pretrained, logits
 from safetensors.torch import load_file
 from toy_runs import read_checkpoint, read_losses
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.cli.main import main
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve

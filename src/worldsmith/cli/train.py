@@ -79,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan."""
-    from worldsmith.actions.plan import Plan
+    from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(Plan.Config(run=tree, resume_changed=resume_changed).build().run())
+        code = show(DryRun.Config(run=tree, resume_changed=resume_changed).build().run())
     print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
     return code
 

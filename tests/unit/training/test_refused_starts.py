@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import make_world, tiny_config
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
 from worldsmith.training import preflight
 from worldsmith.training.trainer import Trainer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_runs import make_world, toy_config
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve

@@ -18,7 +18,7 @@ import toy_runs
 import yaml
 from toy_runs import read_checkpoint, read_losses, require_same_end, toy_config
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError, UserError

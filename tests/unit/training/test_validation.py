@@ -17,7 +17,7 @@ import toy_runs
 from toy_family import Row, ToyTask
 from toy_runs import make_world, read_checkpoint, read_losses, read_validations, require_same_end, toy_config, validated
 
-from worldsmith.actions.plan import plan_run
+from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader

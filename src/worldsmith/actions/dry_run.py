@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
-class Plan(Action):
+class DryRun(Action):
     """Says what a run would do, or why it would not start."""
 
     class Config(Action.Config):
