@@ -1,0 +1,59 @@
+"""Sizes of published Qwen3-VL networks, as their config.json has them: for planning where the files are not at hand.
+
+Nothing here imports torch. A run itself reads the model's own config.json.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from worldsmith.models.model_files import hub_name
+
+
+def _vision(large: bool, out: int) -> dict[str, Any]:
+    sizes = (27, 1152, 4304, [8, 16, 24]) if large else (24, 1024, 4096, [5, 11, 17])
+    names = ("depth", "hidden_size", "intermediate_size", "deepstack_visual_indexes")
+    same = {"num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    return {**same, **dict(zip(names, sizes)), "num_position_embeddings": 2304, "out_hidden_size": out}
+
+
+def _qwen3_vl(
+    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, large: bool = True, experts: int = 0
+) -> dict[str, Any]:
+    """`inside`: channels in a feed-forward layer, or in one expert. `heads`: of queries, of keys and values."""
+    mixture = {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": inside}
+    return {
+        "model_type": "qwen3_vl_moe" if experts else "qwen3_vl",
+        "tie_word_embeddings": not large,
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text" if experts else "qwen3_vl_text",
+            "vocab_size": 151936, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads[0],
+            "num_key_value_heads": heads[1], "head_dim": 128, "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
+            "attention_bias": False, "tie_word_embeddings": not large,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+            },
+            **(mixture if experts else {"intermediate_size": inside}),
+        },
+        "vision_config": _vision(large, hidden),
+    }  # fmt: skip
+
+
+SIZES = {
+    "2B": _qwen3_vl(2048, 28, 6144, (16, 8), large=False),
+    "4B": _qwen3_vl(2560, 36, 9728, (32, 8), large=False),
+    "8B": _qwen3_vl(4096, 36, 12288, (32, 8)),
+    "32B": _qwen3_vl(5120, 64, 25600, (64, 8)),
+    "30B-A3B": _qwen3_vl(2048, 48, 768, (32, 4), experts=128),
+    "235B-A22B": _qwen3_vl(4096, 94, 1536, (64, 4), experts=128),
+}
+PUBLISHED = {f"Qwen/Qwen3-VL-{size}-{kind}": size for size in SIZES for kind in ("Instruct", "Thinking")}
+PUBLISHED |= {f"nvidia/Cosmos-Reason2-{size}": size for size in ("2B", "8B")}  # trained on from those of Qwen
+
+
+def published_config(name: str) -> dict[str, Any] | None:
+    """What config.json of a repository of the hub says of its network, for `AutoConfig.for_model`; None: unknown."""
+    hub = hub_name(name)
+    size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
+    return None if size is None else copy.deepcopy(SIZES[size])

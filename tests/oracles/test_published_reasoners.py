@@ -1,0 +1,34 @@
+"""The sizes of published reasoners make the networks of transformers that have their published counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worldsmith.models.vision_language.published import PUBLISHED, SIZES, published_config
+
+COUNTS = {
+    "2B": 2_127_532_032,
+    "4B": 4_437_815_808,
+    "8B": 8_767_123_696,
+    "32B": 33_357_390_064,
+    "30B-A3B": 31_070_754_032,
+    "235B-A22B": 235_670_022_896,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_transformers_makes_a_network_of_the_published_size(size: str) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    found = published_config(f"Qwen/Qwen3-VL-{size}-Instruct")
+    assert found is not None
+    with torch.device("meta"):
+        network = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**found))
+    assert sum(parameter.numel() for parameter in network.parameters()) == COUNTS[size]
+
+
+def test_names_that_are_known() -> None:
+    assert all(published_config(f"hf://{name}@main") == SIZES[size] for name, size in PUBLISHED.items())
+    assert published_config("nvidia/Cosmos3-Edge") is None
+    assert published_config("/nowhere/Qwen3-VL-8B-Instruct") is None
