@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.distributed.gpus import gpu_of_device
+
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
@@ -75,21 +77,14 @@ def work_figures(step: Step, trainer: Trainer) -> dict[str, Any]:
     return figures
 
 
-PEAKS = {
-    **{"B200": 2.25e15, "H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "H800": 989e12},
-    **{"A100": 312e12, "A800": 312e12, "L40S": 362e12, "RTX 4090": 165e12},
-}
-"""Operations a second of dense matrix products in 16 bits, by a part of the device's name, as its maker says."""
-
-
 def peak_flops(device: str, precision: str) -> float | None:
     """What the device can do at most in a second; None where that is not known."""
     if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
 
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    gpu = gpu_of_device(torch.cuda.get_device_name(device))
+    return None if gpu is None else gpu.peak_flops
 
 
 def data_counts(trainer: Trainer) -> tuple[dict[str, int], dict[str, int]]:

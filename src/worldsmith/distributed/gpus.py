@@ -1,0 +1,100 @@
+"""GPUs that runs are planned for and measured on, by the figures of their makers' data sheets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import nearest
+
+GIB = 2**30
+NVLINK_3, NVLINK_4, NVLINK_5 = 300e9, 450e9, 900e9
+PCIE_4, PCIE_5 = 32e9, 64e9
+"""Bytes a second, one way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A kind of GPU, in a machine of the usual make. Rates are peaks; one of 0 is not known."""
+
+    name: str
+    memory: int
+    """Bytes that a process can have of it: what the driver reports, which is less than what is on the box."""
+    peak_flops: float = 0.0
+    """Operations a second of dense matrix products in bfloat16 with sums in float32."""
+    bandwidth: float = 0.0
+    """Of its memory, bytes a second."""
+    link: float = 0.0
+    """To a neighbour in the machine, bytes a second one way."""
+    network: float = 0.0
+    """Its share of the network between machines, bytes a second one way: an assumption, no data sheet has it."""
+    driver_names: tuple[str, ...] = ()
+    """Parts of the names under which the driver knows it."""
+    per_machine: int = 8
+
+
+def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
+    """`tera` operations, and bytes of bandwidth, a second; `gigabits` of the network."""
+    return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as)
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("b200", 178.3, 2250, 8.0, NVLINK_5, 400, "B200"),
+        _gpu("h200", 139.7, 989, 4.8, NVLINK_4, 400, "H200"),
+        _gpu("h100-80", 79.1, 989, 3.35, NVLINK_4, 400, "H100", "H800"),
+        _gpu("h100-94", 93.1, 835, 3.9, PCIE_5, 200, "H100 NVL"),
+        _gpu("h100-pcie", 79.1, 756, 2.0, PCIE_5, 200, "H100 PCIe"),
+        _gpu("a100-80", 79.1, 312, 2.0, NVLINK_3, 200, "A100", "A800"),
+        _gpu("a100-40", 39.4, 312, 1.555, NVLINK_3, 200, "A100-SXM4-40GB", "A100-PCIE-40GB"),
+        _gpu("l40s", 44.4, 362, 0.864, PCIE_4, 100, "L40S"),
+        _gpu("l4", 22.0, 121, 0.3, PCIE_4, 100, "L4"),
+        _gpu("a10", 22.0, 125, 0.6, PCIE_4, 100, "A10G", "A10"),
+        _gpu("rtx-pro-6000", 94.9, 503, 1.792, PCIE_5, 100, "RTX PRO 6000"),
+        _gpu("rtx-6000-ada", 47.4, 364, 0.96, PCIE_4, 100, "RTX 6000 Ada"),
+        _gpu("rtx-a6000", 47.4, 155, 0.768, PCIE_4, 100, "RTX A6000"),
+        _gpu("rtx-5090", 31.3, 209, 1.792, PCIE_5, 100, "RTX 5090"),
+        _gpu("rtx-4090", 23.5, 165, 1.008, PCIE_4, 100, "RTX 4090"),
+        _gpu("rtx-3090", 23.5, 71, 0.936, PCIE_4, 100, "RTX 3090"),
+    )
+}
+"""By name; larger and newer ones of a make first."""
+ALSO = {"h100": "h100-80", "h100-sxm": "h100-80", "h100-nvl": "h100-94", "a100": "a100-80"}
+ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "rtx-3090", "rtx-6000": "rtx-6000-ada"}
+"""Other words for them."""
+
+
+def find_gpu(word: str) -> Gpu:
+    """The GPU of that name, or one of which the memory alone is known for a size such as 24GB or 22.5GiB.
+
+    Raises UserError for another word.
+    """
+    plain = re.sub(r"[\s_]+", "-", word.strip().lower())
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)-?(gib|gb|g)", plain)
+    if size is not None:
+        memory = int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
+        if memory > 0:
+            return Gpu(word.strip(), memory)
+    plain = ALSO.get(plain, plain)
+    if plain in GPUS:
+        return GPUS[plain]
+    close = nearest(plain, [*GPUS, *ALSO])
+    advice = f"did you mean {' or '.join(close)}? " if close else ""
+    raise UserError(
+        f"there is no GPU '{word}': {advice}Known are {', '.join(GPUS)}; or "
+        "give the memory alone, such as 24GB or 22.5GiB"
+    )
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """The GPU that a driver calls so, such as "NVIDIA H100 80GB HBM3"; None for one that is not known."""
+    parts = [(part, gpu) for gpu in GPUS.values() for part in gpu.driver_names]
+    found = [(len(part), gpu) for part, gpu in parts if re.search(rf"\b{part}\b", device)]
+    return max(found, key=lambda match: match[0])[1] if found else None
+
+
+def holding(memory: int) -> list[Gpu]:
+    """Those with at least so much memory, the smallest first."""
+    return sorted((gpu for gpu in GPUS.values() if gpu.memory >= memory), key=lambda gpu: gpu.memory)
