@@ -27,6 +27,7 @@ SUBJECTS = {
     "models": "a folder a family, VAE, LoRA",
     "monitor": "metrics, terminal, records",
     "objectives": "what is minimised",
+    "planning": "what a run will need",
     "recipes": "named runs",
     "sampling": "samplers, writing videos",
     "tasks": "data + model + objective",

@@ -128,10 +128,8 @@ def require_same_packs(world: World, samples: Iterable[object]) -> None:
     """Raises RuntimeError when the ranks of a context-parallel group have read different data."""
     if world.context_group is None:
         return
-    digests: list[str] = [""] * world.context_group.size()
-    own = hashlib.sha256(repr(list(samples)).encode()).hexdigest()
-    dist.all_gather_object(digests, own, group=world.context_group)
-    if len(set(digests)) > 1:
+    digest = hashlib.sha256(repr(list(samples)).encode()).hexdigest()
+    if len(set(world.gather_context(digest))) > 1:
         raise RuntimeError(
             f"rank {world.rank} and its context-parallel group have read different samples for the same step; one of "
             "them could not read a file that the others could. Look at the quarantine lists in the run folder"

@@ -76,6 +76,16 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def gather_context(self, value: Any) -> list[Any]:
+        """The `value` of every rank of the context-parallel group, on each of them."""
+        if self.context_group is None:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.context_group.size()
+        dist.all_gather_object(values, value, group=self.context_group)
+        return values
+
     def sum(self, *values: float) -> list[float]:
         """The sums over all ranks, in float64."""
         if self.size == 1:

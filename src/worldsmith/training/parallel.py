@@ -44,9 +44,15 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
 def build_model(config: Model.Config, world: World) -> Model:
     """The model with its network cut up for `world`, on the device, without values: load or initialise them next.
 
-    Made on the meta device first, so that no process ever holds the whole network. Raises ValueError for degrees that
-    do not fit, UserError for what cannot train on the device.
+    Raises ValueError for degrees that do not fit, UserError for what cannot train on the device.
     """
+    model = cut_model(config, world)
+    model.materialize(world.device)
+    return model
+
+
+def cut_model(config: Model.Config, world: World) -> Model:
+    """The same on the meta device, where no tensor has memory, so that no process ever holds the whole network."""
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods
 
@@ -60,7 +66,6 @@ def build_model(config: Model.Config, world: World) -> Model:
     compile_methods([layer for layer in parts.layers if layer not in parts.uncompiled], parts.compiled, config.compile)
     recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
     shard(model, parts, world, degrees)
-    model.materialize(world.device)
     return model
 
 

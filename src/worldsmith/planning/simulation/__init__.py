@@ -1,0 +1,1 @@
+"""One rank of a run, carried out without memory."""

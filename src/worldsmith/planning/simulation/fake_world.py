@@ -1,0 +1,53 @@
+"""One rank among many that are not there: collectives take part in nothing, tensors hold nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from worldsmith.distributed.world import World, stop_world
+
+
+class FakeWorld(World):
+    """A rank that finds all others doing, and saying, what it does and says itself."""
+
+    __slots__ = ()
+
+    def barrier(self) -> None:
+        pass
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def gather_context(self, value: Any) -> list[Any]:
+        return [value] * self.context_parallel
+
+    def sum(self, *values: float) -> list[float]:
+        return [float(value) * self.size for value in values]
+
+
+@contextmanager
+def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[FakeWorld]:
+    """This process as `rank` of `size`. Raises RuntimeError inside a real run, whose process group it would replace."""
+    if dist.is_initialized():
+        raise RuntimeError("this process is a rank of a real run, and cannot be that of another one as well")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        share = context_parallel > 1
+        group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
+        yield FakeWorld(rank=rank, size=size, context_group=group)
+    finally:
+        stop_world()
+
+
+def without_memory() -> FakeTensorMode:
+    """The mode in which tensors have shapes alone; tensors from before it may be used in it."""
+    return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,0 +1,266 @@
+"""`MemoryTracker`: which tensors are alive at each moment of a run, in a real one or in one without memory."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from worldsmith.planning.simulation.operations import OperationCounter
+from worldsmith.planning.simulation.traffic import TrafficRecorder
+from worldsmith.planning.work import PhaseMemory
+
+COMMUNICATED = "communication"
+"""Kind of buffers that collectives read or write."""
+GATHERED = "gathered"
+"""Kind of whole weights that FSDP gathers."""
+LAYER = re.compile(r"\.\d+(?=\.|$)")
+
+
+@dataclass(slots=True)
+class Held:
+    """A piece of memory, from the first operation that makes or reads it."""
+
+    size: int
+    phase: str
+    module: str
+    """The innermost module whose forward made it; "" for none."""
+    kind: str
+    """What it is as far as its birth tells; `MemoryTracker.tag` knows better."""
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Notes every storage that an operation makes, grows or frees; nothing that a kernel uses inside itself is seen.
+
+    With a `fake_mode` the tensors have no memory, and every number that is read back from one is 1. Use it inside that
+    mode. Kinds of a storage: that of its tag, else "activations" for what is made in a forward pass, also a repeated
+    one, "inputs" for what came from outside, and "other".
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode | None = None) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.held: list[Held] = []
+        self.events: list[tuple[int, int, str]] = []
+        """(storage, change in bytes, phase), in the order of time; (-1, 0, phase) where a phase begins."""
+        self.tags: dict[int, str] = {}
+        self.traffic = TrafficRecorder()
+        self.operations = OperationCounter()
+        self._phase = ""
+        self._modules: list[str] = []
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._working_out_shapes = Flag()
+        self._undo: list[Callable[[], Any]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within the block what happens belongs to this phase."""
+        before = self._phase
+        self._enter_phase(name)
+        try:
+            yield
+        finally:
+            self._enter_phase(before)
+
+    def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
+        """From now on each call of `owner.method` is a phase of its own; `before` is called ahead of it."""
+        function = getattr(owner, method)
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before()
+            with self.phase(name):
+                return function(*args, **kwargs)
+
+        setattr(owner, method, run)
+
+    def name_modules(self, network: nn.Module, prefix: str = "") -> None:
+        """The names under which the modules of a network are reported; layers of a list share one."""
+        for name, module in network.named_modules(prefix=prefix):
+            self._names[module] = LAYER.sub(".*", name)
+
+    def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
+        """Says what these tensors are, sharded ones too; also of the time before."""
+        for tensor in tensors:
+            if tensor is not None:
+                self.tags[self._number(local_part(tensor), "inputs")] = kind
+
+    def tag_survivors(self, kind: str, born: str) -> None:
+        """Says what everything without a tag is that was made in the phase `born` and is still there."""
+        for number, _ in self._numbers.values():
+            if self.held[number].phase == born and number not in self.tags:
+                self.tags[number] = kind
+
+    def restart(self) -> None:
+        """Forgets what was counted so far, but not what is alive: a steady step begins."""
+        alive = [(number, self.held[number].size) for number, _ in self._numbers.values()]
+        self.events = [(number, size, "") for number, size in alive]
+        self.traffic.restart()
+        self.operations = OperationCounter()
+        self._enter_phase(self._phase)
+
+    @property
+    def total(self) -> int:
+        """Bytes that are alive now."""
+        return sum(self.held[number].size for number, _ in self._numbers.values())
+
+    def phases(self) -> list[PhaseMemory]:
+        """The worst moment of each phase since the last `restart`, in the order in which they began."""
+        peaks: dict[str, tuple[int, int]] = {}
+        total = 0
+        for place, (_, change, phase) in enumerate(self.events):
+            total += change
+            if phase and total > peaks.get(phase, (-1, 0))[0]:
+                peaks[phase] = total, place
+        return [self._moment(phase, place) for phase, (_, place) in peaks.items()]
+
+    def __enter__(self) -> MemoryTracker:
+        resize = torch.UntypedStorage.resize_
+
+        @wraps(resize)
+        def noted(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = noted  # type: ignore[method-assign, assignment]  # no operation tells of it
+        handles = [
+            register_module_forward_pre_hook(lambda module, _: self._modules.append(self._names.get(module, ""))),
+            register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
+        ]
+        lock = ShardingPropagator._fake_mode_lock
+        ShardingPropagator._fake_mode_lock = self._working_out_shapes  # type: ignore[assignment]
+        self._undo = [
+            partial(setattr, torch.UntypedStorage, "resize_", resize),
+            partial(setattr, ShardingPropagator, "_fake_mode_lock", lock),
+            *(handle.remove for handle in handles),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        for undo in self._undo:
+            undo()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind is DTensor for kind in types):
+            return NotImplemented  # its own operations on shards come next
+        if self._working_out_shapes.on:
+            return func(*args, **kwargs)  # of whole tensors, in the same fake mode
+        if self.fake_mode is not None and func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        if self.fake_mode is not None and func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as it is in a real run
+        result = func(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not all(map(self._is_ours, made)):
+            return result  # of a mode that works out shapes
+        again = self._phase == "backward" and torch.is_grad_enabled()
+        before = [self._number(tensor, "inputs") for tensor in given]
+        kind = "activations" if again or self._phase == "forward" else "other"
+        after = [self._number(tensor, kind) for tensor in made]
+        if self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else ""):
+            for number in (*before, *after):
+                self.tags.setdefault(number, COMMUNICATED)
+            return result
+        is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
+        if not is_view:
+            self.operations.note(func, args, kwargs, result, given, made, repeated=again)
+        return result
+
+    def _is_ours(self, tensor: Tensor) -> bool:
+        if self.fake_mode is None:
+            return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake_mode and tensor.device.type != "meta"
+
+    def _number(self, tensor: Tensor, kind: str) -> int:
+        """That of the tensor's storage, which is noted when it is seen for the first time."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        known = self._numbers.get(key)
+        if known is not None and known[1]() is storage:
+            return known[0]
+        number = len(self.held)
+        module = self._modules[-1] if self._modules else ""
+        self.held.append(Held(storage.nbytes(), self._phase, module, kind))
+        self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
+        self.events.append((number, storage.nbytes(), self._phase))
+        return number
+
+    def _freed(self, key: int, number: int, _: Any) -> None:
+        self.events.append((number, -self.held[number].size, self._phase))
+        self.held[number].size = 0
+        if key in self._numbers and self._numbers[key][0] == number:
+            del self._numbers[key]
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        known = self._numbers.get(id(storage))
+        if known is None or known[1]() is not storage:
+            return
+        held = self.held[known[0]]
+        self.events.append((known[0], storage.nbytes() - held.size, self._phase))
+        held.size = storage.nbytes()
+        self.tags[known[0]] = GATHERED  # FSDP alone gives a storage its memory back
+
+    def _enter_phase(self, name: str) -> None:
+        self._phase = name
+        self.events.append((-1, 0, name))
+
+    def _leave_module(self) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def _moment(self, phase: str, place: int) -> PhaseMemory:
+        """What is alive right after the event at `place`."""
+        alive: dict[int, int] = defaultdict(int)
+        for number, change, _ in self.events[: place + 1]:
+            alive[number] += change
+        kinds: dict[str, int] = defaultdict(int)
+        modules: dict[str, int] = defaultdict(int)
+        for number, size in alive.items():
+            if size:
+                kind = self._kind(number)
+                kinds[kind] += size
+                if kind == "activations":
+                    modules[self.held[number].module] += size
+        found = sorted(modules.items(), key=lambda item: (-item[1], item[0]))
+        return PhaseMemory(phase, sum(kinds.values()), dict(sorted(kinds.items(), key=lambda k: -k[1])), found)
+
+    def _kind(self, number: int) -> str:
+        return self.tags.get(number) or self.held[number].kind
+
+
+class Flag:
+    """Is on within a block."""
+
+    on = False
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *exception: Any) -> None:
+        self.on = False
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The shard of a DTensor; any other tensor as it is."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,61 @@
+"""What the operations of a step compute and move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+"""PyTorch's counter knows the kernels of a GPU alone."""
+EMPTY = re.compile(r"^(new_)?empty|^lift")
+"""Operations that give memory, or a tensor another name, and touch nothing."""
+
+
+class OperationCounter:
+    """Sums over operations. `flops` are counted as by `torch.utils.flop_counter`, a multiplication and an addition
+    being two."""
+
+    def __init__(self) -> None:
+        self.flops = 0
+        self.repeated_flops = 0
+        """Of the former, those of recomputation."""
+        self.moved_bytes = 0
+        """Read and written by all other operations."""
+
+    def note(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        result: Any,
+        given: Sequence[Tensor],
+        made: Sequence[Tensor],
+        *,
+        repeated: bool,
+    ) -> None:
+        """`given` and `made` are the tensors among arguments and results; `repeated`: in a recomputation."""
+        flops = count_flops(func, args, kwargs, result)
+        if flops is None and (func.namespace == "prim" or EMPTY.search(func.__name__)):
+            return
+        if flops is None:
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+        else:
+            self.flops += flops
+            self.repeated_flops += flops * repeated
+
+
+def count_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int | None:
+    """Of a matrix product, a convolution or an attention; None for other operations."""
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
+    name = packet.__name__
+    if func.namespace == "aten" and name == ATTENTION:
+        return int(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
+    if func.namespace == "aten" and name == f"{ATTENTION}_backward":
+        return int(sdpa_backward_flop_count(args[0].shape, args[1].shape, args[2].shape, args[3].shape))
+    return None

@@ -1,0 +1,149 @@
+"""`simulate`: the trainer's own steps of one rank, on tensors without memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed.world import World
+from worldsmith.monitor.throughput import Throughput
+from worldsmith.planning.simulation.fake_world import fake_world, without_memory
+from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.work import StepWork
+from worldsmith.tasks.registry import task_of
+from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.parallel import cut_model, plan_degrees
+from worldsmith.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
+    from worldsmith.training.step import Step
+
+
+class TrackedRun(Trainer):
+    """What of a trainer makes steps, under a `MemoryTracker`: no run folder, no data set, no saves.
+
+    With a tracker that has a fake mode nothing gets memory. `batches` are those of each step. Of the callbacks those
+    that act on gradients are there. Call `build` and the steps inside the tracker.
+    """
+
+    def __init__(self, config: Trainer.Config, world: World, tracker: MemoryTracker, batches: Sequence[Any]) -> None:
+        self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
+        self.pace = Throughput()
+        self.model: Model = cut_model(config.model.config, world)
+        tracker.name_modules(self.model.network)
+
+    def build(self) -> None:
+        """Everything that lives as long as the run. The weights have no values."""
+        from worldsmith.training.run_state import RunState
+
+        config, tracker = self.config, self.tracker
+        with tracker.phase("building"):
+            self.model.materialize(self.world.device)
+            self.task: Task = task_of(config.model.name)(
+                model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
+            )
+            place: Any = SimpleNamespace(world=self.world)
+            self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
+        self.callbacks = {
+            name: callback.build(folder=None)
+            for name, callback in config.trainer.callbacks.items()
+            if isinstance(callback, GradClip.Config)
+        }
+        tracker.tag("parameters", [*self.model.network.parameters(), *self.model.network.buffers()])
+        if self.state.ema is not None:
+            tracker.tag("average", self.state.ema.average.values())
+            tracker.within("average", self.state.ema, "update")
+        tracker.within("forward", self.task, "loss", before=lambda: tracker.tag_survivors("gradients", "backward"))
+        tracker.within("optimizer", self.state.optimizer, "step")
+
+    def step(self) -> Step:
+        """The trainer's step over `batches`."""
+        with self.tracker.phase("backward"):  # what is no forward pass and no update
+            return self.training_step(iter(self.batches))
+
+    def _call(self, point: str, *arguments: Any) -> None:
+        if point == "on_before_optimizer_step":
+            self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
+        super()._call(point, *arguments)
+        if point == "on_training_step_end":
+            states = [value for state in self.state.optimizer.state.values() for value in state.values()]
+            self.tracker.tag("moments", filter(torch.is_tensor, states))
+
+
+@contextmanager
+def simulated_run(config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0) -> Iterator[TrackedRun]:
+    """A built run of one rank of `ranks`, without memory; steps and all else are to be made within the block.
+
+    `config` has its references resolved. Layers run uncompiled, and nothing is read from a latent cache.
+    """
+    config = as_simulated(config)
+    degrees = plan_degrees(config.model.config, ranks)
+    with ExitStack() as stack:
+        world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
+        mode = without_memory()
+        run = TrackedRun(config, world, MemoryTracker(mode), batches)
+        stack.enter_context(mode)
+        stack.enter_context(run.tracker)
+        run.tracker.traffic.names = group_names(degrees, rank, ranks)
+        run.build()
+        yield run
+
+
+def simulate(config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0) -> StepWork:
+    """What a step over `batches` needs of one rank. The second step is the one that counts: it finds all states."""
+    start = time.perf_counter()
+    with simulated_run(config, batches, ranks=ranks, rank=rank) as run:
+        return measure(run, start=start)
+
+
+def measure(run: TrackedRun, *, start: float) -> StepWork:
+    """Two steps, of which the second counts."""
+    tracker = run.tracker
+    building = [phase for phase in tracker.phases() if phase.name == "building"]
+    run.step()
+    tracker.restart()
+    step = run.step()
+    operations = tracker.operations
+    return StepWork(
+        rank=run.world.rank,
+        ranks=run.world.size,
+        phases=[*building, *tracker.phases()],
+        traffic=tracker.traffic.sums(),
+        model_flops=operations.flops - operations.repeated_flops,
+        hardware_flops=operations.flops,
+        moved_bytes=operations.moved_bytes,
+        samples=step.samples // run.world.data_size,
+        tokens=step.tokens // run.world.data_size,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def as_simulated(config: Trainer.Config) -> Trainer.Config:
+    """The run without what a simulation does not have: compiled layers and files."""
+    model = replace(config.model.config, compile=CompileConfig(enabled=False))
+    data: Any = config.dataloader_train
+    if getattr(data, "latent_cache", ""):
+        data = replace(data, latent_cache="")
+    return replace(config, model=replace(config.model, config=model), dataloader_train=data)
+
+
+def group_names(degrees: Degrees, rank: int, ranks: int) -> dict[tuple[int, ...], str]:
+    """What the groups of a rank are for, by their ranks."""
+    shares, context = degrees.weights, degrees.context
+    start = rank // shares * shares
+    names = {
+        tuple(range(rank // context * context, rank // context * context + context)): "context",
+        tuple(range(rank % shares, ranks, shares)): "dp_replicate",
+        tuple(range(start, start + shares)): "dp_shard",
+    }
+    return names if tuple(range(ranks)) in names else {tuple(range(ranks)): "world", **names}

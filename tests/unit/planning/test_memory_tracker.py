@@ -1,0 +1,85 @@
+"""What is alive, when, and what it is: known by hand for a small network, with and without memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+
+ROWS, WIDTH = 8, 16
+ACTIVATION, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inner(x))
+
+
+class Blocks(nn.Module):
+    def __init__(self, count: int, *, again: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return x
+
+
+def tracked(*, fake: bool, again: bool) -> MemoryTracker:
+    mode = without_memory() if fake else None
+    tracker = MemoryTracker(mode)
+    with mode or contextlib.nullcontext(), tracker:
+        network = Blocks(3, again=again)
+        tracker.name_modules(network)
+        tracker.tag("parameters", network.parameters())
+        x = torch.zeros(ROWS, WIDTH)
+        tracker.tag("inputs", [x])
+        with tracker.phase("forward"):
+            loss = network(x).sum()
+        with tracker.phase("backward"):
+            loss.backward()
+        tracker.tag("gradients", [parameter.grad for parameter in network.parameters()])
+    return tracker
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_without_memory_the_same_is_found_as_with(again: bool) -> None:
+    real, fake = tracked(fake=False, again=again), tracked(fake=True, again=again)
+    assert real.phases() == fake.phases()
+    assert vars(real.operations) == vars(fake.operations)
+
+
+def test_a_forward_pass_keeps_its_activations() -> None:
+    forward, backward = tracked(fake=True, again=False).phases()
+    # The output of each relu is kept; the input of the last one is there beside its output, and freed.
+    assert dict(forward.kinds) == {"parameters": 3 * WEIGHT, "activations": 4 * ACTIVATION, "inputs": ACTIVATION}
+    assert dict(forward.modules) == {"blocks.*": 3 * ACTIVATION, "blocks.*.inner": ACTIVATION}
+    assert backward.kinds["parameters"] == 3 * WEIGHT
+
+
+def test_recomputation_keeps_the_inputs_of_the_blocks_and_is_counted() -> None:
+    plain, again = tracked(fake=True, again=False), tracked(fake=True, again=True)
+    forward = again.phases()[0]
+    assert forward.kinds["activations"] == 4 * ACTIVATION  # two inputs of blocks, and within the last block two more
+    product = 2 * ROWS * WIDTH * WIDTH
+    assert plain.operations.flops == product * (3 + 3 + 2)  # forward, weights, inputs of all but the first
+    assert again.operations.flops - plain.operations.flops == again.operations.repeated_flops == 3 * product
+
+
+def test_gradients_stay_when_the_graph_is_gone() -> None:
+    tracker = tracked(fake=True, again=False)
+    backward = tracker.phases()[1]
+    assert backward.kinds["gradients"] >= WEIGHT
+    assert 0 < backward.peak <= 6 * WEIGHT + 6 * ACTIVATION
