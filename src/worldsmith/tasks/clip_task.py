@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed.clips import assumed_clips
 from worldsmith.data.clips.latent_cache import LatentCache, latents_of
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -137,6 +139,16 @@ class ClipTask(Task):
             self.said_at = now
             what = "first step" if self.split == "train" else "first validation"
             logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        return assumed_clips(
+            self.data,
+            self.grid,
+            channels=self.encoded_channels,
+            first_frames=self.first_frames,
+            fill=fill,
+            encoded=encoded,
+        )
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
+from worldsmith.data.assumed.batch import AssumedBatch
 from worldsmith.data.report.flag import Flag
 from worldsmith.data.report.report import DataReport, start_report
 from worldsmith.data.stream.dataset_record import digest
@@ -123,6 +124,13 @@ class Task(ABC):
     def count_flops(self, batch: Any) -> int | None:
         """Operations that a forward and a backward pass need, recomputation not counted. None: not known."""
         return None
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        """A batch as the loader would give it at that share of the run's own limits, made without any data.
+
+        `encoded`: what a cache keeps has been found in it. Raises UserError for a family that makes none.
+        """
+        raise UserError(f"{type(self).__name__} says of no batch what it would be like; give it its data")
 
     def preview(self, loader: Any) -> Preview:
         """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""

@@ -19,6 +19,7 @@ from worldsmith.models.cosmos3.attention.packed import LatentPlan, SegmentPlan, 
 from worldsmith.models.cosmos3.attention.three_way import plan_latents
 from worldsmith.models.cosmos3.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
 from worldsmith.models.cosmos3.token_share import AllTokens, TokenShare
+from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout
 
 
@@ -88,6 +89,7 @@ class PackedSequence:
         return [math.prod(grid) for grid in self.grids]
 
 
+@with_real_values
 def pack_samples(
     layouts: Sequence[SampleLayout],
     config: NetworkConfig,

@@ -12,6 +12,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.real_values import in_simulation, without_values
 
 if TYPE_CHECKING:
     import torch
@@ -191,9 +192,13 @@ def load_tokenizer(folder: Path) -> Any:
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
     """The frozen encoder in a folder."""
     import torch
-    from transformers import AutoModelForTextEncoding
+    from transformers import AutoConfig, AutoModelForTextEncoding
 
     dtype = getattr(torch, precision)
+    if in_simulation():
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype)
+        return without_values(make, dtype, device).eval().requires_grad_(False)
     encoder = AutoModelForTextEncoding.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     return encoder.to(device).eval().requires_grad_(False)
 

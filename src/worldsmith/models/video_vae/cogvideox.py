@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.models.model_files import SCHEME, local_path
+from worldsmith.models.real_values import in_simulation
 from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
 from worldsmith.models.video_vae.cogvideox_pt import FIELD, read_pt, read_settings
 from worldsmith.models.video_vae.moments import MomentsVAE
@@ -54,7 +55,7 @@ class CogVideoXVAE(MomentsVAE):
     config: Config
 
     def load(self) -> Any:
-        if self.config.sat_file() is None:
+        if self.config.sat_file() is None or in_simulation():
             return super().load()
         import torch
 
@@ -65,6 +66,9 @@ class CogVideoXVAE(MomentsVAE):
         own = {name: tensor.to(self.device, self.dtype, copy=True) for name, tensor in state.items()}
         model.load_state_dict(own, assign=True)
         return model
+
+    def library_settings(self) -> dict[str, Any]:
+        return super().library_settings() if self.config.sat_file() is None else read_settings(self.source)
 
     @property
     def image_scaling_factor(self) -> float:

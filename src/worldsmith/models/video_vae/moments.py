@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
+from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.frozen import FrozenVAE
 from worldsmith.models.video_vae.vae_folder import find_folder, require_folder
 from worldsmith.models.video_vae.weights_digest import weights_digest
@@ -56,9 +57,17 @@ class MomentsVAE(FrozenVAE):
         super().__init__(config, device=device)
 
     def load(self) -> Any:
+        if in_simulation():
+            make = partial(self.library_class.from_config, self.library_settings())
+            return without_values(make, self.dtype, self.device)
         return self.library_class.from_pretrained(str(self.source), torch_dtype=self.dtype, local_files_only=True).to(
             self.device
         )
+
+    def library_settings(self) -> dict[str, Any]:
+        """What the VAE is made of, without its weights."""
+        settings: dict[str, Any] = self.library_class.load_config(str(self.source), local_files_only=True)
+        return settings
 
     @property
     def library_class(self) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
+from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
 from worldsmith.models.video_vae.wan_pth import RELEASED, read_pth
@@ -81,6 +83,8 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
     import torch
     from diffusers import AutoencoderKLWan
 
+    if in_simulation():
+        return without_values(partial(AutoencoderKLWan.from_config, settings), dtype, device)
     if source.is_dir():
         model = AutoencoderKLWan.from_pretrained(str(source), torch_dtype=dtype, local_files_only=True)
         return model.to(device)

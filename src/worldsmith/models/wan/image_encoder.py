@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.real_values import in_simulation, without_values
 
 if TYPE_CHECKING:
     import torch
@@ -46,10 +47,14 @@ class WanImageEncoder(Configurable):
     @cached_property
     def model(self) -> Any:
         import torch
-        from transformers import CLIPVisionModel
+        from transformers import CLIPVisionConfig, CLIPVisionModel
 
-        dtype = getattr(torch, self.config.precision)
-        model: Any = CLIPVisionModel.from_pretrained(str(self.folder / ENCODER), dtype=dtype, local_files_only=True)
+        dtype, folder = getattr(torch, self.config.precision), str(self.folder / ENCODER)
+        if in_simulation():
+            config = CLIPVisionConfig.from_pretrained(folder, local_files_only=True)
+            model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)
+            return model.eval().requires_grad_(False)
+        model = CLIPVisionModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         return model.to(self.device).eval().requires_grad_(False)
 
     @cached_property

@@ -1,0 +1,65 @@
+"""Where tensors must have values, though a simulation gives memory and values to none."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def real_values() -> Iterator[None]:
+    """Within it tensors are made and read as they are, whatever dispatch mode is on (a fake mode, a counter, …).
+
+    For what decides sizes: the places of samples in a pack, tables of positions, masks. What comes out is small, and
+    real also in a simulation. Without a mode nothing happens.
+    """
+    modes = sys.modules.get("torch.utils._python_dispatch")
+    if modes is None or not modes._get_current_dispatch_mode_stack():
+        yield
+        return
+    with modes._disable_current_modes():
+        yield
+
+
+def in_simulation() -> bool:
+    """Whether tensors have neither memory nor values: what would read weights makes them from a config alone."""
+    fake, modes = sys.modules.get("torch._subclasses.fake_tensor"), sys.modules.get("torch.utils._python_dispatch")
+    if fake is None or modes is None:
+        return False
+    return any(isinstance(mode, fake.FakeTensorMode) for mode in modes._get_current_dispatch_mode_stack())
+
+
+def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torch.device) -> R:
+    """A module out of `make`, whose weights are of that type and on that device from the start.
+
+    In a simulation a module cannot be moved: whoever watches its tensors would lose them.
+    """
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return make()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def with_real_values(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that runs in `real_values`."""
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **settings: P.kwargs) -> R:
+        with real_values():
+            return function(*arguments, **settings)
+
+    return run
