@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
@@ -32,6 +32,9 @@ from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.foreign import require_only
 from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG, STEM = "config.json", "model"
 
@@ -76,6 +79,18 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
         dtype=options.dtype,
         force=options.force,
     )
+
+
+def named_tensors(layout: Layout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`Export.tensors` of such a layout; all of them at once, where `export_stored` reads them one after the other."""
+    import torch
+
+    spec = model.merged_spec if options.merge else model.spec
+    source = layout.prepare(model.open(merge=options.merge), spec)
+    dtype_of = model.formats.stored_dtype(options.dtype, spec.config)
+    tensors = {name: torch.empty(shape, dtype=dtype_of(name)) for name, shape in source.shapes.items()}
+    source.read_into(tensors, average=model.average)
+    return {layout.key(name): tensor for name, tensor in tensors.items()}
 
 
 def tower_of(model: StoredModel, place: str) -> WeightSource:

@@ -85,6 +85,12 @@ class Export:
     """What is written, for people."""
     write: Callable[[StoredModel, Path, ExportOptions], bool]
     """Writes the folder; False when the same is there already. Raises ValueError for what it cannot hold."""
+    tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
+    """What is in its weight files, by the names there. Raises ValueError for a weight that has no name there."""
+    check: Callable[[StoredModel], None] = lambda model: None
+    """Raises ValueError for a model that the format cannot hold, which is known without its weights."""
+    of_library: bool = False
+    """Whether the family's library reads the weights by the names of its own class (`library_shapes`)."""
     keeps_adapters: bool = False
     """Whether adapters may stay beside the weights."""
     keeps_tower: bool = False
@@ -196,6 +202,16 @@ class FamilyFormats:
         return self.read_defaults({})
 
     # Exporting
+
+    def library_network(self, config: Configurable.Config) -> nn.Module | None:
+        """The network of a model as the library has it that its exports are for, on the meta device; None: there is
+        no such library."""
+        return None
+
+    def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
+        """Name and shape of all that the library's class looks for in a folder of weights."""
+        network = self.library_network(config)
+        return {} if network is None else {name: value.shape for name, value in network.state_dict().items()}
 
     def exports(self) -> dict[str, Export]:
         """The formats to export to, by name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, export_weights
+from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, export_weights, named_tensors
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, Export
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.models.spec import ModelSpec
@@ -23,6 +23,7 @@ NATIVE = Export(
     CONFIG,
     "weights",
     partial(export_stored, LAYOUT),
+    partial(named_tensors, LAYOUT),
     keeps_adapters=True,
     keeps_tower=True,
     has_schedule=True,

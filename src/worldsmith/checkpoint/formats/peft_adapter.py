@@ -89,7 +89,15 @@ def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[st
 
 def export_of(layout: AdapterLayout) -> Export:
     """The family's export format of adapters."""
-    return Export("export_adapter", CONFIG, "adapter", partial(export_stored, layout), has_weights=False)
+    return Export(
+        "export_adapter",
+        CONFIG,
+        "adapter",
+        partial(export_stored, layout),
+        partial(stored_tensors, layout),
+        require_adapters,
+        has_weights=False,
+    )
 
 
 def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
@@ -97,14 +105,10 @@ def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options:
 
     Raises ValueError for a model that was not trained with LoRA.
     """
-    if not model.has_adapters or model.tree is None:
-        raise ValueError(
-            f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
-        )
-    weights = model.open_adapters()
+    require_adapters(model)
     return export_adapter(
         layout,
-        {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)},
+        read_adapters(model),
         out,
         alpha=model.config.lora_alpha,
         base_model="" if model.start is None else model.start.path,
@@ -114,6 +118,25 @@ def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options:
         dtype=options.dtype,
         force=options.force,
     )
+
+
+def require_adapters(model: StoredModel) -> None:
+    """Raises ValueError for a model that has none."""
+    if not model.has_adapters or model.tree is None:
+        raise ValueError(
+            f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
+        )
+
+
+def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`named_adapters` of a LoRA run on disk."""
+    return named_adapters(layout, read_adapters(model), options.dtype)
+
+
+def read_adapters(model: StoredModel) -> dict[str, Tensor]:
+    """Those of a LoRA run on disk, by native name."""
+    weights = model.open_adapters()
+    return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
 
 
 def export_adapter(
@@ -139,7 +162,8 @@ def export_adapter(
 
     out, base_model = Path(out), full_name(base_model)
     config = adapter_config(layout, adapters, alpha, base_model)
-    weights = exported_adapters(layout, adapters, dtype)
+    require_effect(adapters)
+    weights = named_adapters(layout, adapters, dtype)
     about = {
         "worldsmith": __version__,
         "versions": {name: version(name) for name in ("torch", layout.library, "peft")},
@@ -167,12 +191,16 @@ def export_adapter(
     return True
 
 
-def exported_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-    """The matrices under PEFT's names; raises ValueError when all B are zero."""
-    import torch
-
+def require_effect(adapters: Mapping[str, Tensor]) -> None:
+    """Raises ValueError when all B are zero."""
     if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
         raise ValueError("all adapters are zero, as before training: they would change nothing")
+
+
+def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
+    """The matrices under PEFT's names."""
+    import torch
+
     target = getattr(torch, dtype)
     return {layout.peft_name(name): tensor.cpu().to(target).contiguous() for name, tensor in adapters.items()}
 

@@ -41,13 +41,10 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
     SAT has no place for.
     """
-    import torch
-
     if options.merge:
         model.require_effect()
     source, config = model.open(merge=options.merge), model.config
-    dtype: torch.dtype = getattr(torch, options.dtype)
-    tensors = sat_tensors(config.network, source, lambda name: dtype, average=model.average)
+    tensors = stored_tensors(model, options)
     kept = model.has_adapters and not options.merge
     about = {
         "worldsmith": __version__,
@@ -70,7 +67,16 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     return True
 
 
-SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored, keeps_adapters=True)
+def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`sat_tensors` of a model on disk."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    source = model.open(merge=options.merge)
+    return sat_tensors(model.config.network, source, lambda name: dtype, average=model.average)
+
+
+SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored, stored_tensors, keeps_adapters=True)
 
 
 def sat_tensors(

@@ -41,7 +41,7 @@ FAMILY, PIPELINE_INDEX = "cosmos3", "model_index.json"
 
 def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_pipeline` of a model on disk."""
-    require_exportable(model.config, model.defaults)
+    check_stored(model)
     model.require_effect()
     origin = origin_of(model, merge=True)
     generator = model.load(full_precision=True)
@@ -50,7 +50,26 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     )
 
 
-DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored, has_schedule=True)
+def check_stored(model: StoredModel) -> None:
+    """`require_exportable` of a model on disk."""
+    require_exportable(model.config, model.defaults)
+
+
+def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`exported_weights` of a model on disk."""
+    return exported_weights(model.load(full_precision=True), options.dtype)
+
+
+DIFFUSERS = Export(
+    "export",
+    PIPELINE_INDEX,
+    "pipeline",
+    export_stored,
+    stored_weights,
+    check_stored,
+    of_library=True,
+    has_schedule=True,
+)
 
 
 def export_pipeline(
@@ -113,11 +132,9 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
     """The pipeline object. Its schedule is `flow_schedule`'s, its prompts have no system prompt, as in training."""
     import diffusers
-    import torch
 
     library: Any = diffusers  # its classes carry no types
-    with torch.device("meta"):
-        transformer = library.Cosmos3OmniTransformer(**transformer_config(generator.config.network))
+    transformer = make_transformer(generator.config)
     transformer.load_state_dict(weights, assign=True)
     return library.Cosmos3OmniPipeline(
         transformer=transformer,
@@ -130,6 +147,16 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
         default_use_system_prompt=False,
         use_native_flow_schedule=True,
     )
+
+
+def make_transformer(config: Cosmos3Generator.Config) -> Any:
+    """The network as diffusers has it, on the meta device."""
+    import diffusers
+    import torch
+
+    library: Any = diffusers
+    with torch.device("meta"):
+        return library.Cosmos3OmniTransformer(**transformer_config(config.network))
 
 
 def describe(

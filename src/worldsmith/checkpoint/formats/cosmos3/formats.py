@@ -116,6 +116,12 @@ class Cosmos3Formats(FamilyFormats):
 
     # Exporting
 
+    def library_network(self, config: Configurable.Config) -> nn.Module:
+        from worldsmith.checkpoint.formats.cosmos3.export_diffusers import make_transformer
+
+        network: nn.Module = make_transformer(generator(config))
+        return network
+
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.cosmos3.export_diffusers import DIFFUSERS
         from worldsmith.checkpoint.formats.cosmos3.peft_adapter import ADAPTER

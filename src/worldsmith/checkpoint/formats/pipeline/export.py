@@ -35,11 +35,10 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     """
 
     formats = cast(PipelineFormats, model.formats)
-    formats.check_exportable(model.config)
+    check_stored(model)
     model.require_effect()
     generator = model.load(full_precision=True)
-    dtype_of = formats.stored_dtype(options.dtype, model.config)
-    weights = {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
+    weights = exported_weights(formats, generator, options.dtype)
     about = {
         "worldsmith": __version__,
         "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
@@ -63,7 +62,23 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     return True
 
 
-DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored)
+def check_stored(model: StoredModel) -> None:
+    """Raises ValueError for a model that no pipeline can hold."""
+    cast(PipelineFormats, model.formats).check_exportable(model.config)
+
+
+def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`exported_weights` of a model on disk."""
+    return exported_weights(cast(PipelineFormats, model.formats), model.load(full_precision=True), options.dtype)
+
+
+def exported_weights(formats: PipelineFormats, generator: Any, dtype: DType) -> dict[str, Tensor]:
+    """The network's weights, which have their names of diffusers already."""
+    dtype_of = formats.stored_dtype(dtype, generator.config)
+    return {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
+
+
+DIFFUSERS = Export("export", PIPELINE_INDEX, "pipeline", export_stored, stored_weights, check_stored, of_library=True)
 
 
 def described(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:

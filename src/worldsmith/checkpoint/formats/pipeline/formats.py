@@ -132,6 +132,13 @@ class PipelineFormats(FamilyFormats):
 
     # Exporting
 
+    def library_network(self, config: Any) -> nn.Module:
+        import torch
+
+        with torch.device("meta"):
+            network: nn.Module = self.model.library_class()(**asdict(config.network))
+        return network
+
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.pipeline.export import DIFFUSERS
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored
+from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, named_tensors
 from worldsmith.checkpoint.formats.family_formats import Export
 from worldsmith.checkpoint.formats.vision_language.conversion import FolderWeights, find_conversion
 from worldsmith.checkpoint.formats.vision_language.model_folder import find_folder, model_kind, with_dtype
@@ -44,4 +44,11 @@ def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
 
 
 LAYOUT = Layout("hf", str, folder_config, facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
-FOLDER = Export("export_hf", CONFIG, "Hugging Face folder", partial(export_stored, LAYOUT))
+FOLDER = Export(
+    "export_hf",
+    CONFIG,
+    "Hugging Face folder",
+    partial(export_stored, LAYOUT),
+    partial(named_tensors, LAYOUT),
+    of_library=True,
+)

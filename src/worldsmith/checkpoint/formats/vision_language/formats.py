@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Joined, Naming, NetworkDifference
-from worldsmith.checkpoint.formats.vision_language.conversion import find_conversion
+from worldsmith.checkpoint.formats.vision_language.conversion import Conversion, find_conversion
 from worldsmith.checkpoint.formats.vision_language.model_card import adapter_card, folder_card
 from worldsmith.checkpoint.formats.vision_language.model_folder import (
     CONFIG,
@@ -104,6 +104,18 @@ class VisionLanguageFormats(FamilyFormats):
 
     # Exporting
 
+    def library_network(self, config: Configurable.Config) -> nn.Module:
+        network: nn.Module = self.conversion(config).model
+        return network
+
+    def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
+        """Those of the folder that the model was made from."""
+        conversion = self.conversion(config)
+        return {name: value.shape for name, value in conversion.write(conversion.model.state_dict()).items()}
+
+    def conversion(self, config: Configurable.Config) -> Conversion:
+        return find_conversion(read_json_object(model_folder(config) / CONFIG))
+
     def exports(self) -> dict[str, Export]:
         from worldsmith.checkpoint.formats.vision_language.export_folder import FOLDER
         from worldsmith.checkpoint.formats.vision_language.peft_adapter import ADAPTER
@@ -115,7 +127,7 @@ class VisionLanguageFormats(FamilyFormats):
         import torch
 
         target: torch.dtype = getattr(torch, dtype)
-        kept = [] if config is None else find_conversion(read_json_object(model_folder(config) / CONFIG)).kept_exact
+        kept = [] if config is None else self.conversion(config).kept_exact
         return lambda name: torch.float32 if any(part in kept for part in name.split(".")) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
