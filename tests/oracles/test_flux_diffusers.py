@@ -122,4 +122,4 @@ def test_names_and_counts_of_the_networks(network: NetworkConfig, count: int) ->
         judge = FluxTransformer2DModel(**asdict(network))
     own = {name: parameter.shape for name, parameter in model.network.named_parameters()}
     assert own == {name: parameter.shape for name, parameter in judge.named_parameters()}
-    assert network.count_parameters() == sum(shape.numel() for shape in own.values()) == count
+    assert model.config.count_parameters() == sum(shape.numel() for shape in own.values()) == count

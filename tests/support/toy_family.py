@@ -25,6 +25,7 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.shapes import Shapes, repeated
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import LossSum, Objective
 from worldsmith.tasks.registry import TASKS
@@ -54,11 +55,8 @@ class ToyModel(Model):
         depth: Count = 2
         """Layers."""
 
-        def adaptable_layers(self) -> list[str]:
-            return [f"layers.{index}" for index in range(self.depth)]
-
-        def count_parameters(self) -> int:
-            return self.depth * (self.width + 1) * self.width
+        def shapes(self) -> Shapes:
+            return repeated("layers", self.depth, {"weight": (self.width, self.width), "bias": (self.width,)})
 
     config: Config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -16,6 +17,7 @@ from worldsmith.models.converters.converter import Conversion, Converter, conver
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.lora import inject_adapters, match_targets, read_targets
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.shapes import Shapes, matrices
 
 if TYPE_CHECKING:
     import torch
@@ -145,12 +147,17 @@ class Model(Configurable, ABC):
         def check_device(self, device: str) -> None:
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 
+        def shapes(self) -> Shapes | None:
+            """Names and shapes of the parameters of the network without adapters, by arithmetic; None: not known."""
+            return None
+
         def adaptable_layers(self) -> Sequence[str] | None:
             """Paths of the linear layers that an adapter can be trained for, known without making a tensor.
 
             None: they are known when the network is made, which then checks the targets.
             """
-            return ()
+            shapes = self.shapes()
+            return () if shapes is None else matrices(shapes)
 
         def own_weights(self) -> tuple[str, str] | None:
             """The field that names a run's first weights where load_path does not, and the place; None: none does."""
@@ -170,7 +177,8 @@ class Model(Configurable, ABC):
 
         def count_parameters(self) -> int | None:
             """Parameters of the network without adapters, by arithmetic; None when none is known."""
-            return None
+            shapes = self.shapes()
+            return None if shapes is None else sum(map(math.prod, shapes.values()))
 
         def without_adapters(self) -> Self:
             """The same model without adapters, such as one into which they were merged."""

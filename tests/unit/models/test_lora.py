@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.models.cosmos3.parameter_shapes import adaptable_layers, parameter_shapes
 from worldsmith.models.cosmos3.sequence import pack_samples
 from worldsmith.models.lora import adapter_state, inject_adapters, match_targets, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
@@ -42,12 +42,13 @@ def test_the_list_of_layers_is_that_of_the_network(config):
         network = Cosmos3Network(config)
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     left_out = ("lm_head", "time_embedder", "sound")
-    assert sorted(adaptable_layers(config)) == sorted(n for n in linear if not any(word in n for word in left_out))
+    known = adaptable_layers(parameter_shapes(config))
+    assert sorted(known) == sorted(n for n in linear if not any(word in n for word in left_out))
 
 
 def test_every_listed_layer_learns():
     """All adapters get a gradient but those behind the text output of the last layer, which nothing reads."""
-    leaves = dict.fromkeys(path.split(".")[-1] for path in adaptable_layers(QWEN))
+    leaves = dict.fromkeys(path.split(".")[-1] for path in adaptable_layers(parameter_shapes(QWEN)))
     network = generator(lora_target_modules=",".join(leaves)).network
     for matrix in adapter_state(network).values():
         matrix.normal_()
@@ -99,7 +100,7 @@ def test_building_adapters_draws_nothing_from_the_processs_stream():
     assert torch.equal(before, before_injection)
 
 
-NAMES = adaptable_layers(QWEN)
+NAMES = adaptable_layers(parameter_shapes(QWEN))
 ENDINGS = sorted({".".join(name.split(".")[cut:]) for name in NAMES for cut in range(len(name.split(".")))})
 
 

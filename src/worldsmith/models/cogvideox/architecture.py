@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Share
+from worldsmith.models.shapes import Shapes, linear, norm, repeated
 
 
 class NetworkConfig(Config):
@@ -123,33 +123,38 @@ class NetworkConfig(Config):
         cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
         return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
 
-    def count_parameters(self) -> int:
-        """By arithmetic."""
-        d, t, patch = self.inner_dim, self.time_embed_dim, self.patch_size**2 * (self.patch_size_t or 1)
-        linear = lambda a, b, bias=True: a * b + b * bias  # noqa: E731
-        norm = 2 * d * self.norm_elementwise_affine
-        attention = 4 * linear(d, d) - 3 * d * (not self.attention_bias) + 4 * self.attention_head_dim
-        block = attention + linear(d, 4 * d) + linear(4 * d, d) + 2 * (linear(t, 6 * d) + norm)
-        # The linear projection of CogVideoX 1.5 has a bias whatever patch_bias says.
-        patches = linear(self.in_channels * patch, d, self.patch_bias or self.patch_size_t is not None)
-        ends = patches + linear(self.text_embed_dim, d) + linear(d, t) + linear(t, t) + norm
-        ends += linear(t, 2 * d) + norm + linear(d, patch * self.out_channels)
-        ofs = 2 * linear(self.ofs_embed_dim, self.ofs_embed_dim) if self.ofs_embed_dim else 0
-        table = prod(self.table_shape) if self.use_learned_positional_embeddings else 0
-        return self.num_layers * block + ends + ofs + table
+    def shapes(self) -> Shapes:
+        """Of the parameters, by arithmetic."""
+        d, time, patch, latent = self.inner_dim, self.time_embed_dim, self.patch_size, self.in_channels
+        shapes = Shapes()
+        if self.use_learned_positional_embeddings:
+            shapes |= {"patch_embed.pos_embedding": self.table_shape}
+        if self.patch_size_t is None:
+            shapes |= {"patch_embed.proj.weight": (d, latent, patch, patch)}
+            shapes |= {"patch_embed.proj.bias": (d,)} if self.patch_bias else {}
+        else:  # which has a bias whatever patch_bias says
+            shapes |= linear("patch_embed.proj", latent * patch**2 * self.patch_size_t, d)
+        shapes |= linear("patch_embed.text_proj", self.text_embed_dim, d)
+        shapes |= linear("time_embedding.linear_1", d, time) | linear("time_embedding.linear_2", time, time)
+        if self.ofs_embed_dim:
+            for layer in ("linear_1", "linear_2"):
+                shapes |= linear(f"ofs_embedding.{layer}", self.ofs_embed_dim, self.ofs_embed_dim)
+        shapes |= repeated("transformer_blocks", self.num_layers, self._block()) | self._norm("norm_final")
+        shapes |= linear("norm_out.linear", time, 2 * d) | self._norm("norm_out.norm")
+        return shapes | linear("proj_out", d, patch**2 * (self.patch_size_t or 1) * self.out_channels)
 
-    def linear_layers(self) -> list[str]:
-        """Paths of the layers that can get an adapter."""
-        inside = ("norm1.linear", "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "norm2.linear")
-        blocks = [
-            f"transformer_blocks.{index}.{layer}"
-            for index in range(self.num_layers)
-            for layer in (*inside, "ff.net.0.proj", "ff.net.2")
-        ]
-        ofs = ["ofs_embedding.linear_1", "ofs_embedding.linear_2"] if self.ofs_embed_dim else []
-        patch = ["patch_embed.proj"] if self.patch_size_t else []
-        ends = ["patch_embed.text_proj", "time_embedding.linear_1", "time_embedding.linear_2"]
-        return [*patch, *ends, *ofs, *blocks, "norm_out.linear", "proj_out"]
+    def _block(self) -> Shapes:
+        d, head = self.inner_dim, self.attention_head_dim
+        shapes = linear("norm1.linear", self.time_embed_dim, 6 * d) | self._norm("norm1.norm")
+        shapes |= norm("attn1.norm_q", head, bias=True) | norm("attn1.norm_k", head, bias=True)
+        for layer in ("to_q", "to_k", "to_v"):
+            shapes |= linear(f"attn1.{layer}", d, d, bias=self.attention_bias)
+        shapes |= linear("attn1.to_out.0", d, d)
+        shapes |= linear("norm2.linear", self.time_embed_dim, 6 * d) | self._norm("norm2.norm")
+        return shapes | linear("ff.net.0.proj", d, 4 * d) | linear("ff.net.2", 4 * d, d)
+
+    def _norm(self, path: str) -> Shapes:
+        return norm(path, self.inner_dim, bias=True) if self.norm_elementwise_affine else {}
 
 
 def cogvideox_2b() -> NetworkConfig:

@@ -12,6 +12,7 @@ from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
+from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
 
@@ -75,11 +76,8 @@ class CogVideoXGenerator(PipelineModel):
                 names = "text_encoder.max_length", "network.max_text_seq_length"
                 raise wrong(self, *names, why="every caption has one length in both", remedy="write the same number")
 
-        def adaptable_layers(self) -> list[str]:
-            return self.network.linear_layers()
-
-        def count_parameters(self) -> int:
-            return self.network.count_parameters()
+        def shapes(self) -> Shapes:
+            return self.network.shapes()
 
     config: Config
     defaults: CogVideoXDefaults

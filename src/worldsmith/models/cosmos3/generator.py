@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.degrees import check_heads
-from worldsmith.models.cosmos3.adapter_targets import adaptable_layers
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.attention.modes import (
     AttentionModes,
@@ -21,11 +20,12 @@ from worldsmith.models.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
-from worldsmith.models.cosmos3.parameter_count import count_parameters
+from worldsmith.models.cosmos3.parameter_shapes import adaptable_layers, parameter_shapes
 from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import SHORT_NAMES
+from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 
@@ -104,11 +104,11 @@ class Cosmos3Generator(Model):
         def check_device(self, device: str) -> None:
             check_device(self.joint_attn_implementation, device)
 
-        def adaptable_layers(self) -> list[str]:
-            return adaptable_layers(self.network)
+        def shapes(self) -> Shapes:
+            return parameter_shapes(self.network)
 
-        def count_parameters(self) -> int:
-            return count_parameters(self.network)
+        def adaptable_layers(self) -> list[str]:
+            return adaptable_layers(self.shapes())
 
     config: Config
     network: Cosmos3Network

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.models.shapes import Shapes, linear, norm, repeated
 
 PACKED = 4
 """Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""
@@ -53,17 +54,38 @@ class NetworkConfig(Config):
             why = "the pooled state is kept as a row of the T5 states"
             raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
 
-    def count_parameters(self) -> int:
-        """By arithmetic."""
+    def shapes(self) -> Shapes:
+        """Of the parameters, by arithmetic."""
+        d, shapes = self.inner_dim, Shapes()
+        told = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
+        if not self.guidance_embeds:
+            del told["guidance"]
+        for what, channels in told.items():
+            path = f"time_text_embed.{what}_embedder"
+            shapes |= linear(f"{path}.linear_1", channels, d) | linear(f"{path}.linear_2", d, d)
+        shapes |= linear("context_embedder", self.joint_attention_dim, d) | linear("x_embedder", self.in_channels, d)
+        shapes |= repeated("transformer_blocks", self.num_layers, self._double())
+        shapes |= repeated("single_transformer_blocks", self.num_single_layers, self._single())
+        return shapes | linear("norm_out.linear", d, 2 * d) | linear("proj_out", d, self.in_channels)
+
+    def _double(self) -> Shapes:
+        d, head, shapes = self.inner_dim, self.attention_head_dim, Shapes()
+        for ending in ("", "_context"):
+            shapes |= linear(f"norm1{ending}.linear", d, 6 * d)
+            shapes |= linear(f"ff{ending}.net.0.proj", d, 4 * d) | linear(f"ff{ending}.net.2", 4 * d, d)
+        for layer in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"):
+            shapes |= linear(f"attn.{layer}", d, d)
+        for layer in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
+            shapes |= norm(f"attn.{layer}", head)
+        return shapes
+
+    def _single(self) -> Shapes:
         d, head = self.inner_dim, self.attention_head_dim
-        linear = lambda a, b: a * b + b  # noqa: E731
-        double = 2 * linear(d, 6 * d) + 8 * linear(d, d) + 4 * head + 2 * (linear(d, 4 * d) + linear(4 * d, d))
-        single = linear(d, 3 * d) + 3 * linear(d, d) + 2 * head + linear(d, 4 * d) + linear(5 * d, d)
-        told = (1 + self.guidance_embeds) * linear(TIME_CHANNELS, d) + linear(self.pooled_projection_dim, d)
-        told += (2 + self.guidance_embeds) * linear(d, d)
-        ends = linear(self.in_channels, d) + linear(self.joint_attention_dim, d)
-        ends += linear(d, 2 * d) + linear(d, self.in_channels)
-        return self.num_layers * double + self.num_single_layers * single + told + ends
+        shapes = linear("norm.linear", d, 3 * d) | linear("proj_mlp", d, 4 * d) | linear("proj_out", 5 * d, d)
+        shapes |= norm("attn.norm_q", head) | norm("attn.norm_k", head)
+        for layer in ("to_q", "to_k", "to_v"):
+            shapes |= linear(f"attn.{layer}", d, d)
+        return shapes
 
 
 def flux_dev() -> NetworkConfig:

@@ -12,6 +12,7 @@ from worldsmith.models.flux.defaults import FluxDefaults
 from worldsmith.models.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
+from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
 
@@ -63,11 +64,8 @@ class FluxGenerator(PipelineModel):
                 why, remedy = "this network has no input for it", f"write {UNTOLD}"
                 raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
 
-        def adaptable_layers(self) -> None:
-            """Known when the network is made."""
-
-        def count_parameters(self) -> int:
-            return self.network.count_parameters()
+        def shapes(self) -> Shapes:
+            return self.network.shapes()
 
     config: Config
     defaults: FluxDefaults

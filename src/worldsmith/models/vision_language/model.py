@@ -13,7 +13,10 @@ from worldsmith.config import wrong
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
+from worldsmith.models.shapes import Shapes
+from worldsmith.models.vision_language.parameter_shapes import parameter_shapes
 from worldsmith.models.vision_language.policy import FILES, PolicyConfig
+from worldsmith.models.vision_language.published import find_config
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +62,14 @@ class VisionLanguageModel(Model):
             from worldsmith.models.vision_language.attention import check_device
 
             check_device(self.policy.attn_implementation, device)
+
+        def shapes(self) -> Shapes | None:
+            """Out of config.json where it is on this machine, else of what is published of the model."""
+            found = find_config(self.policy.backbone.model_name)
+            return None if found is None else parameter_shapes(found)
+
+        def count_parameters(self) -> None:
+            """Known only from config.json, when the network is made: nothing is read for a list of recipes."""
 
         def adaptable_layers(self) -> None:
             """Known only from config.json, when the network is made."""

@@ -1,4 +1,4 @@
-"""Sizes of published Qwen3-VL networks, as their config.json has them: for planning where the files are not at hand.
+"""What config.json says of a backbone, and sizes of published ones for planning where their files are not at hand.
 
 Nothing here imports torch. A run itself reads the model's own config.json.
 """
@@ -6,9 +6,11 @@ Nothing here imports torch. A run itself reads the model's own config.json.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
-from worldsmith.models.model_files import hub_name
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.model_files import cached, hub_name, is_local, local_path
 
 
 def _vision(large: bool, out: int) -> dict[str, Any]:
@@ -57,3 +59,14 @@ def published_config(name: str) -> dict[str, Any] | None:
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
+
+
+def find_config(name: str) -> dict[str, Any] | None:
+    """config.json of a folder or of a repository in the Hugging Face cache, else what is published; None: unknown."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    hub, folder = hub_name(name), local_path(name) if is_local(name) else None
+    if folder is None and hub is not None and Path(HF_HUB_CACHE, f"models--{hub.repo.replace('/', '--')}").is_dir():
+        folder = cached(hub, ("config.json",))
+    file = None if folder is None else folder / "config.json"
+    return published_config(name) if file is None else read_json_object(file) if file.is_file() else None

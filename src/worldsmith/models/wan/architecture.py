@@ -8,6 +8,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
+from worldsmith.models.shapes import Shapes, linear, norm, repeated
 
 MASK = 4
 """Channels that say of each frame of a latent frame whether it is given."""
@@ -76,29 +77,36 @@ class NetworkConfig(Config):
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")
 
-    def count_parameters(self) -> int:
-        """By arithmetic."""
-        d, patch = self.inner_dim, math.prod(self.patch_size)
-        linear = lambda a, b: a * b + b  # noqa: E731
-        attention = 4 * linear(d, d) + 2 * d
-        block = 2 * attention + linear(d, self.ffn_dim) + linear(self.ffn_dim, d) + 6 * d + 2 * d * self.cross_attn_norm
-        image = 0
-        if self.image_dim is not None:
-            block += 2 * linear(d, d) + d
-            image = linear(self.image_dim, self.image_dim) + linear(self.image_dim, d) + 2 * (self.image_dim + d)
-        time = linear(self.freq_dim, d) + linear(d, d) + linear(d, 6 * d)
-        ends = linear(self.in_channels * patch, d) + linear(self.text_dim, d) + linear(d, d)
-        return self.num_layers * block + time + ends + image + linear(d, self.out_channels * patch) + 2 * d
+    def shapes(self) -> Shapes:
+        """Of the parameters, by arithmetic."""
+        d, states = self.inner_dim, self.image_dim
+        shapes: Shapes = {"scale_shift_table": (1, 2, d)}
+        shapes |= {"patch_embedding.weight": (d, self.in_channels, *self.patch_size), "patch_embedding.bias": (d,)}
+        inner = linear("time_embedder.linear_1", self.freq_dim, d) | linear("time_embedder.linear_2", d, d)
+        inner |= linear("time_proj", d, 6 * d)
+        inner |= linear("text_embedder.linear_1", self.text_dim, d) | linear("text_embedder.linear_2", d, d)
+        if states is not None:
+            inner |= norm("image_embedder.norm1", states, bias=True) | norm("image_embedder.norm2", d, bias=True)
+            inner |= linear("image_embedder.ff.net.0.proj", states, states)
+            inner |= linear("image_embedder.ff.net.2", states, d)
+        shapes |= {f"condition_embedder.{name}": shape for name, shape in inner.items()}
+        shapes |= repeated("blocks", self.num_layers, self._block())
+        return shapes | linear("proj_out", d, self.out_channels * math.prod(self.patch_size))
 
-    def linear_layers(self) -> list[str]:
-        """Paths of the layers that can get an adapter."""
-        attention = [f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")]
-        reads = self.image_dim is not None
-        inside = [*attention, *["attn2.add_k_proj", "attn2.add_v_proj"] * reads, "ffn.net.0.proj", "ffn.net.2"]
-        blocks = [f"blocks.{index}.{layer}" for index in range(self.num_layers) for layer in inside]
-        texts = [f"{part}.linear_{n}" for part in ("time_embedder", "text_embedder") for n in (1, 2)]
-        images = ["image_embedder.ff.net.0.proj", "image_embedder.ff.net.2"] * reads
-        return [*(f"condition_embedder.{part}" for part in ("time_proj", *texts, *images)), *blocks, "proj_out"]
+    def _block(self) -> Shapes:
+        d = self.inner_dim
+        shapes: Shapes = {"scale_shift_table": (1, 6, d)}
+        for attention in ("attn1", "attn2"):
+            for layer in ("to_q", "to_k", "to_v", "to_out.0"):
+                shapes |= linear(f"{attention}.{layer}", d, d)
+            shapes |= norm(f"{attention}.norm_q", d) | norm(f"{attention}.norm_k", d)
+        if self.added_kv_proj_dim is not None:
+            for layer in ("add_k_proj", "add_v_proj"):
+                shapes |= linear(f"attn2.{layer}", self.added_kv_proj_dim, d)
+            shapes |= norm("attn2.norm_added_k", d)
+        if self.cross_attn_norm:
+            shapes |= norm("norm2", d, bias=True)
+        return shapes | linear("ffn.net.0.proj", d, self.ffn_dim) | linear("ffn.net.2", self.ffn_dim, d)
 
 
 def wan21_1b() -> NetworkConfig:

@@ -13,6 +13,7 @@ from worldsmith.config.declare.ranges import Range
 from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
+from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
@@ -116,11 +117,8 @@ class WanGenerator(PipelineModel):
                 remedy = "take in_channels = out_channels"
                 raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
 
-        def adaptable_layers(self) -> list[str]:
-            return self.network.linear_layers()
-
-        def count_parameters(self) -> int:
-            return self.network.count_parameters()
+        def shapes(self) -> Shapes:
+            return self.network.shapes()
 
     config: Config
     defaults: WanDefaults

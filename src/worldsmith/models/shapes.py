@@ -1,0 +1,29 @@
+"""Names and shapes of parameters by arithmetic: what a network will hold, without a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Shapes = dict[str, tuple[int, ...]]
+"""Native name of a parameter → its shape."""
+
+
+def linear(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
+    """Of a linear layer."""
+    return {f"{path}.weight": (outputs, inputs), **({f"{path}.bias": (outputs,)} if bias else {})}
+
+
+def norm(path: str, channels: int, *, bias: bool = False) -> Shapes:
+    """Of a norm with weights."""
+    return {f"{path}.weight": (channels,), **({f"{path}.bias": (channels,)} if bias else {})}
+
+
+def repeated(path: str, count: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Of so many parts that are alike, in a list."""
+    return {f"{path}.{index}.{name}": shape for index in range(count) for name, shape in shapes.items()}
+
+
+def matrices(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Paths of the layers whose weight is a matrix."""
+    weights = (name for name, shape in shapes.items() if len(shape) == 2 and name.endswith(".weight"))
+    return [name.removesuffix(".weight") for name in weights]
