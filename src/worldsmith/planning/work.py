@@ -56,6 +56,8 @@ class StepWork:
     """Operations of matrix products and attention, those of recomputation left out."""
     hardware_flops: int
     """The same with recomputation."""
+    attention_flops: int
+    """Of the latter, those of attention, whose kernels reach another share of a device's peak."""
     moved_bytes: int
     """Read and written by everything that is no matrix product and no attention, each operation on its own."""
     samples: int

@@ -46,27 +46,26 @@ def build_model(config: Model.Config, world: World) -> Model:
 
     Raises ValueError for degrees that do not fit, UserError for what cannot train on the device.
     """
-    model = cut_model(config, world)
+    config.check_device(world.device)
+    for converter in config.converters:
+        converter.check_device(world.device)
+    model: Model = config.build(device="meta")  # so that no process ever holds the whole network
+    cut(model, world)
     model.materialize(world.device)
     return model
 
 
-def cut_model(config: Model.Config, world: World) -> Model:
-    """The same on the meta device, where no tensor has memory, so that no process ever holds the whole network."""
+def cut(model: Model, world: World) -> None:
+    """Recomputes, compiles and shards the network of a model on the meta device, in place, as its config says."""
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods
 
-    config.check_device(world.device)
-    for converter in config.converters:
-        converter.check_device(world.device)
+    config, parts = model.config, model.parts()
     degrees = plan_degrees(config, world.size)
-    model: Model = config.build(device="meta")
-    parts = model.parts()
     share_context(parts, world)
     compile_methods([layer for layer in parts.layers if layer not in parts.uncompiled], parts.compiled, config.compile)
     recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
     shard(model, parts, world, degrees)
-    return model
 
 
 def share_context(parts: NetworkParts, world: World) -> None:

@@ -48,12 +48,12 @@ class MemoryTracker(TorchDispatchMode):
 
     With a `fake_mode` the tensors have no memory, and every number that is read back from one is 1. Use it inside that
     mode. Kinds of a storage: that of its tag, else "activations" for what is made in a forward pass, also a repeated
-    one, "inputs" for what came from outside, and "other".
+    one, "inputs" for what came from outside, and "other". `only_traffic`: nothing but collectives is noted.
     """
 
-    def __init__(self, fake_mode: FakeTensorMode | None = None) -> None:
+    def __init__(self, fake_mode: FakeTensorMode | None = None, *, only_traffic: bool = False) -> None:
         super().__init__()
-        self.fake_mode = fake_mode
+        self.fake_mode, self.only_traffic = fake_mode, only_traffic
         self.held: list[Held] = []
         self.events: list[tuple[int, int, str]] = []
         """(storage, change in bytes, phase), in the order of time; (-1, 0, phase) where a phase begins."""
@@ -170,6 +170,9 @@ class MemoryTracker(TorchDispatchMode):
         if self.fake_mode is not None and func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as it is in a real run
         result = func(*args, **kwargs)
+        if self.only_traffic:
+            self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else "")
+            return result
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not all(map(self._is_ours, made)):

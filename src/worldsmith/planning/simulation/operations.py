@@ -23,6 +23,8 @@ class OperationCounter:
         self.flops = 0
         self.repeated_flops = 0
         """Of the former, those of recomputation."""
+        self.attention_flops = 0
+        """Of the first, those of attention."""
         self.moved_bytes = 0
         """Read and written by all other operations."""
 
@@ -46,6 +48,7 @@ class OperationCounter:
         else:
             self.flops += flops
             self.repeated_flops += flops * repeated
+            self.attention_flops += flops * ("attention" in func.__name__)
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int | None:

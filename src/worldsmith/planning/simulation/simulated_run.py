@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.work import StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.parallel import cut_model, plan_degrees
+from worldsmith.training.parallel import cut, plan_degrees
 from worldsmith.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -36,10 +36,21 @@ class TrackedRun(Trainer):
     that act on gradients are there. Call `build` and the steps inside the tracker.
     """
 
-    def __init__(self, config: Trainer.Config, world: World, tracker: MemoryTracker, batches: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        config: Trainer.Config,
+        world: World,
+        tracker: MemoryTracker,
+        batches: Sequence[Any],
+        *,
+        prepare: Callable[[Model], None] = lambda model: None,
+    ) -> None:
+        """`prepare` may change the model, on the meta device, before its network is sharded."""
         self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
         self.pace = Throughput()
-        self.model: Model = cut_model(config.model.config, world)
+        self.model: Model = config.model.config.build(device="meta")
+        prepare(self.model)
+        cut(self.model, world)
         tracker.name_modules(self.model.network)
 
     def build(self) -> None:
@@ -81,17 +92,27 @@ class TrackedRun(Trainer):
 
 
 @contextmanager
-def simulated_run(config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0) -> Iterator[TrackedRun]:
+def simulated_run(
+    config: Trainer.Config,
+    batches: Sequence[Any],
+    *,
+    ranks: int,
+    rank: int = 0,
+    prepare: Callable[[Model], None] = lambda model: None,
+    only_traffic: bool = False,
+) -> Iterator[TrackedRun]:
     """A built run of one rank of `ranks`, without memory; steps and all else are to be made within the block.
 
-    `config` has its references resolved. Layers run uncompiled, and nothing is read from a latent cache.
+    `config` has its references resolved. Layers run uncompiled, and nothing is read from a latent cache. `prepare`: see
+    `TrackedRun`. `only_traffic` leaves memory and operations unseen, which is quicker.
     """
     config = as_simulated(config)
     degrees = plan_degrees(config.model.config, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
         mode = without_memory()
-        run = TrackedRun(config, world, MemoryTracker(mode), batches)
+        tracker = MemoryTracker(mode, only_traffic=only_traffic)
+        run = TrackedRun(config, world, tracker, batches, prepare=prepare)
         stack.enter_context(mode)
         stack.enter_context(run.tracker)
         run.tracker.traffic.names = group_names(degrees, rank, ranks)
@@ -121,6 +142,7 @@ def measure(run: TrackedRun, *, start: float) -> StepWork:
         traffic=tracker.traffic.sums(),
         model_flops=operations.flops - operations.repeated_flops,
         hardware_flops=operations.flops,
+        attention_flops=operations.attention_flops,
         moved_bytes=operations.moved_bytes,
         samples=step.samples // run.world.data_size,
         tokens=step.tokens // run.world.data_size,
