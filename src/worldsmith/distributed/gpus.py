@@ -32,11 +32,14 @@ class Gpu:
     driver_names: tuple[str, ...] = ()
     """Parts of the names under which the driver knows it."""
     per_machine: int = 8
+    reached: float = 0.8
+    """Share of the peak that one large product reaches before power limits it: 0.8 was measured on an H200."""
 
 
 def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
     """`tera` operations, and bytes of bandwidth, a second; `gigabits` of the network."""
-    return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as)
+    reached = 0.88 if name.startswith("a100") else 0.8
+    return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as, reached=reached)
 
 
 GPUS = {
