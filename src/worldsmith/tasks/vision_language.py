@@ -11,6 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed.chats import assumed_chats
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
@@ -64,6 +66,12 @@ class VisionLanguageTask(Task):
         )
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        media = self.media if self.model.has_vision else None
+        config = self.model.network.config
+        pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
+        return assumed_chats(self.data, media, pads, fill=fill)
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
         """Without packs each sample is a row as long as the longest."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from worldsmith.config import Configurable
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.published_part import PublishedPart, tokenizer_files
 
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -28,6 +29,10 @@ class TextTokenizer(Configurable):
     class Config(Configurable.Config):
         path: str = "${asset:tiny_tokenizer}"
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
+
+        def published(self) -> PublishedPart:
+            """A small tokenizer that stands for the released one, for plans."""
+            return PublishedPart("path", "a shipped tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when there is no tokenizer; downloads none."""

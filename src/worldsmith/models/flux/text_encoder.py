@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.pipeline.published import CLIP_L, T5_XXL
 from worldsmith.models.pipeline.text_encoder import (
     FIELD,
     T5TextEncoder,
@@ -18,6 +19,7 @@ from worldsmith.models.pipeline.text_encoder import (
     load_tokenizer,
     read_caption,
 )
+from worldsmith.models.published_part import PublishedPart, tokenizer_files
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,15 @@ class FluxTextEncoder(T5TextEncoder):
         @property
         def caption_ids(self) -> int:
             return CLIP_TOKENS + self.max_length
+
+        def published(self) -> PublishedPart:
+            contents = {
+                f"{CLIP[0]}/config.json": CLIP_L,
+                f"{T5[0]}/config.json": T5_XXL,
+                **tokenizer_files("tiny_flux/tokenizer", CLIP[1]),
+                **tokenizer_files("tiny_flux/tokenizer_2", T5[1]),
+            }
+            return PublishedPart("path", "the encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when one of the encoders or tokenizers is not there; downloads none."""

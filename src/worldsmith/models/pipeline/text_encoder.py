@@ -12,6 +12,8 @@ from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
+from worldsmith.models.published_part import PublishedPart, tokenizer_files
 from worldsmith.models.real_values import in_simulation, without_values
 
 if TYPE_CHECKING:
@@ -71,6 +73,11 @@ class T5TextEncoder(Configurable):
         def caption_ids(self) -> int:
             """Ids of the longest caption."""
             return self.max_length
+
+        def published(self) -> PublishedPart:
+            """The released encoder, for plans."""
+            contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
+            return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when there is no encoder or no tokenizer; downloads none."""
@@ -171,6 +178,10 @@ class UMT5TextEncoder(T5TextEncoder):
         """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
         """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+
+        def published(self) -> PublishedPart:
+            contents = {f"{ENCODER}/config.json": UMT5_XXL, **tokenizer_files("tiny_umt5", TOKENIZER)}
+            return PublishedPart("path", "the encoder of UMT5 XXL", PLACES, contents)
 
 
 def read_caption(tokenizer: Any, caption: str) -> list[int]:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.models.model_files import SCHEME, local_path
+from worldsmith.models.published_part import PublishedPart
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
 from worldsmith.models.video_vae.cogvideox_pt import FIELD, read_pt, read_settings
 from worldsmith.models.video_vae.moments import MomentsVAE
+from worldsmith.models.video_vae.published import COGVIDEOX, vae_part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +53,10 @@ class CogVideoXVAE(MomentsVAE):
                 return super().find()
             self.check_files()
             return file
+
+        def published(self) -> PublishedPart:
+            """The released VAE, for plans."""
+            return vae_part("CogVideoX", COGVIDEOX)
 
     config: Config
 

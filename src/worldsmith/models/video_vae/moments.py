@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
+from worldsmith.models.published_part import PublishedPart
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.frozen import FrozenVAE
+from worldsmith.models.video_vae.published import FLUX, vae_part
 from worldsmith.models.video_vae.vae_folder import find_folder, require_folder
 from worldsmith.models.video_vae.weights_digest import weights_digest
 
@@ -141,3 +143,7 @@ class ImageVAE(MomentsVAE):
 
     class Config(MomentsVAE.Config):
         class_name: ClassVar[str] = "AutoencoderKL"
+
+        def published(self) -> PublishedPart:
+            """The released VAE of FLUX.1, for plans."""
+            return vae_part("FLUX.1", FLUX)

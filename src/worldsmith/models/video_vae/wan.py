@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
+from worldsmith.models.published_part import PublishedPart
 from worldsmith.models.video_vae.frozen import FrozenVAE
+from worldsmith.models.video_vae.published import WAN21, vae_part
 from worldsmith.models.video_vae.wan_files import (
+    PLACES,
     SPATIAL_FACTOR,
     TEMPORAL_FACTOR,
     find_vae,
@@ -17,6 +20,7 @@ from worldsmith.models.video_vae.wan_files import (
     read_settings,
     require_vae,
 )
+from worldsmith.models.video_vae.wan_pth import RELEASED
 from worldsmith.models.video_vae.weights_digest import weights_digest
 
 if TYPE_CHECKING:
@@ -67,6 +71,11 @@ class WanVAE(FrozenVAE):
         def cell(self) -> int:
             """Pixels of a latent cell, in height and in width."""
             return SPATIAL_FACTOR
+
+        def published(self) -> PublishedPart:
+            """The released VAE of such a cell, for plans."""
+            version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
+            return vae_part(f"Wan {version}", settings, places=PLACES)
 
     config: Config
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worldsmith.models.real_values import real_values
 from worldsmith.models.vision_language.backbone import visual_of
 
 IGNORED = -100
@@ -75,6 +76,14 @@ def make_inputs(
     device: torch.device,
 ) -> Inputs:
     """`normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32, on the device."""
+    with real_values():
+        rows = arrange(samples, network, packed=packed, device=device)
+    shown = {} if visual_of(network) is None else media(samples, network, normalize=normalize, device=device)
+    return Inputs(**rows, **shown)
+
+
+def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device) -> dict[str, Any]:
+    """What `Inputs` says of the tokens."""
     lengths = [len(sample.input_ids) for sample in samples]
     positions = [positions_of(sample, network) for sample in samples]
     if packed:
@@ -91,15 +100,14 @@ def make_inputs(
     supervised = [(sample.labels[1:] != IGNORED).nonzero()[:, 0] for sample in samples]
     targets = [sample.labels[1:][chosen] for sample, chosen in zip(samples, supervised)]
     predicting = [start + chosen for start, chosen in zip(starts, supervised)]
-    return Inputs(
-        input_ids=ids.to(device),
-        position_ids=(places[0] if visual_of(network) is None else places).to(device),
-        attention_mask=None if mask is None else mask.to(device),
-        predicting=torch.cat(predicting).to(device),
-        targets=torch.cat(targets).to(device),
-        sample_lengths=lengths if packed else None,
-        **({} if visual_of(network) is None else media(samples, network, normalize=normalize, device=device)),
-    )
+    return {
+        "input_ids": ids.to(device),
+        "position_ids": (places[0] if visual_of(network) is None else places).to(device),
+        "attention_mask": None if mask is None else mask.to(device),
+        "predicting": torch.cat(predicting).to(device),
+        "targets": torch.cat(targets).to(device),
+        "sample_lengths": lengths if packed else None,
+    }
 
 
 def positions_of(sample: Conversation, network: Any) -> Tensor:
@@ -135,9 +143,13 @@ def media(
             tokens[kind] = sum(len(rows) for rows, _ in own) // merge**2
     if not patches:
         values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
-        grey, grid = torch.zeros(merge**2, values, device=device), torch.tensor([[1, merge, merge]], device=device)
+        grey = torch.zeros(merge**2, values, device=device)
+        with real_values():
+            grid = torch.tensor([[1, merge, merge]], device=device)
         return {"patches": grey, "grids": grid, "visual_tokens": {"image": 0}}
-    return {"patches": torch.cat(patches), "grids": torch.cat(grids).to(device), "visual_tokens": tokens}
+    with real_values():
+        joined = torch.cat(grids).to(device)
+    return {"patches": torch.cat(patches), "grids": joined, "visual_tokens": tokens}
 
 
 def fill_up(tokens: Tensor, length: int) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Literal
 from worldsmith.config import Config, wrong
 from worldsmith.config.sections import check_patterns
 from worldsmith.models.model_files import look_for
+from worldsmith.models.published_part import PublishedPart, tokenizer_files
+from worldsmith.models.vision_language.published import PICTURES, published_config
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is read of a model folder beside its weights."""
@@ -20,6 +22,14 @@ class BackboneConfig(Config):
     """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
     safetensors_path: str = ""
     """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
+
+    def published(self) -> PublishedPart | None:
+        """The model of that name as it was published, for plans; None for one that is not known here."""
+        settings = published_config(self.model_name) if self.model_name else None
+        if settings is None:
+            return None
+        contents = {"config.json": settings, **PICTURES, **tokenizer_files("tiny_reasoner")}
+        return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:
         """Raises FileNotFoundError when model_name is neither on this machine nor on the hub; downloads nothing."""

@@ -53,6 +53,19 @@ SIZES = {
 PUBLISHED = {f"Qwen/Qwen3-VL-{size}-{kind}": size for size in SIZES for kind in ("Instruct", "Thinking")}
 PUBLISHED |= {f"nvidia/Cosmos-Reason2-{size}": size for size in ("2B", "8B")}  # trained on from those of Qwen
 
+_PATCHES = {
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+PICTURES: dict[str, dict[str, Any]] = {
+    "preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
+    "video_preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 4096, "longest_edge": 25165824}},
+}
+"""Sizes of images and videos of all of them, by the files that say them."""
+
 
 def published_config(name: str) -> dict[str, Any] | None:
     """What config.json of a repository of the hub says of its network, for `AutoConfig.for_model`; None: unknown."""

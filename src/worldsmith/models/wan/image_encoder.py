@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.models.model_files import find_layout, look_for_layout
-from worldsmith.models.real_values import in_simulation, without_values
+from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
+from worldsmith.models.published_part import PublishedPart
+from worldsmith.models.real_values import in_simulation, real_values, without_values
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,11 @@ class WanImageEncoder(Configurable):
         """A pipeline with image_encoder/ and image_processor/, or a repository of the hub; "": there is none."""
         precision: Literal["bfloat16", "float16", "float32"] = "float32"
         """Type of weights and arithmetic."""
+
+        def published(self) -> PublishedPart:
+            """The released encoder, for plans."""
+            contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
+            return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when one of the parts is not there; downloads none."""
@@ -69,8 +76,9 @@ class WanImageEncoder(Configurable):
 
         found = []
         for image in images:
-            pixels = self.processor(images=image[:, 0].cpu().numpy(), input_data_format="channels_first",
-                                    return_tensors="pt").pixel_values  # fmt: skip
+            with real_values():
+                pixels = self.processor(images=image[:, 0].cpu().numpy(), input_data_format="channels_first",
+                                        return_tensors="pt").pixel_values  # fmt: skip
             with torch.no_grad():
                 answer = self.model(pixels.to(self.device, self.model.dtype), output_hidden_states=True)
             found.append(answer.hidden_states[-2][0])

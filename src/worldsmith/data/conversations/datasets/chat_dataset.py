@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.data.content_mark import content_marks
@@ -27,6 +27,9 @@ class ChatDataset(Configurable, ABC):
     """Conversations by their index. Media are named, not opened."""
 
     class Config(Configurable.Config):
+        usual_media: ClassVar[Literal["image", "video"]] = "image"
+        """What its conversations are about, for plans without data."""
+
         system_prompt: str = ""
         """Opens every conversation that has no system turn of its own; "" = none."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
@@ -24,7 +24,7 @@ class ManifestDataset(ChatFile):
     """
 
     class Config(ChatFile.Config):
-        pass
+        usual_media: ClassVar[Literal["image", "video"]] = "video"
 
     file_name = "meta.json"
 

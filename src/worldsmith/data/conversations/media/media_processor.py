@@ -104,13 +104,9 @@ class MediaProcessor(Configurable):
         from worldsmith.data.conversations.media.images import image_shape
         from worldsmith.data.conversations.media.sizes import image_size
 
-        limits, config = self.images, self.config
-        size = image_size(
-            *image_shape(source),
-            factor=limits.factor,
-            least=config.min_pixels or limits.min_pixels,
-            most=config.max_pixels or limits.max_pixels,
-        )
+        limits = self.images
+        least, most = self.image_pixels()
+        size = image_size(*image_shape(source), factor=limits.factor, least=least, most=most)
         grid = (1, size[0] // limits.patch, size[1] // limits.patch)
         return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
 
@@ -139,6 +135,11 @@ class MediaProcessor(Configurable):
         times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
         grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
         return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, fps)
+
+    def image_pixels(self) -> tuple[int, int]:
+        """(least, most) pixels of an image."""
+        limits, config = self.images, self.config
+        return config.min_pixels or limits.min_pixels, config.max_pixels or limits.max_pixels
 
     def video_pixels(self, frames: int) -> tuple[int, int]:
         """(least, most) pixels of a video of so many frames, over all of them."""

@@ -1,0 +1,111 @@
+"""Assumed batches of conversations: pictures of one size, then a question and an answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.data.assumed.batch import CAPTION_TOKENS, AssumedBatch, count_of
+from worldsmith.data.assumed.clips import constant, room_of
+from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+
+if TYPE_CHECKING:
+    from worldsmith.data.conversations.chat_loader import ChatLoader
+    from worldsmith.data.conversations.media.media_processor import MediaProcessor
+
+Kind = Literal["image", "video"]
+TYPES = {"image": 1, "video": 2}
+WIDTH, HEIGHT = 1280, 720
+"""Of an assumed picture, before it is brought to a size that the model takes."""
+ANSWER_TOKENS = 100
+"""Supervised tokens of a conversation."""
+BETWEEN = 9
+"""Tokens between two times of a video: the time in words, and what encloses a picture."""
+
+
+def assumed_chats(
+    data: ChatLoader.Config, media: MediaProcessor | None, placeholders: dict[str, int], *, fill: float = 1.0
+) -> AssumedBatch:
+    """Conversations of one picture each, of the kind of the data set, that fill a share of a pack.
+
+    Where the number of samples of a pack is limited, each has as many pictures as fill it. `media` is None for a model
+    of texts. `placeholders`: the ids of tokens in whose place an image or a video stands.
+    """
+    kind: Kind = data.dataset.usual_media
+    grid = (0, 0, 0) if media is None else grid_of(media, kind)
+    text = CAPTION_TOKENS + ANSWER_TOKENS
+    shown = tokens_of(grid, media)
+    room = room_of(data.max_sequence_length, fill)
+    limit = data.max_samples_per_batch
+    if data.max_sequence_length is None:
+        count, pictures = max(1, round(fill * (limit or 1))), 1
+    else:
+        while grid[0] > 1 and text + shown > room:
+            grid = (grid[0] // 2, *grid[1:])
+            shown = tokens_of(grid, media)
+        most = max(1, int(room) // (text + shown))
+        count = min(most, limit or most)
+        pictures = max(1, (int(room) // count - text) // shown) if shown else 0
+        text = max(2, int(room) // count - pictures * shown)
+    pictures = pictures if media is not None else 0
+    samples = [sample_of(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
+    what = "no pictures" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
+    words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
+    return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} tokens to learn")
+
+
+def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
+    """Patches in time, rows and columns of a picture of the assumed size; a video has all frames that may be taken."""
+    from worldsmith.data.conversations.media.sizes import image_size, video_size
+
+    if kind == "image":
+        limits: Any = media.images
+        least, most = media.image_pixels()
+        size = image_size(HEIGHT, WIDTH, factor=limits.factor, least=least, most=most)
+        return 1, size[0] // limits.patch, size[1] // limits.patch
+    limits, config = media.videos, media.config
+    frames = config.nframes or config.max_frames or limits.max_frames
+    least, most = media.video_pixels(frames)
+    size = video_size(frames, HEIGHT, WIDTH, factor=limits.factor, temporal=limits.temporal, least=least, most=most)
+    return -(-frames // limits.temporal), size[0] // limits.patch, size[1] // limits.patch
+
+
+def tokens_of(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
+    """Of a picture with what encloses it."""
+    return 0 if media is None else grid[0] * (grid[1] * grid[2] // media.images.merge**2 + BETWEEN)
+
+
+def size_of(grid: tuple[int, int, int], kind: Kind, media: Any) -> str:
+    limits = media.images if kind == "image" else media.videos
+    pixels = f"{grid[2] * limits.patch}x{grid[1] * limits.patch} pixels"
+    return pixels if kind == "image" else f"{grid[0] * limits.temporal} frames of {pixels}"
+
+
+def sample_of(
+    place: int,
+    text: int,
+    grids: list[tuple[int, int, int]],
+    kind: Kind,
+    media: MediaProcessor | None,
+    placeholders: dict[str, int],
+) -> ChatSample:
+    """Pictures first, then the text, of which the end is the answer."""
+    import torch
+
+    types: list[int] = []
+    for grid in grids:
+        assert media is not None
+        for _ in range(grid[0]):
+            types += [0] * BETWEEN + [TYPES[kind]] * (grid[1] * grid[2] // media.images.merge**2)
+    types += [0] * text
+    token_types = torch.tensor(types)
+    ids = torch.ones_like(token_types).masked_fill(token_types == TYPES[kind], placeholders.get(kind, 0))
+    labels = torch.full_like(ids, IGNORED)
+    answer = min(ANSWER_TOKENS, text - 1)
+    labels[-answer:] = ids[-answer:]
+    shown: dict[str, Any] = {}
+    if grids and media is not None:
+        limits = media.images
+        patches = sum(t * rows * columns for t, rows, columns in grids)
+        values = 3 * limits.temporal * limits.patch**2
+        shown = {f"{kind}_patches": constant("uint8", patches, values), f"{kind}_grids": torch.tensor(grids)}
+    return ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
