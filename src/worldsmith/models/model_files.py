@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
+from worldsmith.assets import asset_path
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
 
@@ -164,3 +167,32 @@ def _why_not_on_the_hub(name: str) -> str:
     if name.startswith(SCHEME):
         return f", and the hub's names have the form {SCHEME}org/name[@revision][/folder]"
     return "" if Path(name).is_absolute() or name.startswith(".") else ", and a repository of the hub is named org/name"
+
+
+Contents = Mapping[str, Mapping[str, Any] | Path | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPart:
+    """A section of a model's config that names a folder, and what that folder would hold."""
+
+    field: str
+    """The field of the section."""
+    what: str
+    """For people: "the VAE of Wan 2.2"."""
+    places: Sequence[Sequence[str]]
+    """Files of a repository of the hub, in the layouts that it may have."""
+    contents: Contents
+    """By name: settings of a JSON file, a shipped file or folder that stands for it, or None for an empty file."""
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether a tokenizer is in it, with which data would be counted in other tokens than a run's."""
+        return any(name.endswith("tokenizer.json") for name in self.contents)
+
+
+def tokenizer_files(asset: str, folder: str = "") -> Contents:
+    """A shipped tokenizer, whose ids are those of a small vocabulary: a plan does not read them."""
+    home = asset_path(asset)
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    return {f"{folder}/{name}" if folder else name: home / name for name in names if (home / name).is_file()}

@@ -7,39 +7,48 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Config
+from worldsmith.config.declare.value_types import is_reference
 from worldsmith.files.errors import UserError
-from worldsmith.models.model_files import cached, hub_name, is_local
-from worldsmith.models.published_part import Contents, PublishedPart
+from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A run tree that can be built in a simulation."""
+
+    config: Any
+    assumptions: list[str]
+    """A line for each part that was replaced."""
+    reads_texts: bool
+    """Whether its tokenizer is that of the run."""
 
 
 @contextmanager
-def with_published_parts(config: Any) -> Iterator[tuple[Any, list[str]]]:
-    """The run tree `config`, resolved, in a form that can be built in a simulation within the block; and what was
-    assumed, a line each.
+def with_published_parts(config: Any) -> Iterator[Stated]:
+    """The run tree `config` with its frozen parts at hand, within the block.
 
     A part whose files are neither in the folder that is named nor in the cache of the hub is replaced by a folder with
-    the config of the published one. Nothing is downloaded.
+    the config of the published one. Nothing is downloaded. References to variables that are not set may be left.
     """
-    config, said = deepcopy(config), []
+    config, said, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
             part: PublishedPart | None = section.published()
-            if (
-                part is None
-                or not (name := getattr(section, part.field))
-                or not (why := why_not_at_hand(section, part))
-            ):
+            name = "" if part is None else getattr(section, part.field)
+            why = why_not_at_hand(section, part) if part is not None and name else None
+            if part is None or why is None:
                 continue
             place = Path(folder) / str(number)
             write(place, part.contents)
             setattr(section, part.field, str(place))
+            reads_texts &= not part.reads_texts
             said.append(f"{where}.{part.field} = '{name}': {why}; taken for it: {part.what}")
-        yield config, said
+        yield Stated(config, said, reads_texts)
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
@@ -55,6 +64,8 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:
     """Why the files that a section names cannot be used on this machine; None when they can."""
     name = getattr(section, part.field)
+    if is_reference(name):
+        return "it is not set"
     if is_local(name):
         try:
             section.check_files()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.clips import assumed_clips
+from worldsmith.data.assumed.clips import assumed_clips, with_contents
 from worldsmith.data.clips.latent_cache import LatentCache, latents_of
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -149,6 +150,13 @@ class ClipTask(Task):
             fill=fill,
             encoded=encoded,
         )
+
+    def stand_in(self, sample: VideoSample, *, encoded: bool = True) -> VideoSample:
+        return with_contents(sample, kind=self.first_frames, channels=self.encoded_channels, encoded=encoded)
+
+    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
+        pixels = 3 * sample.num_frames * math.prod(sample.size)
+        return pixels, self.cell_bytes * sum(math.prod(part.latent_shape) for part in self._cached(sample))
 
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}

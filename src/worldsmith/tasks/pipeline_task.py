@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
+from worldsmith.data.assumed.texts import AssumedTexts
 from worldsmith.data.text_cache import TextCache
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.objectives.noise_objective import NoiseObjective
@@ -67,7 +69,7 @@ class PipelineTask(ClipTask):
         return {}
 
     @cached_property
-    def text_cache(self) -> TextCache | None:
+    def text_cache(self) -> TextCache | AssumedTexts | None:
         return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
 
     @classmethod
@@ -80,6 +82,17 @@ class PipelineTask(ClipTask):
         empty = None if self.model.config.text_encoder.dropped_captions == "zeros" else self.tokenize("")
         self.model.read([sample.text_ids, empty], self.text_cache)
         return super().encode_ahead(sample)
+
+    def assume_cached(self) -> None:
+        """Where what is kept are moments, the VAE is made once, for its settings, and has no weights afterwards."""
+        self.text_cache = AssumedTexts(self.model.text_shape, self.model.config.text_encoder.precision)
+        if self.model.config.tokenizer.keeps_moments:
+            self.model.vae.release()
+
+    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
+        memory, disk = super().sample_bytes(sample)
+        width = 4 if self.model.config.text_encoder.precision == "float32" else 2
+        return memory, disk + width * math.prod(self.model.text_shape)
 
     def counts(self) -> dict[str, int]:
         found = super().counts()

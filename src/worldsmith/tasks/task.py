@@ -132,6 +132,17 @@ class Task(ABC):
         """
         raise UserError(f"{type(self).__name__} says of no batch what it would be like; give it its data")
 
+    def stand_in(self, sample: Any, *, encoded: bool = True) -> Any:
+        """A sample of a loader that decodes nothing, with contents of one value; encoded as in `assumed_batch`."""
+        return sample
+
+    def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
+        """From here on all that a cache keeps is taken to be there; no file is read, and encoders are released."""
+
+    def sample_bytes(self, sample: Any) -> tuple[int, int]:
+        """Bytes of main memory that a sample takes as its loader gives it, and of disk that a cache keeps of it."""
+        return 0, 0
+
     def preview(self, loader: Any) -> Preview:
         """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
         batch = next(iter(loader))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.chats import assumed_chats
+from worldsmith.data.assumed.chats import assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
@@ -72,6 +72,13 @@ class VisionLanguageTask(Task):
         config = self.model.network.config
         pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
         return assumed_chats(self.data, media, pads, fill=fill)
+
+    def stand_in(self, sample: ChatSample, *, encoded: bool = True) -> ChatSample:
+        return with_patches(sample, self.media) if has_media(sample) else sample
+
+    def sample_bytes(self, sample: ChatSample) -> tuple[int, int]:
+        patches = [found for found in (sample.image_patches, sample.video_patches) if found is not None]
+        return 3 * 8 * sample.num_tokens + sum(rows.numel() for rows in patches), 0
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
         """Without packs each sample is a row as long as the longest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.data.assumed.batch import CAPTION_TOKENS, AssumedBatch, count_of
@@ -102,10 +103,17 @@ def sample_of(
     labels = torch.full_like(ids, IGNORED)
     answer = min(ANSWER_TOKENS, text - 1)
     labels[-answer:] = ids[-answer:]
-    shown: dict[str, Any] = {}
-    if grids and media is not None:
-        limits = media.images
-        patches = sum(t * rows * columns for t, rows, columns in grids)
-        values = 3 * limits.temporal * limits.patch**2
-        shown = {f"{kind}_patches": constant("uint8", patches, values), f"{kind}_grids": torch.tensor(grids)}
-    return ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
+    shown: dict[str, Any] = {f"{kind}_grids": torch.tensor(grids)} if grids else {}
+    sample = ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
+    return sample if media is None else with_patches(sample, media)
+
+
+def with_patches(sample: ChatSample, media: MediaProcessor) -> ChatSample:
+    """A conversation of whose pictures none was decoded, with patches of one value."""
+    values = 3 * media.images.temporal * media.images.patch**2
+    found: dict[str, Any] = {}
+    for kind in TYPES:
+        grids = getattr(sample, f"{kind}_grids")
+        if grids is not None:
+            found[f"{kind}_patches"] = constant("uint8", int(grids.prod(-1).sum()), values)
+    return replace(sample, **found)

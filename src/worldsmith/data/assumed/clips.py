@@ -50,14 +50,14 @@ def assumed_clips(
         caption = min(data.max_caption_tokens, caption + max(0, int(room) // count - tokens))
         tokens = grid.sample_tokens(caption, shape)
     fps = dataset.conditioning_fps if dataset.conditioning_fps > 0 else RATE
-    clips = [
+    bare = [
         VideoSample(
             key=f"assumed_{place}",
             position=place,
             text_ids=[1] * caption,
             caption="assumed",
-            video=None if encoded else constant("uint8", 3, frames, height, width),
-            latents=constant("float32", channels, *shape) if encoded else None,
+            video=None,
+            latents=None,
             latent_shape=shape,
             size=(height, width),
             num_frames=frames,
@@ -69,11 +69,21 @@ def assumed_clips(
         )
         for place in range(count)
     ]
-    for clip in clips if first_frames != "none" else ():
-        clip.image = first_frame(clip, first_frames, channels=channels, encoded=encoded)
+    clips = [with_contents(clip, kind=first_frames, channels=channels, encoded=encoded) for clip in bare]
     what = count_of(count, "image" if frames == 1 else "clip")
     of = "" if frames == 1 else f" of {frames} frames"
     return AssumedBatch(clips, f"{what}{of} of {width}x{height} pixels, captions of {caption} tokens")
+
+
+def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encoded: bool) -> VideoSample:
+    """A clip of which nothing was decoded, with pixels or latents of one value, and with its first frame's."""
+    clip = replace(
+        clip,
+        video=None if encoded else constant("uint8", 3, clip.num_frames, *clip.size),
+        latents=constant("float32", channels, *clip.latent_shape) if encoded else None,
+    )
+    clip.image = None if kind == "none" else first_frame(clip, kind, channels=channels, encoded=encoded)
+    return clip
 
 
 def first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, encoded: bool) -> VideoSample:

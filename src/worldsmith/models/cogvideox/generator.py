@@ -32,6 +32,7 @@ class CogVideoXGenerator(PipelineModel):
     """
 
     network_class = "CogVideoXTransformer3DModel"
+    text_channels = "text_embed_dim"
     defaults_class = CogVideoXDefaults
 
     class Config(PipelineModel.Config):

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
-from worldsmith.models.model_files import find_layout, look_for_layout
-from worldsmith.models.published_part import PublishedPart, tokenizer_files
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",

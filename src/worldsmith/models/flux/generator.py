@@ -35,6 +35,7 @@ class FluxGenerator(PipelineModel):
 
     network_class = "FluxTransformer2DModel"
     blocks = ("transformer_blocks", "single_transformer_blocks")
+    text_channels = "joint_attention_dim"
     defaults_class = FluxDefaults
 
     class Config(PipelineModel.Config):
@@ -74,6 +75,12 @@ class FluxGenerator(PipelineModel):
         from worldsmith.models.flux.sampler import FluxSampler
 
         return FluxSampler(self, sampling)
+
+    @property
+    def text_shape(self) -> tuple[int, int]:
+        """With a row for the pooled state."""
+        tokens, channels = super().text_shape
+        return 1 + tokens, channels
 
     @property
     def latent_channels(self) -> int:

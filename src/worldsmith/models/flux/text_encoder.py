@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.models.pipeline.published import CLIP_L, T5_XXL
 from worldsmith.models.pipeline.text_encoder import (
     FIELD,
@@ -19,7 +19,6 @@ from worldsmith.models.pipeline.text_encoder import (
     load_tokenizer,
     read_caption,
 )
-from worldsmith.models.published_part import PublishedPart, tokenizer_files
 
 if TYPE_CHECKING:
     import torch

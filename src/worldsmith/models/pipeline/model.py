@@ -29,6 +29,8 @@ class PipelineModel(Model):
     """The network, by its name in diffusers."""
     blocks: ClassVar[Sequence[str]] = ("transformer_blocks",)
     """Its lists of blocks."""
+    text_channels: ClassVar[str]
+    """The setting of the network that says the channels of its texts."""
     defaults_class: ClassVar[type[Any]]
     """What is known of using weights, with a default for each field."""
     max_tokens: int = 40_000
@@ -120,6 +122,11 @@ class PipelineModel(Model):
 
         `beside`: what else a task gives it (`PipelineTask.beside`).
         """
+
+    @property
+    def text_shape(self) -> tuple[int, int]:
+        """Tokens and channels of what the network reads of a caption."""
+        return self.config.text_encoder.max_length, getattr(self.config.network, self.text_channels)
 
     @property
     def dtype(self) -> torch.dtype:

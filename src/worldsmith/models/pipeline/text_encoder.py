@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
-from worldsmith.models.published_part import PublishedPart, tokenizer_files
 from worldsmith.models.real_values import in_simulation, without_values
 
 if TYPE_CHECKING:

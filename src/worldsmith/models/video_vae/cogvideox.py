@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.models.model_files import SCHEME, local_path
-from worldsmith.models.published_part import PublishedPart
+from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
 from worldsmith.models.video_vae.cogvideox_pt import FIELD, read_pt, read_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worldsmith.models.published_part import PublishedPart
+from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, WEIGHTS
 
 WAN21: dict[str, Any] = {

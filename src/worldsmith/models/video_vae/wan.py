@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
-from worldsmith.models.published_part import PublishedPart
+from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_vae.frozen import FrozenVAE
 from worldsmith.models.video_vae.published import WAN21, vae_part
 from worldsmith.models.video_vae.wan_files import (

@@ -7,8 +7,7 @@ from typing import Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.sections import check_patterns
-from worldsmith.models.model_files import look_for
-from worldsmith.models.published_part import PublishedPart, tokenizer_files
+from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 from worldsmith.models.vision_language.published import PICTURES, published_config
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")

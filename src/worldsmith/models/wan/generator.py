@@ -52,6 +52,7 @@ class WanGenerator(PipelineModel):
     network_class = "WanTransformer3DModel"
     blocks = ("blocks",)
     components: ClassVar[Sequence[str]] = (*PipelineModel.components, "image_encoder.path", "pipeline")
+    text_channels = "text_dim"
     defaults_class = WanDefaults
 
     class Config(PipelineModel.Config):

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
-from worldsmith.models.published_part import PublishedPart
 from worldsmith.models.real_values import in_simulation, real_values, without_values
 
 if TYPE_CHECKING:

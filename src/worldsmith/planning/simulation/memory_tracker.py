@@ -20,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from worldsmith.models.real_values import real_values
+from worldsmith.planning.simulation.indices import BY_INDEX, is_index_work, with_places
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
@@ -164,6 +166,11 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # its own operations on shards come next
         if self._working_out_shapes.on:
             return func(*args, **kwargs)  # of whole tensors, in the same fake mode
+        if self.fake_mode is not None and is_index_work(args, kwargs):
+            with real_values():
+                return func(*args, **kwargs)
+        if self.fake_mode is not None and func in BY_INDEX:
+            args = with_places(args)
         if self.fake_mode is not None and func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
             return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1

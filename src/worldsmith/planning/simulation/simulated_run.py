@@ -63,6 +63,8 @@ class TrackedRun(Trainer):
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
+            if any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch):
+                self.task.assume_cached()
             place: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
         self.callbacks = {

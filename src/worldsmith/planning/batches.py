@@ -1,0 +1,96 @@
+"""The batches that a plan is made for: the first ones of the run's own data, or assumed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import World
+from worldsmith.planning.published_parts import Stated
+from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.task import Task
+from worldsmith.training.parallel import plan_degrees
+
+LOOKED_AT = 8
+"""Batches of the data among which the largest are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatches:
+    """What one rank works on in a step."""
+
+    batches: Sequence[Any]
+    """As many as a step has; contents have one value and no memory of their own."""
+    described: str
+    sample_bytes: int
+    """Bytes of main memory of the largest sample as a loader gives it."""
+    cache_bytes: int
+    """Bytes of disk that a cache keeps of it; 0: there is no cache."""
+    num_samples: int | None = None
+    """Of the whole data set; None: not known."""
+
+
+def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
+    """The largest of the first batches of the data where they are at hand, else assumed ones, and why."""
+    task = task_for(stated.config, ranks)
+    why = "its tokenizer is not at hand"
+    if stated.reads_texts:
+        try:
+            return read_batches(stated.config, task)
+        except (DataError, UserError, ConfigError, OSError, ValueError, ImportError) as error:
+            why = str(error).partition("\n")[0]
+    found = assumed_batches(stated.config, task)
+    return replace(found, described=f"assumed: {found.described} (the data are not read: {why})")
+
+
+def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
+    """Batches at a share of the run's own limits, made without data."""
+    task = task or task_for(config, 1)
+    made = task.assumed_batch(fill=fill, encoded=is_cached(config))
+    count = config.trainer.grad_accum_iter
+    each = f", in each of {count} batches of a step" if count > 1 else ""
+    return planned(config, task, [list(made.samples)] * count, made.assumption + each)
+
+
+def read_batches(config: Any, task: Task) -> PlannedBatches:
+    """The largest of the first batches of a data set, of which nothing is decoded."""
+    loader = task.loader(dry=True)
+    loader.maker.decodes = False
+    count = config.trainer.grad_accum_iter
+    packs = list(islice(first_packs(loader), max(LOOKED_AT, count)))
+    packs.sort(key=lambda pack: -sum(sample.num_tokens for sample in pack))
+    encoded = is_cached(config)
+    batches = [[task.stand_in(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
+    sizes = [task.size(pack) for pack in batches]
+    samples, tokens = (sum(numbers) for numbers in zip(*sizes))
+    what = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
+    return replace(planned(config, task, batches, what), num_samples=loader.dataset.num_samples)
+
+
+def first_packs(loader: Any) -> Iterator[list[Any]]:
+    """Of an endless stream: a small data set is read again."""
+    return iter(loader)
+
+
+def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> PlannedBatches:
+    sizes = [task.sample_bytes(sample) for batch in batches for sample in batch]
+    kept = max(disk for _, disk in sizes) if is_cached(config) else 0
+    return PlannedBatches(batches, described, max(memory for memory, _ in sizes), kept)
+
+
+def task_for(config: Any, ranks: int) -> Task:
+    """The run's task over a network without memory, for the first rank's share of the data."""
+    model = config.model.config.build(device="meta")
+    shares = ranks // plan_degrees(config.model.config, ranks).context
+    return task_of(config.model.name)(
+        model=model, objective=config.objective, data=config.dataloader_train, world=World(size=shares)
+    )
+
+
+def is_cached(config: Any) -> bool:
+    """Whether what encoders make is kept, so that steps find it."""
+    return bool(getattr(config.dataloader_train, "latent_cache", ""))
