@@ -20,6 +20,7 @@ COMMANDS = {
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
     "check": "read the data of a run, or a data set, as the run would, and say what is in it",
+    "plan": "say what a run would need: memory, time, disk, before it has a GPU",
     "encode": "encode the clips of a run ahead of it, into its latent cache",
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train, or generate, in several processes, on one machine or more",

@@ -92,8 +92,11 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 def over(amount: float, rate: float, kind: str) -> Range:
     """Seconds for `amount` at the efficiencies of that kind."""
-    share = EFFICIENCIES[kind][0]
-    return Range(amount / (rate * share.fast), amount / (rate * share.slow))
+    return over_rates(amount, EFFICIENCIES[kind][0] * rate)
+
+
+def over_rates(amount: float, rates: Range) -> Range:
+    return Range(amount / rates.fast, amount / rates.slow)
 
 
 def leaves(traffic: Traffic, gpu: Gpu) -> bool:

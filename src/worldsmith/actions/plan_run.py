@@ -1,0 +1,89 @@
+"""`worldsmith plan`: what a run needs, before it has a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count
+from worldsmith.distributed.gpus import Gpu, find_gpu
+from worldsmith.planning.quick import QuickPlan, quick_plan
+from worldsmith.training.parallel import plan_degrees
+
+if TYPE_CHECKING:
+    from worldsmith.planning.plan import Plan
+
+USUAL = "h100-80"
+"""The GPU that is meant where none is named."""
+
+
+class PlanRun(Action):
+    """Says what a run would need: memory of GPUs and machines, disk, time. Reads its config and data, no weights."""
+
+    class Config(Action.Config):
+        run: Configurable.Config
+        """The run, with its references resolved."""
+        gpus: Count | None = None
+        """How many GPUs it has; null: the fewest that its parallel degrees allow."""
+        gpu: str = USUAL
+        """Which ones: a name such as h100-80, or memory such as 24GB."""
+        quick: bool = False
+        """Only what is known at once: parameters and what they take."""
+        open_variables: list[str] = field(default_factory=list)
+        """Environment variables that the run needs and that are not set."""
+
+    config: Config
+
+    def run(self) -> Result:
+        """The lines come as they are known. Raises ValueError or UserError for what cannot be planned."""
+        return Result(self.lines())
+
+    def facts(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {"quick": self.quick.to_json()} if self.config.quick else self.exact.to_json()
+
+    def lines(self) -> Iterator[str]:
+        from worldsmith.planning.text import plan_lines, quick_lines
+
+        run = self.tree
+        degrees = plan_degrees(run.model.config, self.ranks)
+        yield from quick_lines(run.job.name or run.model.name, self.quick, self.gpu, self.ranks, degrees)
+        if self.config.quick:
+            return
+        if sys.stderr.isatty():
+            print("a step is carried out without memory; this can take a minute …", file=sys.stderr, flush=True)
+        yield from plan_lines(self.exact)
+
+    @property
+    def tree(self) -> Any:
+        return self.config.run
+
+    @cached_property
+    def ranks(self) -> int:
+        return self.config.gpus or least_ranks(self.tree)
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        return find_gpu(self.config.gpu)
+
+    @cached_property
+    def quick(self) -> QuickPlan:
+        return quick_plan(self.tree, self.ranks)
+
+    @cached_property
+    def exact(self) -> Plan:
+        from worldsmith.planning.plan import make_plan
+
+        return make_plan(self.tree, self.ranks, self.gpu, open_variables=self.config.open_variables)
+
+
+def least_ranks(run: Any) -> int:
+    """The fewest ranks that the degrees of the run allow."""
+    asked = run.model.config.parallelism
+    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+    return int(max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree)

@@ -1,0 +1,91 @@
+"""`worldsmith plan`: what a run would need, before it has a GPU.
+
+Exit codes: 0 planned, 2 the run could not be planned, or a mistake of the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.plan_run import USUAL, PlanRun
+from worldsmith.cli import run_source
+from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.check import count_from
+from worldsmith.config.declare.configurable import walk
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.draft import Loaded, finish
+
+HELP = (
+    "Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk, "
+    "operations, bytes on each link, seconds of a step and of the run. Found by carrying out a step of the run's own "
+    "code without memory, in a minute, on any machine; without its data and weights where they are not there."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    run_source.add_arguments(parser)
+    parser.add_argument(
+        "--gpus", type=count_from(1), metavar="N", help="GPUs of the run (default: the fewest that its degrees allow)"
+    )
+    parser.add_argument(
+        "--gpu",
+        default=USUAL,
+        metavar="WORD",
+        help=f"which ones: such as h200, or memory such as 24GB (default: {USUAL})",
+    )
+    parser.add_argument("--quick", action="store_true", help="only parameters and what they take, in a second")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.epilog = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
+
+
+read_words = run_source.read_words
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ConfigError or UserError for what the user can mend."""
+    with mistakes_of_the_user():
+        loaded, unset = load(args)
+        for warning in loaded.warnings:
+            if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are
+                print(f"warning: {warning}", file=sys.stderr)
+        action: PlanRun = PlanRun.Config(
+            run=loaded.tree, gpus=args.gpus, gpu=args.gpu, quick=args.quick, open_variables=unset
+        ).build()
+        if args.json:
+            return show(Result(facts=action.facts()), as_json=True)
+        return show(action.run())
+
+
+def load(args: argparse.Namespace) -> tuple[Loaded, list[str]]:
+    """The run, and the environment variables that it refers to and that are not set: each stands for its own name."""
+    draft, _, overrides = run_source.draft_run(args)
+    if draft.tree is None:
+        raise ConfigError(draft.problems)
+    names = unset_variables(draft.tree)
+    with standing_for_themselves(names):
+        return finish(draft, overrides), names
+
+
+def unset_variables(tree: Any) -> list[str]:
+    """Of the references without a default, in the order of the tree."""
+    texts = [value for _, value in walk(tree) if isinstance(value, str)]
+    names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
+    return [name for name in dict.fromkeys(names) if name not in os.environ]
+
+
+@contextmanager
+def standing_for_themselves(names: list[str]) -> Iterator[None]:
+    """The environment with those variables as ``$NAME``."""
+    os.environ.update({name: f"${name}" for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]

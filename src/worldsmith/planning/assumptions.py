@@ -1,0 +1,77 @@
+"""What a plan takes for granted, in words with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from worldsmith.distributed.gpus import GIB, Gpu
+from worldsmith.planning.memory_verdict import COMMUNICATION, CONTEXT, FRAGMENTATION
+from worldsmith.planning.run_time import FORWARD
+from worldsmith.planning.seconds import EFFICIENCIES, Range
+from worldsmith.planning.surroundings import PROCESS, WORKER
+
+if TYPE_CHECKING:
+    from worldsmith.planning.batches import PlannedBatches
+    from worldsmith.training.trainer import Trainer
+
+
+def assumptions(
+    config: Trainer.Config,
+    gpu: Gpu,
+    ranks: int,
+    data: PlannedBatches,
+    *,
+    timed: bool,
+    open_variables: Sequence[str] = (),
+    parts: Sequence[str] = (),
+) -> dict[str, str]:
+    """By what they are about, those of seconds where it is `timed`.
+
+    `parts` says what was taken for parts of the model that are not at hand.
+    """
+    compiled, loop = config.model.config.compile.enabled, config.trainer
+    found = {"data": data.described}
+    if data.cache_bytes and data.num_samples is None:
+        size = f"{data.cache_bytes / 2**20:.2g} MiB"
+        found["latent cache"] = f"{size} for each sample, not counted: how many samples there are is not known"
+    if open_variables:
+        found["not set"] = f"{', '.join(open_variables)}: what they name was not looked at"
+    if parts:
+        found["not at hand"] = "; ".join(parts)
+    found["margins"] = f"context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak in pieces"
+    if ranks > 1:
+        found["margins"] += f", collectives {COMMUNICATION / GIB:g} GiB"
+    found["machine"] = (
+        f"{gpu.per_machine} GPUs; main memory of a process {PROCESS / GIB:g} GiB, a reader {WORKER / GIB:g} GiB"
+    )
+    if compiled:
+        found["compiling"] = "layers were carried out uncompiled; compiled ones hold fewer activations"
+    if not timed:
+        return found
+    products, attention = (EFFICIENCIES[name][0] * gpu.reached for name in ("matrix products", "attention"))
+    found["speed"] = (
+        f"{share(products)} of {gpu.peak_flops / 1e12:g} TFLOP/s in matrix products, {share(attention)} in attention; "
+        f"{share(EFFICIENCIES['memory'][0])} of {gpu.bandwidth / 1e12:g} TB/s elsewhere"
+    )
+    if compiled:
+        found["speed"] += f", for {share(EFFICIENCIES['unfused'][0])} of the bytes, since layers are compiled"
+    if ranks > 1:
+        links = f"{gpu.link / 1e9:g} GB/s one way between GPUs of a machine"
+        if ranks > gpu.per_machine:
+            links += f", {gpu.network / 1e9:g} GB/s between machines for each GPU"
+        found["links"] = f"{share(EFFICIENCIES['links'][0])} of {links}; fast: hidden behind computation, slow: not"
+    disk = EFFICIENCIES["disk"][0]
+    found["saves"] = f"written at {disk.fast / 1e9:g} to {disk.slow / 1e9:g} GB/s in all"
+    if loop.run_validation:
+        counted = f"a pack takes {share(FORWARD)} of the time of one of training"
+        found["validation"] = (
+            "not counted: how many packs there are is not known" if loop.max_val_iter is None else counted
+        )
+    found["not counted"] = "waiting for data, starting kernels, loading weights, drawing samples"
+    return found
+
+
+def share(of: Range) -> str:
+    """75 to 45 %."""
+    return f"{100 * of.fast:.0f} to {100 * of.slow:.0f} %"

@@ -1,0 +1,68 @@
+"""Whether the tensors of a rank fit into its GPU, beside what is there that is no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worldsmith.distributed.gpus import GIB, Gpu, holding
+
+CONTEXT = int(0.8 * GIB)
+"""Assumed: what the driver, the kernels and the workspaces of matrix products take in a process."""
+COMMUNICATION = int(0.5 * GIB)
+"""Assumed: buffers of the collectives' library, where there is more than one rank."""
+FRAGMENTATION = 0.05
+"""Assumed: share of the tensors' peak that the allocator holds beside them, in pieces that nothing fits into."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVerdict:
+    """Bytes of one GPU."""
+
+    gpu: Gpu
+    peak: int
+    """Of tensors."""
+    ranks: int
+
+    @property
+    def context(self) -> int:
+        return CONTEXT
+
+    @property
+    def communication(self) -> int:
+        return COMMUNICATION if self.ranks > 1 else 0
+
+    @property
+    def fragmentation(self) -> int:
+        return int(FRAGMENTATION * self.peak)
+
+    @property
+    def needed(self) -> int:
+        """Peak and margins."""
+        return self.peak + self.context + self.communication + self.fragmentation
+
+    @property
+    def spare(self) -> int:
+        """What is left of the GPU; what is lacking where it is negative."""
+        return self.gpu.memory - self.needed
+
+    @property
+    def word(self) -> Literal["fits", "tight", "does not fit"]:
+        """tight: it fits only as long as the allocator holds less in pieces than is assumed."""
+        if self.spare >= 0:
+            return "fits"
+        return "tight" if self.spare + self.fragmentation >= 0 else "does not fit"
+
+    @property
+    def holders(self) -> list[str]:
+        """GPUs that hold as much, the smallest first."""
+        return [gpu.name for gpu in holding(self.needed)]
+
+    def to_json(self) -> dict[str, Any]:
+        parts = ("peak", "context", "communication", "fragmentation", "needed", "spare")
+        return {
+            "verdict": self.word,
+            "gpu_bytes": self.gpu.memory,
+            **{f"{name}_bytes": getattr(self, name) for name in parts},
+            "held_by": self.holders,
+        }

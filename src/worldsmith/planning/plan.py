@@ -1,0 +1,132 @@
+"""`make_plan`: all that is known of a run before it has a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.gpus import Gpu
+from worldsmith.planning.assumptions import assumptions
+from worldsmith.planning.memory_verdict import MemoryVerdict
+from worldsmith.planning.quick import QuickPlan, quick_plan
+from worldsmith.planning.run_time import RunTime, run_time
+from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
+from worldsmith.planning.surroundings import Parts, disk, host_memory, staged_bytes
+from worldsmith.planning.work import StepWork
+from worldsmith.training.parallel import plan_degrees
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run needs of each GPU, of its machines and of time."""
+
+    name: str
+    family: str
+    degrees: Degrees
+    gpu: Gpu
+    quick: QuickPlan
+    work: StepWork
+    """Of rank 0; others differ by their data alone."""
+    data: str
+    """What was taken for a step's packs, in words."""
+    memory: MemoryVerdict
+    host: Parts
+    disk: Parts
+    step: StepSeconds | None
+    time: RunTime | None
+    untimed: str
+    """Why seconds are not known; "" where they are."""
+    assumptions: Mapping[str, str]
+    """What no code and no data say, with its value, by what it is about."""
+
+    @property
+    def ranks(self) -> int:
+        return self.work.ranks
+
+    @property
+    def tokens(self) -> int:
+        """Of a step of all ranks; those that share a context have the same."""
+        return self.work.tokens * self.degrees.data
+
+    @property
+    def samples(self) -> int:
+        return self.work.samples * self.degrees.data
+
+    def to_json(self) -> dict[str, Any]:
+        """Bytes, seconds, operations; complete, with the same keys for every run."""
+        return {
+            "run": self.name,
+            "family": self.family,
+            "gpus": self.ranks,
+            "degrees": asdict(self.degrees),
+            "gpu": asdict(self.gpu),
+            "data": self.data,
+            "quick": self.quick.to_json(),
+            "memory": self.memory.to_json(),
+            "host_memory": self.host.to_json(),
+            "disk": self.disk.to_json(),
+            "step": {"samples": self.samples, "tokens": self.tokens, "work": self.work.to_json()},
+            "seconds": None if self.step is None else self.step.to_json(),
+            "time": None if self.time is None else self.time.to_json(),
+            "efficiencies": {name: {**share.to_json(), "of": what} for name, (share, what) in EFFICIENCIES.items()},
+            "untimed": self.untimed,
+            "assumptions": dict(self.assumptions),
+        }
+
+
+def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: Sequence[str] = ()) -> Plan:
+    """Of a config with its references resolved, where `open_variables` are environment variables that are not set.
+
+    Raises ValueError for degrees that do not fit so many ranks, UserError for what cannot be planned.
+    """
+    from worldsmith.planning.batches import plan_batches
+    from worldsmith.planning.published_parts import with_published_parts
+    from worldsmith.planning.simulation.simulated_run import simulate
+
+    quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
+    with with_published_parts(config) as stated:
+        data = plan_batches(stated, ranks=ranks)
+        work = simulate(stated.config, data.batches, ranks=ranks)
+    checkpoint, untimed = quick.checkpoint_bytes, why_untimed(config, gpu)
+    step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
+    staged = staged_bytes(checkpoint, degrees)
+    time = None
+    if step is not None:
+        time = run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint)
+    host = host_memory(
+        config, degrees, per_machine=gpu.per_machine, checkpoint_bytes=checkpoint, sample_bytes=data.sample_bytes
+    )
+    cached = data.cache_bytes * (data.num_samples or 0)
+    found = assumptions(
+        config, gpu, ranks, data, timed=not untimed, open_variables=open_variables, parts=stated.assumptions
+    )
+    return Plan(
+        name=config.job.name or config.model.name,
+        family=config.model.name,
+        degrees=degrees,
+        gpu=gpu,
+        quick=quick,
+        work=work,
+        data=data.described,
+        memory=MemoryVerdict(gpu, work.worst.peak, ranks),
+        host=host,
+        disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=cached),
+        step=step,
+        time=time,
+        untimed=untimed,
+        assumptions=found,
+    )
+
+
+def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
+    """Why nothing is known of a step's seconds; "" where something is."""
+    if not gpu.peak_flops:
+        return f"of {gpu.name} the memory alone is known; name a GPU, such as --gpu h100-80"
+    if config.model.config.precision == "float32":
+        return "the run computes in float32, and rates are those of 16 bits"
+    return ""

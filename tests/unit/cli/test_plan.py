@@ -1,0 +1,64 @@
+"""`worldsmith plan`, from the words to the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from worldsmith.cli.main import main
+
+VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str, int]:
+    code = main(["plan", *words])
+    out, err = capsys.readouterr()
+    return " ".join(out.split()), err, code
+
+
+@pytest.mark.parametrize("recipe", ["vision_sft_nano", "wan22_t2v_a14b", "cogvideox_5b_lora"])
+def test_what_is_known_at_once_needs_no_variables(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err, code = said(capsys, recipe, "--quick")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"run {recipe} on ")
+    assert not set(VARIABLES) & set(os.environ)
+
+
+def test_the_degrees_of_the_recipe_say_how_many_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "on 8 GPUs (replicate 1 × shard 8), h100-80 with 79.1 GiB" in said(capsys, "vision_sft_nano", "--quick")[0]
+    assert "on 1 GPU, l40s with 44.4 GiB" in said(capsys, "wan21_t2v_1b", "--quick", "--gpu", "l40s")[0]
+    words = ["--model.config.parallelism.data_parallel_replicate_degree", "-1", "--gpus", "16"]
+    assert "on 16 GPUs (replicate 2 × shard 8)" in said(capsys, "vision_sft_nano", "--quick", *words)[0]
+
+
+def test_words_after_the_dashes_change_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, adapted = (
+        json.loads(said(capsys, "vision_sft_nano", "--quick", "--json", *words)[0])["quick"]
+        for words in ([], ["--", "model.config.lora_enabled=true", "optimizer.keys_to_select=[lora_]"])
+    )
+    assert adapted["trained"] < whole["trained"] < whole["parameters"] < adapted["parameters"]
+    assert adapted["states"]["moments"] < whole["states"]["moments"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["vision_sft_nano", "--gpus", "6"], "their product needs 8 processes, but the run has 6 processes"),
+        (["vision_sft_nano", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
+        (["vision_sft_nano", "--gpus", "0"], "expected a whole number from 1 on, found '0'"),
+        (["vision_sft_nan"], "vision_sft_nano"),
+        ([], "name one recipe or file"),
+    ],
+)
+def test_mistakes(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err, code = said(capsys, *words, "--quick")
+    assert (out, code) == ("", 2)
+    assert problem in err

@@ -1,0 +1,123 @@
+"""What a plan says, to people and to programs, for a plan of fixed numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixed_plan import QUICK, WORK, fixed_plan, phase
+
+from worldsmith.distributed.gpus import GIB
+from worldsmith.planning.plan import Plan
+from worldsmith.planning.seconds import Range
+from worldsmith.planning.text import WIDTH, figure, flops, plan_lines, quick_lines, size, span
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "plan.txt"
+
+
+def told(plan: Plan) -> str:
+    lines = [*quick_lines(plan.name, plan.quick, plan.gpu, plan.ranks, plan.degrees), *plan_lines(plan)]
+    assert max(map(len, lines)) <= WIDTH
+    return "\n".join(lines) + "\n"
+
+
+def test_the_text_of_a_plan() -> None:
+    """UPDATE_GOLDEN=1 writes it anew: look at the difference."""
+    text = told(fixed_plan())
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_one_that_does_not_fit_says_by_how_much_and_what_holds_it() -> None:
+    text = told(fixed_plan("24GB"))
+    assert "DOES NOT FIT: 72.3 GiB of 22.4 GiB, 49.9 GiB too much" in text
+    assert "fits on      h100-80, h100-pcie, a100-80, h100-94, rtx-pro-6000, h200 and 1 more" in text
+    assert "more than 24GB has, before anything is computed" in text
+    assert "time         not known: its memory alone is known" in text
+
+
+def test_one_that_fits_as_long_as_memory_is_whole() -> None:
+    tight = fixed_plan(phases=[phase("forward", activations=76)])
+    assert "TIGHT: 81.1 GiB of 79.1 GiB" in told(tight)
+    assert tight.memory.word == "tight"
+
+
+SHAPE: dict[str, Any] = {
+    "run": str,
+    "family": str,
+    "gpus": int,
+    "degrees": {"replicate": int, "shard": int, "context": int},
+    "gpu": dict,
+    "data": str,
+    "quick": {"parameters": int, "trained": int, "states": dict, "checkpoint_bytes": int},
+    "memory": {
+        "verdict": str,
+        "gpu_bytes": int,
+        **{f"{part}_bytes": int for part in ("peak", "context", "communication", "fragmentation", "needed", "spare")},
+        "held_by": list,
+    },
+    "host_memory": {"total_bytes": int, "parts": dict},
+    "disk": {"total_bytes": int, "parts": dict},
+    "step": {
+        "samples": int,
+        "tokens": int,
+        "work": {
+            **{name: int for name in ("rank", "ranks", "samples", "tokens", "moved_bytes")},
+            **{f"{name}_flops": int for name in ("model", "hardware", "attention")},
+            "phases": list,
+            "traffic": list,
+            "seconds": float,
+        },
+    },
+    "seconds": {"total": {"fast": float, "slow": float}, "bound": str, "terms": dict},
+    "time": {
+        "count": int,
+        **{name: {"fast": float, "slow": float} for name in ("seconds", "gpu_hours", "steps", "saves", "validation")},
+    },
+    "efficiencies": dict,
+    "untimed": str,
+    "assumptions": dict,
+}
+
+
+def assert_shape(found: Any, shape: Any, path: str = "") -> None:
+    if not isinstance(shape, dict):
+        assert isinstance(found, shape), (path, found)
+        return
+    assert set(found) == set(shape), path
+    for name, inner in shape.items():
+        assert_shape(found[name], inner, f"{path}.{name}")
+
+
+def test_the_keys_and_types_for_programs() -> None:
+    assert_shape(json.loads(json.dumps(fixed_plan().to_json())), SHAPE)
+
+
+def test_a_gpu_without_rates_has_the_same_keys() -> None:
+    found = json.loads(json.dumps(fixed_plan("24GB").to_json()))
+    assert set(found) == set(SHAPE)
+    assert found["seconds"] is found["time"] is None
+    assert found["memory"]["verdict"] == "does not fit"
+
+
+def test_numbers_for_programs() -> None:
+    found = fixed_plan().to_json()
+    assert found["memory"]["peak_bytes"] == WORK.worst.peak == int(20.5 * GIB) + int(1.1 * GIB) + 46 * GIB
+    assert found["step"]["tokens"] == 16 * WORK.tokens
+    assert found["quick"]["states"] == QUICK.states
+    assert sum(part["sent"] for part in found["step"]["work"]["traffic"]) == (60 + 28) * 7 * GIB // 8 + 4 * GIB + 120
+    hours = found["time"]["gpu_hours"]
+    assert hours["slow"] == pytest.approx(16 * found["time"]["seconds"]["slow"] / 3600)
+
+
+def test_numbers_for_people() -> None:
+    words = [size(3 * GIB), size(100 * 2**20), flops(2.5e15), flops(3e6), figure(Range(1.94, 3.8)), figure(Range(2, 2))]
+    assert [word.replace("\u00a0", " ") for word in words] == [
+        "3.0 GiB", "100 MiB", "2.5 PFLOP", "3 MFLOP", "1.9 to 3.8", "2"
+    ]  # fmt: skip
+    spans = [span(Range(fast, 2 * fast)).replace("\u00a0", " ") for fast in (0.01, 5, 100, 7000, 4e5)]
+    assert spans == ["10 to 20 ms", "5 to 10 s", "1.7 to 3.3 min", "1.9 to 3.9 h", "111 to 222 h"]
