@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, mistakes_of_the_user, show
+from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
+from worldsmith.cli.plan import load as load_unset
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
@@ -40,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_source.add_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
     parser.add_argument("--show-tree", action="store_true", help="with --dryrun: the resolved run tree after the plan")
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; say what would fail",
+    )
+    parser.add_argument("--gpus", type=count_from(1), metavar="N", help="with --rehearse: ranks of the run")
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
@@ -64,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
     if args.show_tree and not args.dryrun:
         raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
+    if args.gpus and not args.rehearse:
+        raise UserError("--gpus goes with --rehearse; `worldsmith launch --nproc-per-node N` starts N processes")
     adopt_parent_run(args)
+    if args.rehearse:
+        return rehearse(args)
     loaded, words = run_source.load_run(args)
     is_main = is_first()
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -85,6 +97,15 @@ def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> in
         code = show(DryRun.Config(run=tree, resume_changed=resume_changed).build().run())
     print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
     return code
+
+
+def rehearse(args: argparse.Namespace) -> int:
+    """Prints what was rehearsed, or what would go wrong."""
+    from worldsmith.actions.rehearse import Rehearse
+
+    with mistakes_of_the_user():
+        loaded, _ = load_unset(args)
+        return show(Rehearse.Config(run=loaded.tree, gpus=args.gpus).build().run())
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:

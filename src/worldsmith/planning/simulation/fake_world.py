@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from worldsmith.distributed.world import World, stop_world
@@ -39,6 +40,7 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     """This process as `rank` of `size`. Raises RuntimeError inside a real run, whose process group it would replace."""
     if dist.is_initialized():
         raise RuntimeError("this process is a rank of a real run, and cannot be that of another one as well")
+    _clear_sharding_prop_cache()  # it knows meshes by their shape, and would give those of another rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         share = context_parallel > 1

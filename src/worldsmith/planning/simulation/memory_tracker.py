@@ -91,10 +91,10 @@ class MemoryTracker(TorchDispatchMode):
 
         setattr(owner, method, run)
 
-    def name_modules(self, network: nn.Module, prefix: str = "") -> None:
-        """The names under which the modules of a network are reported; layers of a list share one."""
+    def name_modules(self, network: nn.Module, prefix: str = "", *, each: bool = False) -> None:
+        """The names under which the modules of a network are reported; layers of a list share one unless `each`."""
         for name, module in network.named_modules(prefix=prefix):
-            self._names[module] = LAYER.sub(".*", name)
+            self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
         """Says what these tensors are, sharded ones too; also of the time before."""

@@ -1,0 +1,197 @@
+"""One rank of a rehearsed run: built, stepped once, and asked what it would save and what it would read again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.tensor import DTensor
+
+from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.checkpoint.dcp.reader import TensorReader
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import real_values
+from worldsmith.planning.rehearsal.record import RankRecord, Weight
+from worldsmith.planning.rehearsal.weights import listed
+from worldsmith.planning.simulation.simulated_run import TrackedRun, simulated_run
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+PACKS = 2
+"""Of a step that accumulates more: the first one, the last one."""
+FILLS = (0.06, 0.03, 0.09)
+"""Shares of the longest pack, by the rank of the data: ranks have read different data, and the least that tells."""
+STEP_DONE = 1
+
+
+@contextmanager
+def rank_of(config: Trainer.Config, rank: int, ranks: int, folder: Path) -> Iterator[TrackedRun]:
+    """The built run of one rank. `folder` is that of the run, in which nothing but layouts of checkpoints is."""
+    batches: list[Any] = []
+    with simulated_run(config, batches, ranks=ranks, rank=rank, only_traffic=True) as run:
+        run.tracker.name_modules(run.model.network, each=True)
+        batches += make_batches(run)
+        state: Any = run.state
+        state.run_folder, state.loader = folder, NoLoader(run.world.data_size)
+        state.checkpointer = LayoutKeeper(run.world, folder / "checkpoints")
+        # The frozen weights of a checkpoint that lacks them: the bits are compared, of which there are none here.
+        state._frozen, state._start_weights = dict, lambda **_: None
+        yield run
+
+
+def record_rank(config: Trainer.Config, rank: int, ranks: int, folder: Path) -> RankRecord:
+    """What a rank does first, and would write then."""
+    record = RankRecord(rank, rank // config.model.config.parallelism.context_parallel_shard_degree)
+    try:
+        with rank_of(config, rank, ranks, folder) as run:
+            record = replace(record, data_rank=run.world.data_rank, weights=weights_of(run))
+            run.tracker.traffic.restart()
+            step = run.step()
+            record = replace(record, trace=list(run.tracker.traffic.trace), tokens=step.tokens // run.world.data_size)
+            with real_values():
+                run.state.save()
+                keeper: Any = run.state.checkpointer
+                plans = {part: planner_of(state).create_local_plan() for part, state in keeper.parts.items()}
+            return replace(record, plans=plans, texts=keeper.texts)
+    except Exception as error:
+        return replace(record, error=f"{type(error).__name__}: {error}")
+
+
+def resume_rank(config: Trainer.Config, rank: int, ranks: int, folder: Path, checkpoint: Path) -> list[str]:
+    """What a rank finds wrong that goes on from the layout of a checkpoint, as the run itself would read it."""
+    with rank_of(config, rank, ranks, folder) as run:
+        keeper: Any = run.state.checkpointer
+        try:
+            with real_values():
+                run.state.restore(checkpoint)
+        except Exception as error:
+            keeper.complaints.append(str(error))
+        return list(dict.fromkeys(keeper.complaints))
+
+
+def make_batches(run: TrackedRun) -> list[Any]:
+    """Short packs, other ones for each share of the data."""
+    share, count = run.world.data_rank, min(run.config.trainer.grad_accum_iter, PACKS)
+    with real_values():
+        samples = run.task.assumed_batch(fill=FILLS[share % len(FILLS)]).samples
+    return [samples] * count
+
+
+def weights_of(run: TrackedRun) -> dict[str, Weight]:
+    """The network as this rank holds it."""
+    trained = {id(parameter) for parameter in run.state.parameters}
+    return {
+        name: Weight(
+            list(parameter.shape),
+            parameter.dtype,
+            trained=id(parameter) in trained,
+            whole=not (isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements)),
+        )
+        for name, parameter in native_parameters(run.model.network).items()
+    }
+
+
+class LayoutKeeper:
+    """In the place of a `Checkpointer`: keeps what is saved, and compares what is read with the layout alone."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.parts: Mapping[str, Mapping[str, Any]] = {}
+        self.texts: Mapping[str, str] = {}
+        self.complaints: list[str] = []
+
+    def save(
+        self, iteration: int, parts: Mapping[str, Mapping[str, Any]], *, texts: Mapping[str, str], **others: Any
+    ) -> Path:
+        self.parts, self.texts = parts, texts
+        return self.folder
+
+    def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
+        metadata = TensorReader(checkpoint / part).read_metadata()
+        stored: Mapping[str, Any] = metadata.state_dict_metadata
+        wrong = [
+            f"{name}: {form(stored[name].size, stored[name].properties.dtype)} there, "
+            f"{form(tensor.shape, tensor.dtype)} wanted"
+            for name, tensor in state.items()
+            if name in stored
+            and (tuple(stored[name].size), stored[name].properties.dtype) != (tuple(tensor.shape), tensor.dtype)
+        ]
+        missing = [name for name in state if name not in stored]
+        if wrong:
+            self.complaints.append(f"{part}: {len(wrong)} of {len(state)} tensors are of another form: {listed(wrong)}")
+        if missing:
+            self.complaints.append(f"{part}: the checkpoint lacks {listed(missing)}")
+        if not wrong and not missing:
+            planner = DefaultLoadPlanner()
+            planner.set_up_planner(state, metadata, is_coordinator=False)
+            plan = planner.create_local_plan()
+            require_filled(state, plan.items)
+
+
+def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
+    """Raises ValueError when DCP would leave a part of a tensor as it is."""
+    read: dict[str, int] = dict.fromkeys(state, 0)
+    for item in items:
+        read[item.dest_index.fqn] += math.prod(item.lengths)
+    for name, tensor in state.items():
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if read[name] != own.numel():
+            raise ValueError(f"{name}: {read[name]:,} of this rank's {own.numel():,} numbers would be read")
+
+
+class NoLoader(SimpleNamespace):
+    """In the place of a loader whose data are not there."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size=world_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def changes_since(self, position: Any) -> list[str]:
+        return []
+
+    def load_states(self, positions: Any) -> None:
+        pass
+
+
+def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, str], shares: int) -> Path:
+    """A checkpoint of one step without its tensors; returns its folder."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    checkpoint = folder / f"checkpoints/iter_{STEP_DONE:09d}"
+    for part, described in metadata.items():
+        writer = FileSystemWriter(checkpoint / part, sync_files=False)
+        writer.set_up_storage_writer(True)
+        (checkpoint / part).mkdir(parents=True, exist_ok=True)
+        writer.finish(described, [[]])
+    (checkpoint / "dataloader").mkdir()
+    for share in range(shares):
+        (checkpoint / f"dataloader/rank_{share}.json").write_text(json.dumps({}), encoding="utf-8")
+    for name, text in texts.items():
+        (checkpoint / name).write_text(text, encoding="utf-8")
+    return checkpoint
+
+
+def form(shape: Sequence[int], dtype: Any) -> str:
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """What a real run would say of itself is not said."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,183 @@
+"""`rehearse`: what a run of many ranks would do first, on one machine, without memory."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.planning.rehearsal.collectives import compare_traces, count, in_words
+from worldsmith.planning.rehearsal.export_plan import Exports, rehearse_exports
+from worldsmith.planning.rehearsal.rank_run import quietly, record_rank, resume_rank, write_layout
+from worldsmith.planning.rehearsal.record import Finding, RankRecord
+from worldsmith.planning.rehearsal.save_plan import check_save, join_plans
+from worldsmith.planning.rehearsal.weights import compare_weights
+from worldsmith.training.parallel import plan_degrees
+
+if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.training.trainer import Trainer
+
+MOST = 16
+"""Ranks up to which every one is rehearsed."""
+USUAL = 8
+LAYERS = 2
+"""Of each kind of repeated layers, in the ranks' steps."""
+DEPTHS = ("num_hidden_layers", "num_layers", "num_single_layers")
+"""Fields of a network that count its repeated layers."""
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What was rehearsed and what was found."""
+
+    ranks: int
+    degrees: Degrees | None = None
+    findings: list[Finding] = field(default_factory=list)
+    rehearsed: Sequence[int] = ()
+    layers: str = ""
+    records: Sequence[RankRecord] = ()
+    resumed: Sequence[int] = ()
+    """Numbers of ranks with which the checkpoint was read again."""
+    written: int = 0
+    """Bytes of the checkpoint of the network that was rehearsed."""
+    exports: Exports = field(default_factory=Exports)
+    seconds: float = 0.0
+
+    def lines(self) -> Iterator[str]:
+        """For people: what is wrong, else what was seen."""
+        if self.findings:
+            yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
+            yield from (f"  {finding}" for finding in self.findings)
+            return
+        some = "all" if len(self.rehearsed) == self.ranks else ", ".join(map(str, self.rehearsed))
+        first = self.records[0]
+        yield f"ranks        {self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}"
+        yield (
+            f"first step   {count(len(first.trace))} a step, the same on all; {len(first.weights):,} weights, "
+            f"{sum(weight.trained for weight in first.weights.values()):,} trained"
+        )
+        tensors = sum(
+            len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
+        )
+        files = sum(bool(record.plans[part].items) for record in self.records for part in first.plans)
+        yield f"save         {tensors:,} tensors, {self.written / 2**30:.2f} GiB in {files} files, each number once"
+        yield f"resume       on {', '.join(map(str, self.resumed))} ranks"
+        yield from (f"export       {name}: {words}" for name, words in self.exports.written.items())
+        yield from (f"export       {name}: not for this model: {why}" for name, why in self.exports.refused.items())
+        yield f"seconds      {self.seconds:.1f}"
+        yield "not rehearsed: torch.compile, the kernels of a GPU, memory, the data themselves, values of any tensor"
+
+
+def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
+    """Simulates the first step, a save, a resume and the exports of `config`, whose references are resolved.
+
+    `layers`: of each kind of repeated layers so many are there in the steps; None: all. The exports are of the whole
+    network in any case.
+    """
+    start, done = time.perf_counter(), Rehearsal(ranks)
+    try:
+        done.degrees = degrees = plan_degrees(config.model.config, ranks)
+    except WrongValueError as error:
+        done.findings.append(Finding("degrees", str(error)))
+        return done
+    short = config if layers is None else shorten(config, layers)
+    done.layers = "" if short is config else f"; repeated layers cut to {layers}"
+    done.rehearsed = chosen_ranks(ranks, degrees)
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        place = Path(folder)
+        done.records = records = [record_rank(short, rank, ranks, place) for rank in done.rehearsed]
+        done.findings += errors_of(records)
+        done.findings += compare_weights(records, (), degrees.weights)
+        done.findings += compare_traces([record for record in records if not record.error])
+        if not any(record.error for record in records):
+            all_ranks = len(records) == ranks
+            saved = list(check_save(records, all_ranks=all_ranks))
+            done.findings += saved
+            if not saved:
+                done.findings += rehearse_resume(short, done, place)
+        done.exports = rehearse_exports(config)
+        done.findings += done.exports.findings
+    done.seconds = time.perf_counter() - start
+    return done
+
+
+def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
+    """What ended ranks, each error once."""
+    ranks: dict[str, list[int]] = {}
+    for record in records:
+        if record.error:
+            ranks.setdefault(record.error, []).append(record.rank)
+    return [
+        Finding("first step", f"rank{'s' * (len(those) > 1)} {in_words(those)}: {error}")
+        for error, those in ranks.items()
+    ]
+
+
+def rehearse_resume(config: Trainer.Config, done: Rehearsal, folder: Path) -> Iterator[Finding]:
+    """The layout of the checkpoint, read by as many ranks, by half as many and by one."""
+    try:
+        metadata = {part: joined for part, (_, joined) in join_plans(done.records).items()}
+    except (ValueError, AssertionError) as error:
+        yield Finding("save", f"torch.distributed.checkpoint refuses the plan: {error}")
+        return
+    entries: Any = [entry for joined in metadata.values() for entry in joined.state_dict_metadata.values()]
+    done.written = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
+    assert done.degrees is not None
+    checkpoint = write_layout(folder, metadata, done.records[0].texts, done.degrees.data)
+    numbers = [n for n in dict.fromkeys((done.ranks, done.ranks // 2, 1)) if n and fits(config, n)]
+    done.resumed = numbers
+    for number in numbers:
+        other = any_degrees(config) if number != done.ranks else config
+        for rank in dict.fromkeys((0, number - 1) if number == done.ranks else (number - 1,)):
+            for complaint in resume_rank(other, rank, number, folder, checkpoint):
+                yield Finding("resume", f"on {number} ranks, rank {rank}: {complaint}")
+
+
+def any_degrees(config: Trainer.Config) -> Trainer.Config:
+    """The same run with degrees that another number of ranks can have."""
+    config = deepcopy(config)
+    parallelism = config.model.config.parallelism
+    parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree = -1, 1
+    return config
+
+
+def fits(config: Trainer.Config, ranks: int) -> bool:
+    """Whether so many ranks can be cut into groups that share packs."""
+    return ranks % config.model.config.parallelism.context_parallel_shard_degree == 0
+
+
+def shorten(config: Trainer.Config, layers: int) -> Trainer.Config:
+    """The same run with fewer repeated layers; itself where it has no more."""
+    config_, network = deepcopy(config), getattr(config.model.config, "network", None)
+    counts = {name: getattr(network, name) for name in DEPTHS if hasattr(network, name)}
+    if not any(number > layers for number in counts.values()):
+        return config
+    copied: Any = config_.model.config
+    for name, number in counts.items():
+        setattr(copied.network, name, min(number, layers))
+    return config_
+
+
+def usual_ranks(config: Trainer.Config) -> int:
+    """The number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that fits."""
+    asked = config.model.config.parallelism
+    degrees = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+    product = math.prod(max(degree, 1) for degree in degrees) * asked.context_parallel_shard_degree
+    return product if min(degrees) > 0 else product * -(-USUAL // product)
+
+
+def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
+    """All of few ranks; of many the first and the last, and those at the borders of their groups."""
+    if ranks <= MOST:
+        return list(range(ranks))
+    borders = {0, 1, ranks - 2, ranks - 1}
+    for size in (degrees.context, degrees.weights, degrees.shard):
+        borders |= {size - 1, size, ranks - size - 1, ranks - size}
+    return sorted(rank for rank in borders if 0 <= rank < ranks)
