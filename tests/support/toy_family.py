@@ -17,6 +17,7 @@ from worldsmith.config import Configurable, recipe
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.sections import JobConfig
+from worldsmith.data.assumed.batch import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.maker import Made, SampleMaker
@@ -208,6 +209,12 @@ class ToyTask(Task):
         numbers = torch.tensor([row.numbers for row in batch], device=self.model.device, dtype=dtype)
         losses = self.objective.losses(self.model.network(numbers).float(), batch, seed=seed)
         return LossSum(sum=losses.sum(), samples=len(batch), tokens=sum(row.num_tokens for row in batch))
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        """As long rows as the network takes."""
+        count, width = max(1, round(fill * self.data.max_samples_per_batch)), self.model.config.width
+        rows = [Row(f"assumed_{n}", n, [0.0] * width, [0.0] * width, num_tokens=width) for n in range(count)]
+        return AssumedBatch(rows, f"{count} rows")
 
 
 # 4. A recipe, and the family's name. A package has an entry point in the place of the two calls.

@@ -36,7 +36,7 @@ def compare_ranks(first: RankRecord, other: RankRecord) -> Finding | None:
     if keys == own:
         return None
     pairs = enumerate(zip_longest(expected, called))
-    place = next(n for n, (a, b) in pairs if a is None or b is None or (key(a), a.module) != (key(b), b.module))
+    place = next(n for n, (a, b) in pairs if a is None or b is None or key(a) != key(b))
     wanted = describe(expected[place]) if place < len(expected) else "no further one"
     instead = describe(called[place]) if place < len(called) else "no further one"
     if Counter(keys) == Counter(own):
@@ -62,9 +62,9 @@ def outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
             yield Finding(PART, f"rank {record.rank} calls {describe(strange)}, and is not among these ranks")
 
 
-def key(sent: Sent) -> tuple[str, tuple[int, ...], int, str]:
-    """What must be the same on all ranks."""
-    return sent.op, sent.ranks, sent.payload, str(sent.dtype)
+def key(sent: Sent) -> tuple[str, tuple[int, ...], int, str, str]:
+    """What must be the same on all ranks. Two layers of one size are told apart by the module alone."""
+    return sent.op, sent.ranks, sent.payload, str(sent.dtype), sent.module
 
 
 def describe(sent: Sent) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
@@ -88,16 +89,20 @@ def make_batches(run: TrackedRun) -> list[Any]:
 
 def weights_of(run: TrackedRun) -> dict[str, Weight]:
     """The network as this rank holds it."""
-    trained = {id(parameter) for parameter in run.state.parameters}
+    trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
     return {
         name: Weight(
             list(parameter.shape),
             parameter.dtype,
             trained=id(parameter) in trained,
-            whole=not (isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements)),
+            whole=name not in held and not is_sharded(parameter),
         )
         for name, parameter in native_parameters(run.model.network).items()
     }
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
 class LayoutKeeper:

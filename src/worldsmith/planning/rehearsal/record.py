@@ -34,7 +34,7 @@ class Weight:
     dtype: torch.dtype
     trained: bool
     whole: bool
-    """Whether the rank holds all of it, unsharded."""
+    """Whether the rank holds all of it, unsharded, and not because it is meant to (`Model.held`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     with tempfile.TemporaryDirectory() as folder, quietly():
         place = Path(folder)
         done.records = records = [record_rank(short, rank, ranks, place) for rank in done.rehearsed]
+        done.findings += compare_weights(records, degrees.weights)
         done.findings += errors_of(records)
-        done.findings += compare_weights(records, (), degrees.weights)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
             all_ranks = len(records) == ranks

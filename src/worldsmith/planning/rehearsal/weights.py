@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from worldsmith.planning.rehearsal.record import Finding, RankRecord
 
@@ -11,21 +11,16 @@ SHOWN = 3
 """Of many names so many are given."""
 
 
-def compare_weights(records: Sequence[RankRecord], held: Iterable[str], shares: int) -> Iterator[Finding]:
-    """What is whole on every rank though `shares` ranks share the weights, and what differs between two ranks.
-
-    `held`: weights that are meant to be whole.
-    """
-    first, apart = records[0], set(held)
-    for record in records:
-        whole = [name for name, weight in record.weights.items() if weight.whole and name not in apart]
-        if whole and shares > 1 and record is first:
-            shapes = ", ".join(f"{name} {list(first.weights[name].shape)}" for name in whole[:SHOWN])
-            yield Finding(
-                PART,
-                f"{named(len(whole), 'weight')} not sharded: {shapes}. Each of the {shares} ranks that share the "
-                "weights holds them whole, and nothing adds up their gradients",
-            )
+def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
+    """What is whole though `shares` ranks share the weights, and what differs between two ranks."""
+    first = records[0]
+    whole = [f"{name} {list(weight.shape)}" for name, weight in first.weights.items() if weight.whole]
+    if whole and shares > 1:
+        yield Finding(
+            PART,
+            f"{named(len(whole), 'weight')} not sharded: {listed(whole)}. Each of the {shares} ranks that share the "
+            "weights holds all of that, and nothing adds up its gradients",
+        )
     for other in records[1:]:
         yield from compare_names(first, other)
         yield from compare_trained(first, other)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -12,12 +13,15 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from worldsmith.distributed.world import World, stop_world
+from worldsmith.planning.work import Collective
 
 
+@dataclass(frozen=True, slots=True)
 class FakeWorld(World):
     """A rank that finds all others doing, and saying, what it does and says itself."""
 
-    __slots__ = ()
+    note: Callable[[Collective, int], None] = field(default=lambda op, payload: None, compare=False)
+    """Is told of every collective of the world, with its bytes; of objects they are not known."""
 
     def barrier(self) -> None:
         pass
@@ -26,12 +30,14 @@ class FakeWorld(World):
         return value
 
     def gather(self, value: Any) -> list[Any]:
+        self.note("all_gather", 0)
         return [value] * self.size
 
     def gather_context(self, value: Any) -> list[Any]:
         return [value] * self.context_parallel
 
     def sum(self, *values: float) -> list[float]:
+        self.note("all_reduce", 8 * len(values))
         return [float(value) * self.size for value in values]
 
 

@@ -114,6 +114,8 @@ def simulated_run(
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
         mode = without_memory()
         tracker = MemoryTracker(mode, only_traffic=only_traffic)
+        everyone = tuple(range(ranks))
+        world = replace(world, note=lambda op, size: tracker.traffic.add(op, everyone, size, torch.float64))
         run = TrackedRun(config, world, tracker, batches, prepare=prepare)
         stack.enter_context(mode)
         stack.enter_context(run.tracker)
