@@ -87,11 +87,19 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])
     yield from line("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
     if worst.kinds.get("activations"):
-        makers = {name: count for name, count in worst.modules if name}
-        yield from line("", f"activations of {parts_of(dict([*makers.items()][:MAKERS]))}")
+        yield from line("", f"activations of {parts_of(dict(makers(worst).most_common(MAKERS)))}")
     holders = memory.holders
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
     yield from line("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
+
+
+def makers(phase: PhaseMemory) -> Counter[str]:
+    """Bytes of activations by the part that made them; what is within a layer counts as that of all such layers."""
+    found = Counter[str]()
+    for name, count in phase.modules:
+        head, star, _ = name.partition(".*")
+        found[head + star or "the network itself"] += count
+    return found
 
 
 def table(phases: Sequence[PhaseMemory]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from fixed_plan import QUICK, WORK, fixed_plan, phase
 from worldsmith.distributed.gpus import GIB
 from worldsmith.planning.plan import Plan
 from worldsmith.planning.seconds import Range
-from worldsmith.planning.text import WIDTH, figure, flops, plan_lines, quick_lines, size, span
+from worldsmith.planning.text import WIDTH, figure, flops, makers, plan_lines, quick_lines, size, span
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plan.txt"
 
@@ -44,6 +44,11 @@ def test_one_that_fits_as_long_as_memory_is_whole() -> None:
     tight = fixed_plan(phases=[phase("forward", activations=76)])
     assert "TIGHT: 81.1 GiB of 79.1 GiB" in told(tight)
     assert tight.memory.word == "tight"
+
+
+def test_what_is_within_layers_counts_as_theirs() -> None:
+    modules = ("layers.*.mlp", 3), ("layers.*", 2), ("layers.*.experts.*.up", 1), ("head", 4), ("", 1)
+    assert makers(phase("backward", *modules)) == {"layers.*": 6, "head": 4, "the network itself": 1}
 
 
 SHAPE: dict[str, Any] = {
