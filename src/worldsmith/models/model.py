@@ -67,6 +67,10 @@ class Model(Configurable, ABC):
         """What a trained model gives to those who use it, such as "videos"; commands choose by it what they do."""
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
         """Learning rates with which trained weights are usually trained on, least and most: with adapters, without."""
+        layer_lists: ClassVar[Sequence[str]] = ()
+        """Paths of the lists of the network's repeated parts, as `parts` has them."""
+        full_precision: ClassVar[Sequence[str]] = ()
+        """Names of the modules that stay in float32, with all that is in them, as `parts` has them."""
 
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Number format in which the network computes; the weights that training changes are float32 in any case."""
@@ -151,13 +155,25 @@ class Model(Configurable, ABC):
             """Names and shapes of the parameters of the network without adapters, by arithmetic; None: not known."""
             return None
 
+        def linear_layers(self, shapes: Shapes) -> Sequence[str]:
+            """Paths of the linear layers of a network with these parameters."""
+            return matrices(shapes)
+
+        def frozen(self, names: Sequence[str]) -> Collection[str]:
+            """Which of the parameters with these native names `choose_trained` freezes."""
+            return ()
+
+        def unreached(self) -> Sequence[str]:
+            """What names of parameters begin with that no loss reaches: trained or not, they get no gradient."""
+            return ()
+
         def adaptable_layers(self) -> Sequence[str] | None:
             """Paths of the linear layers that an adapter can be trained for, known without making a tensor.
 
             None: they are known when the network is made, which then checks the targets.
             """
             shapes = self.shapes()
-            return () if shapes is None else matrices(shapes)
+            return () if shapes is None else self.linear_layers(shapes)
 
         def own_weights(self) -> tuple[str, str] | None:
             """The field that names a run's first weights where load_path does not, and the place; None: none does."""

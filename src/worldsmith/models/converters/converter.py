@@ -45,6 +45,13 @@ class Converter(Configurable, ABC):
         def check_device(self, device: str) -> None:
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 
+        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> Mapping[str, int] | None:
+            """Bytes of the other form in which it holds weights of these linear layers, by name; {}: it holds none.
+
+            `layers`: path and shape of those in the repeated parts, without those of full precision. None: not known.
+            """
+            return None
+
     def __init__(self, config: Config) -> None:
         self.config = config
 

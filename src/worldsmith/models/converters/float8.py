@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -63,6 +63,9 @@ class Float8(Converter):
                     "model.config.converters: Float8 needs a GPU of compute capability "
                     f"{CAPABILITY[0]}.{CAPABILITY[1]} or more, and '{device}' is {kind}; leave the converter out"
                 )
+
+        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+            return {}
 
     config: Config
 

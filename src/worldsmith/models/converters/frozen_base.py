@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.models.model import NetworkParts
+
+
+BLOCK = 32
+"""Weights in a row of the flattened matrix that share a scale, bfloat16, and a zero point, int8."""
 
 
 class FrozenBase(Converter):
@@ -62,6 +67,10 @@ class FrozenBase(Converter):
                     "`pip install 'worldsmith[quantize]'`"
                 )
 
+        def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+            kept = {path: shape for path, shape in layers.items() if not any(part in path for part in self.leave_out)}
+            return {path: packed_bytes(math.prod(shape), self.bits) for path, shape in kept.items()}
+
     config: Config
 
     def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
@@ -71,3 +80,8 @@ class FrozenBase(Converter):
         layers = linear_layers(network, parts, self.config.leave_out)
         made = {path: QuantizedLinear(layer, self.config.bits) for path, layer in layers.items()}
         return replace_modules(network, made)
+
+
+def packed_bytes(numbers: int, bits: int) -> int:
+    """What so many weights take, with scales and zero points."""
+    return -(-numbers // BLOCK) * (BLOCK * bits // 8 + 2 + 1)

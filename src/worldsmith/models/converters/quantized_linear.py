@@ -11,11 +11,10 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor, nn
 
+from worldsmith.models.converters.frozen_base import BLOCK, packed_bytes
 from worldsmith.models.converters.held_weight import HoldsWeight
 from worldsmith.models.weight_sum import WeightSum
 
-BLOCK = 32
-"""Weights in a row of the flattened matrix that share a scale, bfloat16, and a zero point, int8."""
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
 """A block is what the library calls a channel, so that any number of inputs will do."""
 
@@ -33,7 +32,7 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
 
     @property
     def held_bytes(self) -> int:
-        return -(-self.weight.numel() // BLOCK) * (BLOCK * self.bits // 8 + 2 + 1)
+        return packed_bytes(self.weight.numel(), self.bits)
 
     def hold(self, value: Tensor) -> None:
         value = value.to(self.device, torch.float32)

@@ -20,7 +20,7 @@ from worldsmith.models.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
-from worldsmith.models.cosmos3.parameter_shapes import adaptable_layers, parameter_shapes
+from worldsmith.models.cosmos3.parameter_shapes import LAYERS, adaptable_layers, parameter_shapes, unreached
 from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
@@ -52,6 +52,8 @@ class Cosmos3Generator(Model):
         family: ClassVar[str] = "cosmos3"
         task: ClassVar[str] = "vfm"
         makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = (LAYERS,)
+        full_precision: ClassVar[Sequence[str]] = ("time_embedder",)
 
         max_num_tokens_after_packing: Count = 13312
         """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
@@ -109,6 +111,9 @@ class Cosmos3Generator(Model):
 
         def adaptable_layers(self) -> list[str]:
             return adaptable_layers(self.shapes())
+
+        def unreached(self) -> list[str]:
+            return unreached(self.network)
 
     config: Config
     network: Cosmos3Network

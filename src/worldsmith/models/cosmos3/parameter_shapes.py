@@ -42,6 +42,14 @@ def adaptable_layers(shapes: Shapes) -> list[str]:
     return [path for path in matrices(shapes) if path.startswith(f"{LAYERS}.") or path in ends]
 
 
+def unreached(config: NetworkConfig) -> list[str]:
+    """Beginnings of the names of what no velocity depends on: both heads, and the text's way out of the last layer."""
+    last = f"{LAYERS}.{config.num_hidden_layers - 1}"
+    inside = ("self_attn.q_proj.", "self_attn.o_proj.", "self_attn.q_norm.", "mlp.", "post_attention_layernorm.")
+    ends = ("language_model.model.norm.", "language_model.lm_head.", "action", "llm2action", "sound", "llm2sound")
+    return [*(f"{last}.{part}" for part in inside), *ends]
+
+
 def _layer(config: NetworkConfig) -> Shapes:
     """One decoder layer: projections, norms and MLPs of both towers."""
     hidden, head, inside = config.hidden_size, config.head_dim, config.intermediate_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,13 +35,13 @@ class FluxGenerator(PipelineModel):
     """A transformer over text tokens and the tokens of one image; an image is a clip of one frame."""
 
     network_class = "FluxTransformer2DModel"
-    blocks = ("transformer_blocks", "single_transformer_blocks")
     text_channels = "joint_attention_dim"
     defaults_class = FluxDefaults
 
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "flux"
         makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks", "single_transformer_blocks")
         modes: ClassVar[tuple[Mode, ...]] = ("text2image",)
 
         lora_target_modules: str = ",".join(TARGETS)

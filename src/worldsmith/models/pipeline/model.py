@@ -27,8 +27,6 @@ class PipelineModel(Model):
 
     network_class: ClassVar[str]
     """The network, by its name in diffusers."""
-    blocks: ClassVar[Sequence[str]] = ("transformer_blocks",)
-    """Its lists of blocks."""
     text_channels: ClassVar[str]
     """The setting of the network that says the channels of its texts."""
     defaults_class: ClassVar[type[Any]]
@@ -40,6 +38,7 @@ class PipelineModel(Model):
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"
+        layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks",)
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
 
         lora_target_modules: str = "to_q,to_k,to_v,to_out.0"
@@ -71,7 +70,7 @@ class PipelineModel(Model):
         return self.library_class()(**asdict(self.config.network))
 
     def parts(self) -> NetworkParts:
-        layers = [layer for name in self.blocks for layer in getattr(self.network, name)]
+        layers = [layer for name in self.config.layer_lists for layer in getattr(self.network, name)]
         kept = self.library_class()._keep_in_fp32_modules or ()
         found = [module for name, module in self.network.named_modules() if name.rpartition(".")[2] in kept]
         return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])

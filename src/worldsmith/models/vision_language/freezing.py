@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from worldsmith.config.tree.suggest import nearest
@@ -25,33 +25,38 @@ def part_of(name: str) -> str:
 
 
 def freeze(network: Any, config: FreezeConfig) -> None:
-    """Freezes parameters, in place; never unfreezes one.
+    """Freezes parameters, in place; never unfreezes one. Raises ValueError as `frozen_names`, or if all are frozen."""
+    parameters = native_parameters(network)
+    for name in frozen_names(list(parameters), tied_names(network), config):
+        parameters[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ValueError("model.config.policy.freeze: everything is frozen, there is nothing to train")
 
-    Raises ValueError for a part that the network does not have, for a pattern that fits no name, and when nothing is
-    left to train.
+
+def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], config: FreezeConfig) -> set[str]:
+    """Which of these parameters are not trained. `aliases`: the names that a shared one has beside its own.
+
+    Raises ValueError for a part that the network does not have, and for a pattern that fits no name.
     """
-    parameters, aliases = native_parameters(network), tied_names(network)
     parts = [part for part, flag in FLAGS.items() if getattr(config, flag)]
     for part in parts:
-        if not any(part_of(name) == part for name in parameters):
+        if not any(part_of(name) == part for name in names):
             raise ValueError(f"model.config.policy.freeze.{FLAGS[part]}: this backbone has no such part")
 
     def fit(field: str) -> set[str]:
         found: set[str] = set()
         for pattern in getattr(config, field):
-            fits = {name for name in parameters if any(re.search(pattern, n) for n in (name, *aliases.get(name, ())))}
+            fits = {name for name in names if any(re.search(pattern, n) for n in (name, *aliases.get(name, ())))}
             if not fits:
-                close = ", ".join(nearest(pattern, list(parameters)) or list(parameters)[:3])
+                close = ", ".join(nearest(pattern, names) or names[:3])
                 raise ValueError(f"model.config.policy.freeze.{field}: {pattern!r} fits no parameter; near: {close}")
             found |= fits
         return found
 
     trainable, frozen = fit("trainable_params"), fit("frozen_params")
-    for name, parameter in parameters.items():
-        if part_of(name) in parts or name in frozen or (config.trainable_params and name not in trainable):
-            parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError("model.config.policy.freeze: everything is frozen, there is nothing to train")
+    if config.trainable_params:
+        frozen |= set(names) - trainable
+    return frozen | {name for name in names if part_of(name) in parts}
 
 
 def tied_names(network: Any) -> dict[str, list[str]]:

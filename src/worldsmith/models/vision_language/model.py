@@ -14,7 +14,8 @@ from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.shapes import Shapes
-from worldsmith.models.vision_language.parameter_shapes import parameter_shapes
+from worldsmith.models.vision_language.freezing import frozen_names
+from worldsmith.models.vision_language.parameter_shapes import HEAD, linear_layers, parameter_shapes
 from worldsmith.models.vision_language.policy import FILES, PolicyConfig
 from worldsmith.models.vision_language.published import find_config
 
@@ -38,6 +39,7 @@ class VisionLanguageModel(Model):
         family: ClassVar[str] = "vision_language"
         task: ClassVar[str] = "vlm"
         makes: ClassVar[str] = "answers"
+        layer_lists: ClassVar[Sequence[str]] = ("model.language_model.layers", "model.visual.blocks", "model.layers")
 
         policy: PolicyConfig = field(default_factory=PolicyConfig)
         """The backbone and how it is trained."""
@@ -70,6 +72,13 @@ class VisionLanguageModel(Model):
 
         def count_parameters(self) -> None:
             """Known only from config.json, when the network is made: nothing is read for a list of recipes."""
+
+        def linear_layers(self, shapes: Shapes) -> list[str]:
+            return linear_layers(shapes)
+
+        def frozen(self, names: Sequence[str]) -> Collection[str]:
+            tables = [name for name in names if name.endswith("embed_tokens.weight")]
+            return frozen_names(names, {} if HEAD in names else dict.fromkeys(tables, [HEAD]), self.policy.freeze)
 
         def adaptable_layers(self) -> None:
             """Known only from config.json, when the network is made."""

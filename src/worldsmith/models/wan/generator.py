@@ -50,7 +50,6 @@ class WanGenerator(PipelineModel):
     """
 
     network_class = "WanTransformer3DModel"
-    blocks = ("blocks",)
     components: ClassVar[Sequence[str]] = (*PipelineModel.components, "image_encoder.path", "pipeline")
     text_channels = "text_dim"
     defaults_class = WanDefaults
@@ -58,6 +57,8 @@ class WanGenerator(PipelineModel):
     class Config(PipelineModel.Config):
         family: ClassVar[str] = "wan"
         makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = ("blocks",)
+        full_precision: ClassVar[Sequence[str]] = ("time_embedder", "norm1", "norm2", "norm3")
 
         expert: Literal["high_noise", "low_noise"] | None = None
         """Which of two networks this is (Wan 2.2 A14B); None: there is one for all noise levels."""

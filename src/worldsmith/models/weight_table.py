@@ -1,0 +1,113 @@
+"""Every parameter of a run's network with what decides its bytes: from the config alone, or from the network.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsmith.models.converters.converter import held_weights
+from worldsmith.models.lora import is_adapter, match_targets
+from worldsmith.models.parameter_names import native_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from worldsmith.models.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter."""
+
+    shape: tuple[int, ...]
+    trained: bool
+    reached: bool
+    """Whether it gets gradients where it is trained, and with them moments."""
+    exact: bool
+    """Whether it stays float32 where others are not: adapters, and parts of full precision."""
+    held: int | None = None
+    """Bytes that it takes on every process where a converter holds it in another form; None: it is as it is."""
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+Table = dict[str, Weight]
+"""By native name."""
+
+
+def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Table | None:
+    """By arithmetic. `keys_to_select`: those of the optimizer. None: something is known from the network alone.
+
+    Raises ValueError for patterns of the config that fit no parameter.
+    """
+    shapes, held = config.shapes(), dict[str, int]()
+    if shapes is None:
+        return None
+    exact, linear = set(config.full_precision), config.linear_layers(shapes)
+    inside = tuple(f"{path}." for path in config.layer_lists)
+    for converter in config.converters:
+        layers = {path: shapes[f"{path}.weight"] for path in linear if path.startswith(inside)}
+        found = converter.held_bytes({p: s for p, s in layers.items() if exact.isdisjoint(p.split("."))})
+        if found is None:
+            return None
+        held |= found
+    if config.lora_enabled:
+        known = config.adaptable_layers()
+        try:
+            targets = match_targets(config.lora_target_modules, linear if known is None else known)
+        except ValueError:
+            if known is not None:
+                raise
+            return None  # the network has the last word
+        for path in {path for paths in targets.values() for path in paths}:
+            outputs, inputs = shapes[f"{path}.weight"]
+            shapes[f"{path}.lora_A.weight"] = (config.lora_rank, inputs)
+            shapes[f"{path}.lora_B.weight"] = (outputs, config.lora_rank)
+    frozen = set(config.frozen(list(shapes)))
+    trained = {
+        name
+        for name in shapes
+        if name not in frozen
+        and (is_adapter(name) or not config.lora_enabled)
+        and (not keys_to_select or any(pattern in name for pattern in keys_to_select))
+    }
+    unreached = tuple(config.unreached())
+    return {
+        name: Weight(
+            shape,
+            name in trained,
+            not name.startswith(unreached),
+            is_adapter(name) or not exact.isdisjoint(name.split(".")[:-1]),
+            held.get(name.removesuffix(".weight")),
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def table_of(model: Model) -> Table:
+    """Of a network, perhaps without memory, sharded or not, in which what is trained has been chosen."""
+    held = held_weights(model.network) if model.conversions else {}
+    exact = {id(parameter) for module in model.parts().full_precision for parameter in module.parameters()}
+    unreached = tuple(model.config.unreached())
+    return {
+        name: Weight(
+            tuple(parameter.shape),
+            parameter.requires_grad,
+            not name.startswith(unreached),
+            is_adapter(name) or id(parameter) in exact,
+            held[name].held_bytes if name in held else None,
+        )
+        for name, parameter in native_parameters(model.network).items()
+    }
+
+
+def counts(table: Mapping[str, Weight]) -> tuple[int, int]:
+    """Numbers in all parameters and in the trained ones."""
+    return sum(w.numbers for w in table.values()), sum(w.numbers for w in table.values() if w.trained)

@@ -1,0 +1,164 @@
+"""What a process holds of weights, gradients, moments and average, to the byte, and a checkpoint: by arithmetic alone.
+
+Sharding cuts the first axis of each weight into equal chunks, the last ones shorter or empty. FSDP2 keeps chunks of
+weights and gradients padded to the first one's size; moments and averages are not padded. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsmith.config.tree.degrees import Degrees
+from worldsmith.models.weight_table import Weight
+
+if TYPE_CHECKING:
+    from worldsmith.models.model import Model
+    from worldsmith.training.trainer import Trainer
+
+FLOAT32 = 4
+"""Bytes of a number: of averages, of adapters, and of all that is reduced over processes."""
+COUNTER = 8
+"""Bytes of a counter, int64, and of a figure, float64, in a checkpoint."""
+RANDOM = 5056 + 8 * (626 + 1 + 627 + 1)
+"""Bytes of a process's random states: torch, numpy and its last draw, Python and its last draw."""
+RANDOM_GPU = 16
+"""Bytes of the random state of its GPU."""
+PIECE = 2048
+"""About what a tensor's piece takes on disk beside its own bytes, its share of the index included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes that a process holds from step to step, and during accumulation, before activations."""
+
+    parameters: int
+    gradients: int
+    """When the optimizer steps."""
+    accumulated: int
+    """The gradients between two packs of a step; 0 where a step has one."""
+    moments: int
+    """With the count of steps that the optimizer keeps for each parameter."""
+    average: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Of gradients the most that there are at once."""
+        parts = {
+            "weights": self.parameters,
+            "gradients": max(self.gradients, self.accumulated),
+            "moments": self.moments,
+            "average": self.average,
+        }
+        return {name: count for name, count in parts.items() if count or name != "average"}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, rank: int = 0) -> StateBytes:
+    """Of one process; the first has the most. `table`: see `models.weight_table`."""
+    model: Model.Config = run.model.config
+    size = degrees.replicate * degrees.weights
+    shares, place = degrees.weights, rank % degrees.weights
+    moved = [weight for weight in table.values() if weight.trained and weight.reached]
+    padded = sum(share(weight, shares) * bytes_per_number(weight, model) for weight in moved)
+    parameters = sum(
+        share(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
+        for weight in table.values()
+    )
+    moments = sum(2 * share(weight, shares, place) * bytes_per_number(weight, model) + FLOAT32 for weight in moved)
+    accumulated = 0
+    if run.trainer.grad_accum_iter > 1:
+        if not is_sharded(model, size):
+            accumulated = padded
+        elif not model.parallelism.reduce_every_pack:
+            accumulated = FLOAT32 * sum(weight.numbers for weight in moved)
+        else:
+            accumulated = FLOAT32 * sum(share(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+    averaged = [weight for weight in table.values() if is_averaged(weight, model)]
+    return StateBytes(
+        parameters=parameters,
+        gradients=padded,
+        accumulated=accumulated,
+        moments=moments,
+        average=FLOAT32 * sum(share(weight, shares, place) for weight in averaged),
+    )
+
+
+def is_sharded(model: Model.Config, processes: int) -> bool:
+    """Whether FSDP has the network. One process needs it only where it computes in another format than it keeps."""
+    kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
+    return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
+
+
+def share(weight: Weight, shares: int, place: int = 0) -> int:
+    """Numbers of a weight in one of so many chunks along its first axis; the first chunk is the largest."""
+    rows, *inner = weight.shape
+    chunk = -(-rows // shares)
+    return max(0, min(rows - place * chunk, chunk)) * math.prod(inner)
+
+
+def bytes_per_number(weight: Weight, model: Model.Config) -> int:
+    return FLOAT32 if weight.exact or model.parallelism.fsdp_master_dtype == "float32" else 2
+
+
+def is_averaged(weight: Weight, model: Model.Config) -> bool:
+    return model.ema.enabled and (weight.trained or not model.ema.trainable_only)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBytes:
+    """Bytes of one checkpoint, of all processes together."""
+
+    weights: int
+    average: int
+    moments: int
+    other: int
+    """Counters, places in schedules, random states."""
+    pieces: int
+    """Tensors as they are written, each process's piece on its own."""
+
+    @property
+    def tensors(self) -> int:
+        """Exactly what the tensors take."""
+        return self.weights + self.average + self.moments + self.other
+
+    @property
+    def files(self) -> int:
+        """About what they take on disk."""
+        return self.tensors + PIECE * self.pieces
+
+
+def checkpoint_bytes(
+    table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, *, gpus: bool = True
+) -> CheckpointBytes:
+    """Of a run that has made a step. `gpus`: its processes have one each, whose random states are saved."""
+    model: Model.Config = run.model.config
+    saved = [weight for weight in table.values() if weight.trained or run.checkpoint.save_weights == "all"]
+    averaged = [weight for weight in saved if is_averaged(weight, model)]
+    moved = [weight for weight in table.values() if weight.trained and weight.reached]
+    processes, shares = degrees.replicate * degrees.weights, degrees.weights
+    best, scaler = 4 * (run.checkpoint.keep_best is not None), 0
+    if model.precision == "float16" and run.trainer.loss_scale.growth_interval:
+        scaler = 2
+    states = 5 + gpus
+    return CheckpointBytes(
+        weights=sum(weight.numbers * bytes_per_number(weight, model) for weight in saved),
+        average=FLOAT32 * sum(weight.numbers for weight in averaged),
+        moments=sum(2 * weight.numbers * bytes_per_number(weight, model) + FLOAT32 for weight in moved),
+        other=COUNTER * (5 + best + scaler) + processes * (RANDOM + RANDOM_GPU * gpus),
+        pieces=sum(chunks(weight, shares) for weight in [*saved, *averaged, *moved, *moved])
+        + len(moved)
+        + (5 + best + scaler)
+        + processes * states,
+    )
+
+
+def chunks(weight: Weight, shares: int) -> int:
+    """The chunks of a weight that hold something."""
+    rows = weight.shape[0]
+    return -(-rows // -(-rows // shares))
