@@ -50,6 +50,7 @@ class ToyModel(Model):
     class Config(Model.Config):
         family: ClassVar[str] = "toy"
         task: ClassVar[str] = "vfm"
+        layer_lists: ClassVar[Sequence[str]] = ("layers",)
 
         width: Count = 4
         """Numbers in and out."""

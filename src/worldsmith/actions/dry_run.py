@@ -20,15 +20,17 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.record_lock import in_use
 from worldsmith.files.writable import nearest_folder
+from worldsmith.models.weight_table import table_of
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
-    Memory,
     build_optimizer,
     check_space,
-    checkpoint_bytes,
+    checkpoint_size,
+    describe_states,
     kept_checkpoints,
+    lack_of_memory,
     schedule_remarks,
     size,
     start_of,
@@ -43,6 +45,7 @@ from worldsmith.training.start_checks import (
     wanted_moments,
 )
 from worldsmith.training.start_lines import describe_start, model_lines, step_lines, validation_lines
+from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,15 +112,16 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
-    yield checkpoint_line(config, model.network, place)
-    memory = Memory.of(config, model.network, degrees)
-    yield f"memory       {memory}, before activations"
-    lack = memory.lack(World(device=present_device()), min(world_size, local_size()))
+    needed = checkpoint_size(config, model, world_size)
+    yield checkpoint_line(config, needed, place)
+    states = state_bytes(table_of(model), config, degrees)
+    yield f"memory       {describe_states(states)}, before activations"
+    lack = lack_of_memory(states, World(device=present_device()), min(world_size, local_size()))
     if lack is not None:
         yield f"note         here the run would not start: {lack}"
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, model.network, place))
+        yield from (f"note         {remark}" for remark in check_space(config, needed, place))
     except UserError as error:
         too_small = error
     state, may_change = checkpoint, resume_changed
@@ -142,11 +146,11 @@ def plan_run(
         raise too_small
 
 
-def checkpoint_line(config: Trainer.Config, network: nn.Module, place: Path) -> str:
+def checkpoint_line(config: Trainer.Config, needed: int, place: Path) -> str:
     """The size of a checkpoint against the free space."""
-    checkpoint, kept = checkpoint_bytes(config, network), kept_checkpoints(config)
+    kept = kept_checkpoints(config)
     return (
-        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
+        f"checkpoint   {size(needed)} each, at most {kept} at once = {size(kept * needed)}; "
         f"free: {size(shutil.disk_usage(place).free)}"
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,22 +13,20 @@ from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weig
 from worldsmith.config.errors import UserError, wrong
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
-from worldsmith.models.converters.converter import held_weights
+from worldsmith.models.weight_table import table_of
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.gradients.loss_scale import LossScaler
 from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.models.model import Model
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.trainer import Trainer
-
-BYTES = 4
-"""Per number: weights, average and moments are float32 in a checkpoint, whatever the network computes in."""
 
 
 def check_tree(config: Trainer.Config) -> None:
@@ -123,23 +120,9 @@ def rate_remarks(config: Trainer.Config) -> Iterator[str]:
         yield f"optimizer.lr = {rate:g}; {least:g} to {most:g} is usual for '{model.family}' {kind}"
 
 
-def count_weights(network: nn.Module) -> tuple[int, int]:
-    """Numbers in all parameters and in the trained ones; what is trained must have been chosen (requires_grad).
-
-    `network` may be on the meta device or sharded.
-    """
-    parameters = list(network.parameters())
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return sum(parameter.numel() for parameter in parameters), trained
-
-
-def checkpoint_bytes(config: Trainer.Config, network: nn.Module) -> int:
-    """About what one checkpoint takes: weights, average, and two moments of each trained weight."""
-    total, trained = count_weights(network)
-    ema, only_trained = config.model.config.ema, config.checkpoint.save_weights == "trained"
-    weights = trained if only_trained else total
-    average = (trained if only_trained or ema.trainable_only else total) if ema.enabled else 0
-    return BYTES * (weights + average + 2 * trained)
+def checkpoint_size(config: Trainer.Config, model: Model, processes: int) -> int:
+    """About what one checkpoint takes on disk. What is trained must have been chosen."""
+    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
 
 
 def kept_checkpoints(config: Trainer.Config) -> int:
@@ -162,49 +145,25 @@ def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
     return optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that each process holds between two steps, and during accumulation, before activations."""
+def describe_states(states: StateBytes) -> str:
+    """What a process holds, for people."""
+    sizes = ", ".join(f"{name} {size(count)}" for name, count in states.parts.items())
+    return f"{size(states.total)} on each process ({sizes})"
 
-    parts: Mapping[str, int]
 
-    @classmethod
-    def of(cls, config: Trainer.Config, network: nn.Module, degrees: Degrees) -> Memory:
-        """For a network, perhaps without memory, in which what is trained has been chosen."""
-        model, shares = config.model.config, degrees.weights
-        total, trained = count_weights(network)
-        held = held_weights(network).values() if model.converters else ()
-        held_numbers = sum(layer.weight.numel() for layer in held)
-        frozen_bytes = 2 if model.parallelism.fsdp_master_dtype == "bfloat16" else 4
-        trained_bytes = 4 if model.lora_enabled else frozen_bytes  # adapters stay float32
-        waits = config.trainer.grad_accum_iter > 1 and not model.parallelism.reduce_every_pack
-        parts = {
-            "weights": (frozen_bytes * (total - held_numbers - trained) + trained_bytes * trained) // shares
-            + sum(layer.held_bytes for layer in held),
-            "gradients": BYTES * trained if waits else trained_bytes * trained // shares,
-            "moments": 2 * trained_bytes * trained // shares,
-        }
-        if model.ema.enabled:
-            parts["average"] = BYTES * (trained if model.ema.trainable_only else total) // shares
-        return cls(parts)
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{name} {size(count)}" for name, count in self.parts.items())
-        return f"{size(sum(self.parts.values()))} on each process ({sizes})"
-
-    def lack(self, world: World, processes: int) -> str | None:
-        """Why so many processes of this machine cannot have it, in words; None when they can. A GPU has one of them."""
-        on_gpu = world.device.startswith("cuda")
-        free, sharing = free_memory(world.device), 1 if on_gpu else processes
-        if sum(self.parts.values()) * sharing <= free:
-            return None
-        where = f"the GPU {world.device}" if on_gpu else "this machine"
-        times = f", which has {sharing} of them" if sharing > 1 else ""
-        return (
-            f"it needs {self}, before activations, and {size(free)} are free on {where}{times}. Give it more processes "
-            "or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer weights "
-            "(optimizer.keys_to_select), a smaller model"
-        )
+def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | None:
+    """Why so many processes of this machine cannot have it, in words; None when they can. A GPU has one of them."""
+    on_gpu = world.device.startswith("cuda")
+    free, sharing = free_memory(world.device), 1 if on_gpu else processes
+    if states.total * sharing <= free:
+        return None
+    where = f"the GPU {world.device}" if on_gpu else "this machine"
+    times = f", which has {sharing} of them" if sharing > 1 else ""
+    return (
+        f"it needs {describe_states(states)}, before activations, and {size(free)} are free on {where}{times}. Give it "
+        "more processes or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer weights "
+        "(optimizer.keys_to_select), a smaller model"
+    )
 
 
 def require_memory(config: Trainer.Config, world: World) -> None:
@@ -212,18 +171,21 @@ def require_memory(config: Trainer.Config, world: World) -> None:
 
     Before anything has memory: a machine that runs out of it ends processes without a word.
     """
-    network = config.model.config.build(device="meta").network
-    build_optimizer(config, network)
-    memory = Memory.of(config, network, plan_degrees(config.model.config, world.size))
-    lacks = world.gather(memory.lack(world, local_size()))
+    model: Model = config.model.config.build(device="meta")
+    build_optimizer(config, model.network)
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, world.size))
+    lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
         raise UserError(f"the run does not fit into memory: {lack}")
 
 
-def check_space(config: Trainer.Config, network: nn.Module, folder: Path) -> list[str]:
-    """Remarks on whether the run's checkpoints fit on the disk of `folder`. Raises UserError when not even one does."""
-    needed, free, kept = checkpoint_bytes(config, network), shutil.disk_usage(folder).free, kept_checkpoints(config)
+def check_space(config: Trainer.Config, needed: int, folder: Path) -> list[str]:
+    """Remarks on whether the run's checkpoints, of `needed` bytes each, fit on the disk of `folder`.
+
+    Raises UserError when not even one does.
+    """
+    free, kept = shutil.disk_usage(folder).free, kept_checkpoints(config)
     if needed > free:
         raise UserError(
             f"a checkpoint of this run takes {size(needed)}, and the disk of {folder} has {size(free)} free. "

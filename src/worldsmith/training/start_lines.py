@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.weight_table import counts, table_of
 from worldsmith.monitor.terminal_view import short_number
-from worldsmith.training.preflight import count_weights, start_of
+from worldsmith.training.preflight import start_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +42,7 @@ def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
 
 def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
-    total, trained = count_weights(network)
+    total, trained = counts(table_of(task.model))
     average = ", with a running average" if config.model.config.ema.enabled else ""
     expected = task.expectation(config)
     return [

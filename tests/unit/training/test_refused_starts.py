@@ -10,7 +10,9 @@ from tiny_runs import make_world, tiny_config
 
 from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
+from worldsmith.models.weight_table import weight_table
 from worldsmith.training import preflight
+from worldsmith.training.state_bytes import state_bytes
 from worldsmith.training.trainer import Trainer
 
 
@@ -46,17 +48,13 @@ def test_a_network_larger_than_the_memory_is_refused_with_the_figures(world: Pat
 def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte; of several processes on one machine each needs its own."""
     config = tiny_config(world)
-    network = config.model.config.build(device="meta").network
-    degrees = preflight.plan_degrees(config.model.config, 1)
-    preflight.build_optimizer(config, network)
-    memory = preflight.Memory.of(config, network, degrees)
-    numbers = sum(parameter.numel() for parameter in network.parameters())
-    assert memory.parts == {"weights": 4 * numbers, "gradients": 4 * numbers, "moments": 8 * numbers,
-                            "average": 4 * numbers}  # fmt: skip
-    for free, processes, fits in ((20 * numbers, 1, True), (20 * numbers - 1, 1, False), (20 * numbers, 2, False)):
+    table = weight_table(config.model.config)
+    states = state_bytes(table, config, preflight.plan_degrees(config.model.config, 1))
+    total = states.total
+    for free, processes, fits in ((total, 1, True), (total - 1, 1, False), (total, 2, False)):
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
-        assert (memory.lack(preflight.World(), processes) is None) is fits
-    assert memory.lack(preflight.World(device="cuda:1"), 8) is None  # a GPU has one process
+        assert (preflight.lack_of_memory(states, preflight.World(), processes) is None) is fits
+    assert preflight.lack_of_memory(states, preflight.World(device="cuda:1"), 8) is None  # a GPU has one process
     monkeypatch.setattr(preflight, "free_memory", lambda device: 1000)
     require_refusal(config, tmp_path / "group" / "run", "does not fit into memory")
     notes = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("note")]

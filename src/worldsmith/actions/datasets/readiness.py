@@ -20,17 +20,19 @@ from worldsmith.distributed.world import World, device_remarks, local_size, pres
 from worldsmith.files.writable import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
+from worldsmith.models.weight_table import table_of
 from worldsmith.training.file_checks import check_files
 from worldsmith.training.preflight import (
-    Memory,
     build_optimizer,
     check_space,
-    checkpoint_bytes,
+    checkpoint_size,
     kept_checkpoints,
+    lack_of_memory,
     size,
     start_of,
 )
 from worldsmith.training.run_folder import run_path
+from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.degrees import Degrees
@@ -145,22 +147,23 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
     folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
     build_optimizer(tree, model.network)  # which chooses what is trained
+    checkpoint = checkpoint_size(tree, model, ranks)
     needs.disk |= {
-        "checkpoint": checkpoint_bytes(tree, model.network),
+        "checkpoint": checkpoint,
         "checkpoints_kept": kept_checkpoints(tree),
         "free": shutil.disk_usage(folder).free,
     }
     try:
-        needs.remarks += check_space(tree, model.network, folder)
+        needs.remarks += check_space(tree, checkpoint, folder)
     except UserError as error:
         needs.problems.append(str(error))
-    memory = Memory.of(tree, model.network, degrees)
+    states = state_bytes(table_of(model), tree, degrees)
     needs.machine = {
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "needed": sum(memory.parts.values()),
+        "needed": states.total,
         "free": free_memory(world.device),
     }
-    lack = memory.lack(world, min(ranks, local_size()))
+    lack = lack_of_memory(states, world, min(ranks, local_size()))
     if lack is not None:  # outside a launch, this may be another machine than the one that trains
         told = needs.problems if "WORLD_SIZE" in os.environ else needs.remarks
         told.append(f"on this machine the run does not fit into memory: {lack}")

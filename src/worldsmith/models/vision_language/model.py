@@ -77,8 +77,8 @@ class VisionLanguageModel(Model):
             return linear_layers(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
-            tables = [name for name in names if name.endswith("embed_tokens.weight")]
-            return frozen_names(names, {} if HEAD in names else dict.fromkeys(tables, [HEAD]), self.policy.freeze)
+            shared = {name: [HEAD] for name in names if name.endswith("embed_tokens.weight") and HEAD not in names}
+            return frozen_names(names, shared, self.policy.freeze)
 
         def adaptable_layers(self) -> None:
             """Known only from config.json, when the network is made."""

@@ -11,7 +11,9 @@ from toy_family import ToyModel
 
 from worldsmith.config import ConfigError
 from worldsmith.config.tree.references import resolve
-from worldsmith.training.preflight import Memory, build_optimizer
+from worldsmith.models.weight_table import table_of, weight_table
+from worldsmith.training.preflight import build_optimizer
+from worldsmith.training.state_bytes import state_bytes
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,13 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
 
 def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
     """Two layers of 4 × 4 weights: 8 bytes and a scale for each; biases and adapters in float32."""
-    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("compressed_tensors")
     from worldsmith.config.tree.degrees import Degrees
 
     config = qlora_config(Path("nowhere"))
-    network = config.model.config.build(device="meta").network
-    build_optimizer(config, network)
-    assert Memory.of(config, network, Degrees(replicate=1, shard=1)).parts["weights"] == (
-        2 * (16 + 2 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
-    )
+    model = config.model.config.build(device="meta")
+    build_optimizer(config, model.network)
+    table = weight_table(config.model.config)
+    assert table == table_of(model)
+    taken = state_bytes(table, config, Degrees(replicate=1, shard=1)).parameters
+    assert taken == 2 * (16 + 2 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
