@@ -10,13 +10,10 @@ import state_ranks
 from launch import launch
 
 FEW = {3: ["wan.masters.trained"]}
+OTHERS = ("plain", "adapters.trained", "every_pack")
 MANY = {
     2: [f"{family}.{variant}" for family in state_ranks.FAMILIES for variant in ("plain", "bfloat16", "adapters32")],
-    3: [
-        f"{family}.{variant}"
-        for family in state_ranks.FAMILIES
-        for variant in ("plain", "adapters.trained", "every_pack")
-    ],
+    3: [f"{family}.{variant}" for family in state_ranks.FAMILIES for variant in OTHERS],
     4: [f"{family}.replicated" for family in state_ranks.FAMILIES],
 }
 

@@ -28,7 +28,7 @@ from worldsmith.checkpoint.dcp.reader import read_entries
 from worldsmith.config.sections import ParallelismConfig
 from worldsmith.distributed.world import stop_world
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weight_table import weight_table
+from worldsmith.models.weights.table import weight_table
 from worldsmith.training import step as steps
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes

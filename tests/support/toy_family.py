@@ -26,8 +26,8 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.shapes import Shapes, repeated
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.weights.shapes import Shapes, repeated
 from worldsmith.objectives.objective import LossSum, Objective
 from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import Task

@@ -20,7 +20,7 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.record_lock import in_use
 from worldsmith.files.writable import nearest_folder
-from worldsmith.models.weight_table import table_of
+from worldsmith.models.weights.table import table_of
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
@@ -112,8 +112,7 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
-    needed = checkpoint_size(config, model, world_size)
-    yield checkpoint_line(config, needed, place)
+    yield checkpoint_line(config, checkpoint_size(config, model, world_size), place)
     states = state_bytes(table_of(model), config, degrees)
     yield f"memory       {describe_states(states)}, before activations"
     lack = lack_of_memory(states, World(device=present_device()), min(world_size, local_size()))
@@ -121,7 +120,7 @@ def plan_run(
         yield f"note         here the run would not start: {lack}"
     too_small = None
     try:
-        yield from (f"note         {remark}" for remark in check_space(config, needed, place))
+        yield from (f"note         {remark}" for remark in check_space(config, model, world_size, place))
     except UserError as error:
         too_small = error
     state, may_change = checkpoint, resume_changed

@@ -17,7 +17,7 @@ from worldsmith.models.converters.converter import Conversion, Converter, conver
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.lora import inject_adapters, match_targets, read_targets
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.shapes import Shapes, matrices
+from worldsmith.models.weights.shapes import Shapes, matrices
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weig
 from worldsmith.config.errors import UserError, wrong
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
-from worldsmith.models.weight_table import table_of
+from worldsmith.models.weights.table import table_of
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.gradients.loss_scale import LossScaler
@@ -180,12 +180,10 @@ def require_memory(config: Trainer.Config, world: World) -> None:
         raise UserError(f"the run does not fit into memory: {lack}")
 
 
-def check_space(config: Trainer.Config, needed: int, folder: Path) -> list[str]:
-    """Remarks on whether the run's checkpoints, of `needed` bytes each, fit on the disk of `folder`.
-
-    Raises UserError when not even one does.
-    """
-    free, kept = shutil.disk_usage(folder).free, kept_checkpoints(config)
+def check_space(config: Trainer.Config, model: Model, processes: int, folder: Path) -> list[str]:
+    """Remarks on whether the run's checkpoints fit on the disk of `folder`. Raises UserError when not even one does."""
+    needed, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
             f"a checkpoint of this run takes {size(needed)}, and the disk of {folder} has {size(free)} free. "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weight_table import counts, table_of
+from worldsmith.models.weights.table import counts, table_of
 from worldsmith.monitor.terminal_view import short_number
 from worldsmith.training.preflight import start_of
 

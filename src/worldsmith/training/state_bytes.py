@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsmith.config.tree.degrees import Degrees
-from worldsmith.models.weight_table import Weight
+from worldsmith.models.weights.table import Weight
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
@@ -60,7 +60,7 @@ class StateBytes:
 
 
 def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, rank: int = 0) -> StateBytes:
-    """Of one process; the first has the most. `table`: see `models.weight_table`."""
+    """Of one process; the first has the most. `table`: see `models.weights.table`."""
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
     shares, place = degrees.weights, rank % degrees.weights

@@ -33,7 +33,7 @@ from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world, prepare_process
-from worldsmith.training.preflight import check_space, check_tree, checkpoint_size, require_memory, schedule_remarks
+from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
 from worldsmith.training.run_folder import (
     Launch,
     require_same_run,
@@ -291,9 +291,7 @@ class Trainer(Configurable):
             logger.warning("changed since the run was started: %s", line)
         prepare_process(config.trainer, self.world)
         self._build()
-        for remark in check_space(
-            config, checkpoint_size(config, self.model, self.world.size), self.checkpointer.folder
-        ):
+        for remark in check_space(config, self.model, self.world.size, self.checkpointer.folder):
             self._warn("%s", remark)
         for remark in self._validation_remarks():
             self._warn("%s", remark)

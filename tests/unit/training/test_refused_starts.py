@@ -10,7 +10,7 @@ from tiny_runs import make_world, tiny_config
 
 from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
-from worldsmith.models.weight_table import weight_table
+from worldsmith.models.weights.table import weight_table
 from worldsmith.training import preflight
 from worldsmith.training.state_bytes import state_bytes
 from worldsmith.training.trainer import Trainer

@@ -288,7 +288,7 @@ def test_space_is_checked_before_the_first_step(world: Path, tmp_path: Path, mon
     assert predicted == pytest.approx(written, rel=0.2)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3 * predicted))
-    assert "8 checkpoints of" in check_space(config, predicted, tmp_path)[0]
+    assert "8 checkpoints of" in check_space(config, trainer.model, 1, tmp_path)[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=predicted - 1))
     with pytest.raises(UserError, match=r"a checkpoint of this run takes .* Make room"):
         Trainer(config, run_folder=tmp_path / "other")

@@ -20,7 +20,7 @@ from worldsmith.distributed.world import World, device_remarks, local_size, pres
 from worldsmith.files.writable import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
-from worldsmith.models.weight_table import table_of
+from worldsmith.models.weights.table import table_of
 from worldsmith.training.file_checks import check_files
 from worldsmith.training.preflight import (
     build_optimizer,
@@ -147,14 +147,13 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
     folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
     build_optimizer(tree, model.network)  # which chooses what is trained
-    checkpoint = checkpoint_size(tree, model, ranks)
     needs.disk |= {
-        "checkpoint": checkpoint,
+        "checkpoint": checkpoint_size(tree, model, ranks),
         "checkpoints_kept": kept_checkpoints(tree),
         "free": shutil.disk_usage(folder).free,
     }
     try:
-        needs.remarks += check_space(tree, checkpoint, folder)
+        needs.remarks += check_space(tree, model, ranks, folder)
     except UserError as error:
         needs.problems.append(str(error))
     states = state_bytes(table_of(model), tree, degrees)

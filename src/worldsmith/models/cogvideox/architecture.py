@@ -7,7 +7,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Share
-from worldsmith.models.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 
 class NetworkConfig(Config):

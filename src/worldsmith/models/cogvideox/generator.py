@@ -12,9 +12,9 @@ from worldsmith.models.cogvideox.image_input import ImageConfig
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

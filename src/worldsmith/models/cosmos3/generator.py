@@ -25,9 +25,9 @@ from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import SHORT_NAMES
-from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     import torch

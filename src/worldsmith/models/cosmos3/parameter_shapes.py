@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.shapes import Shapes, linear, matrices, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeated
 
 TIMESTEP_CHANNELS = 256
 """Channels of the sinusoid that the timestep embedder reads."""

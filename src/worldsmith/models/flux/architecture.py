@@ -7,7 +7,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Range
-from worldsmith.models.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 PACKED = 4
 """Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""

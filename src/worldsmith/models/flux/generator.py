@@ -13,9 +13,9 @@ from worldsmith.models.flux.defaults import FluxDefaults
 from worldsmith.models.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.pipeline.model import PipelineModel
-from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

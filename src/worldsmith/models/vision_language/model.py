@@ -13,11 +13,11 @@ from worldsmith.config import wrong
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
-from worldsmith.models.shapes import Shapes
 from worldsmith.models.vision_language.freezing import frozen_names
 from worldsmith.models.vision_language.parameter_shapes import HEAD, linear_layers, parameter_shapes
 from worldsmith.models.vision_language.policy import FILES, PolicyConfig
 from worldsmith.models.vision_language.published import find_config
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     import torch

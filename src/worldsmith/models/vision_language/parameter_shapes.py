@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worldsmith.models.shapes import Shapes, linear, matrices, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeated
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_vl")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")

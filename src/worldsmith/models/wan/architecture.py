@@ -8,7 +8,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
-from worldsmith.models.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 MASK = 4
 """Channels that say of each frame of a latent frame whether it is given."""

@@ -13,13 +13,13 @@ from worldsmith.config.declare.ranges import Range
 from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
-from worldsmith.models.shapes import Shapes
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
 from worldsmith.models.wan.architecture import MASK, NetworkConfig
 from worldsmith.models.wan.defaults import WanDefaults
 from worldsmith.models.wan.image_encoder import WanImageEncoder
+from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
