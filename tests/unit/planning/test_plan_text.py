@@ -58,7 +58,13 @@ SHAPE: dict[str, Any] = {
     "degrees": {"replicate": int, "shard": int, "context": int},
     "gpu": dict,
     "data": str,
-    "quick": {"parameters": int, "trained": int, "states": dict, "checkpoint_bytes": int},
+    "quick": {
+        **{
+            name: int
+            for name in ("parameters", "trained", "checkpoint_bytes", "checkpoint_tensors", "kept_checkpoints")
+        },
+        "states": dict,
+    },
     "memory": {
         "verdict": str,
         "gpu_bytes": int,
