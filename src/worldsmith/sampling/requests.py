@@ -12,6 +12,7 @@ import torch
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import Beginning, SampleLayout, VideoSampler
 from worldsmith.sampling.texts import conditional_text, unconditional_text
 
@@ -127,7 +128,8 @@ def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
     if condition is not None:
         grid = LatentGrid(*sampler.model.latent_grid)
         frames = grid.pixel_frames(request.condition_frames) if request.condition_frames else request.num_frames
-        condition = fit(condition[:, :frames], request.height, request.width)
+        with real_values():
+            condition = fit(condition[:, :frames], request.height, request.width)
     return sampler.begin(known.conditional, known.unconditional, seed=request.seed, condition=condition)
 
 

@@ -154,6 +154,18 @@ class ClipTask(Task):
     def stand_in(self, sample: VideoSample, *, encoded: bool = True) -> VideoSample:
         return with_contents(sample, kind=self.first_frames, channels=self.encoded_channels, encoded=encoded)
 
+    def assume_cached(self) -> None:
+        for part in filter(None, (vars(self.model).get(name) for name in FROZEN)):
+            part.release()
+
+    def encoder_size(self, sample: VideoSample) -> tuple[int, ...]:
+        return (sample.num_frames, *sample.size)
+
+    def encoder_tensors(self) -> Iterator[Tensor]:
+        parts = (vars(self.model).get(name) for name in (*FROZEN, "image_encoder"))
+        for module in (module for part in parts if part is not None for module in part.modules):
+            yield from (*module.parameters(), *module.buffers())
+
     def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
         pixels = 3 * sample.num_frames * math.prod(sample.size)
         return pixels, self.cell_bytes * sum(math.prod(part.latent_shape) for part in self._cached(sample))

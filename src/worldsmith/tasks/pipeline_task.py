@@ -87,7 +87,11 @@ class PipelineTask(ClipTask):
         """Where what is kept are moments, the VAE is made once, for its settings, and has no weights afterwards."""
         self.text_cache = AssumedTexts(self.model.text_shape, self.model.config.text_encoder.precision)
         if self.model.config.tokenizer.keeps_moments:
-            self.model.vae.release()
+            self.model.vae  # noqa: B018
+        super().assume_cached()
+
+    def forget_cached(self) -> None:
+        self.text_cache = None
 
     def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
         memory, disk = super().sample_bytes(sample)

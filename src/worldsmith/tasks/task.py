@@ -139,6 +139,17 @@ class Task(ABC):
     def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
         """From here on all that a cache keeps is taken to be there; no file is read, and encoders are released."""
 
+    def forget_cached(self) -> None:  # noqa: B027 (nothing by default)
+        """Takes back `assume_cached`."""
+
+    def encoder_size(self, sample: Any) -> Any:
+        """Equal for samples that are as much work to encode."""
+        return sample.position
+
+    def encoder_tensors(self) -> Iterable[Any]:
+        """Weights of the encoders that are loaded now."""
+        return ()
+
     def sample_bytes(self, sample: Any) -> tuple[int, int]:
         """Bytes of main memory that a sample takes as its loader gives it, and of disk that a cache keeps of it."""
         return 0, 0

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from worldsmith.models.cogvideox.generator import CogVideoXGenerator
 from worldsmith.models.pipeline.sampler import SchedulerSampler, SchedulerSolver
+from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, SampleLayout
 
 
 class CogVideoXSampler(SchedulerSampler):
     model: CogVideoXGenerator
 
+    @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         scheduler = self.model.defaults.make_scheduler(self.sampling.scheduler or self.model.defaults.scheduler)
         scheduler.set_timesteps(self.sampling.steps)

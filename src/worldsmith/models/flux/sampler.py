@@ -11,6 +11,7 @@ import numpy as np
 from worldsmith.models.flux.architecture import PACKED
 from worldsmith.models.flux.generator import FluxGenerator
 from worldsmith.models.pipeline.sampler import SchedulerSampler
+from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, Sampling
 
 
@@ -22,6 +23,7 @@ class FluxSampler(SchedulerSampler):
             raise ValueError(f"guidance: expected 1, found {sampling.guidance:g}; this network has no input for it")
         super().__init__(model, sampling)
 
+    @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         defaults, steps = self.model.defaults, self.sampling.steps
         scheduler = defaults.make_scheduler(self.sampling.shift)

@@ -83,6 +83,10 @@ class FluxTextEncoder(T5TextEncoder):
     def parts(self) -> dict[str, Any]:
         return dict(zip((*CLIP, *T5), (self.clip, self.clip_tokenizer, self.encoder, self.tokenizer), strict=True))
 
+    @property
+    def modules(self) -> list[Any]:
+        return [*super().modules, *([] if self.clip is None else [self.clip])]
+
     def load(self, device: str | torch.device) -> None:
         super().load(device)
         self.clip = load_encoder(self.clip_folder, self.config.precision, device)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class SchedulerSolver:
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise [C, t, h, w], as the pipeline draws it."""
-        return torch.randn((1, *shape), generator=self.draws)[0]
+        with real_values():
+            return torch.randn((1, *shape), generator=self.draws)[0]
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
         timestep = self.timesteps[self.index]

@@ -106,6 +106,11 @@ class T5TextEncoder(Configurable):
         """The loaded encoder and its tokenizer, by their names in a pipeline."""
         return {ENCODER: self.encoder, TOKENIZER: self.tokenizer}
 
+    @property
+    def modules(self) -> list[Any]:
+        """What is loaded."""
+        return [] if self.encoder is None else [self.encoder]
+
     def load(self, device: str | torch.device) -> None:
         """Reads the encoder's weights onto a device."""
         self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)

@@ -47,6 +47,11 @@ class FrozenVAE(Configurable):
         return self.load().eval().requires_grad_(False)
 
     @property
+    def modules(self) -> list[Any]:
+        """What is loaded."""
+        return [self.model] if "model" in vars(self) else []
+
+    @property
     def library_model(self) -> Any:
         """The VAE of diffusers as a pipeline has it."""
         return self.model

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model import NetworkParts
+from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
 from worldsmith.models.vision_language.forward import loss_of
@@ -73,6 +74,8 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
             if name not in module._non_persistent_buffers_set:
                 delattr(module, name)
                 module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+    if visual:  # what it answers follows from the values of tokens and grids
+        network.model.get_rope_index = with_real_values(network.model.get_rope_index)
     network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
     return network
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
-from functools import cached_property
+from dataclasses import asdict, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from worldsmith.config.declare.ranges import Range
 from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
+from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
@@ -143,6 +144,9 @@ class WanGenerator(PipelineModel):
     @cached_property
     def other_expert(self) -> Any:
         """The network for the other noise levels, frozen. Raises FileNotFoundError where it is not found."""
+        if in_simulation():
+            make = partial(self.library_class(), **asdict(self.config.network))
+            return without_values(make, self.dtype, self.device).eval().requires_grad_(False)
         network = self.library_class().from_pretrained(
             str(self.other_folder), torch_dtype=self.dtype, local_files_only=True
         )

@@ -63,6 +63,11 @@ class WanImageEncoder(Configurable):
         model = CLIPVisionModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         return model.to(self.device).eval().requires_grad_(False)
 
+    @property
+    def modules(self) -> list[Any]:
+        """What is loaded."""
+        return [self.model] if "model" in vars(self) else []
+
     @cached_property
     def processor(self) -> Any:
         from transformers import CLIPImageProcessorPil  # the same on every machine, with torchvision or without

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worldsmith.models.pipeline.sampler import SchedulerSampler, SchedulerSolver
+from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, SampleLayout
 from worldsmith.models.wan.generator import TIMESTEPS, WanGenerator, begin_with
 
@@ -16,6 +17,7 @@ from worldsmith.models.wan.generator import TIMESTEPS, WanGenerator, begin_with
 class WanSampler(SchedulerSampler):
     model: WanGenerator
 
+    @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
         scheduler = self.model.defaults.make_scheduler(self.sampling.shift)
         scheduler.set_timesteps(self.sampling.steps)

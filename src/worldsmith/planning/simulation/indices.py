@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from worldsmith.models.real_values import real_values
 
 KINDS = {torch.int64, torch.int32, torch.bool}
+LONGEST_TABLE = 4096
 aten = torch.ops.aten
 BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operations that take masks as indices."""
@@ -23,7 +24,9 @@ def is_index_work(args: Any, kwargs: Any) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.dtype in KINDS and tensor.device.type != "meta"
+    """Whether it is such a tensor, or a table of one dimension, as schedules are."""
+    is_table = tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE
+    return type(tensor) is Tensor and (tensor.dtype in KINDS or is_table) and tensor.device.type != "meta"
 
 
 def with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ COMMUNICATED = "communication"
 """Kind of buffers that collectives read or write."""
 GATHERED = "gathered"
 """Kind of whole weights that FSDP gathers."""
+PASSES = ("forward", "encoding", "validation", "sampling")
 LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -117,6 +118,11 @@ class MemoryTracker(TorchDispatchMode):
         self._enter_phase(self._phase)
 
     @property
+    def now(self) -> str:
+        """The phase that goes on."""
+        return self._phase
+
+    @property
     def total(self) -> int:
         """Bytes that are alive now."""
         return sum(self.held[number].size for number, _ in self._numbers.values())
@@ -186,7 +192,7 @@ class MemoryTracker(TorchDispatchMode):
             return result  # of a mode that works out shapes
         again = self._phase == "backward" and torch.is_grad_enabled()
         before = [self._number(tensor, "inputs") for tensor in given]
-        kind = "activations" if again or self._phase == "forward" else "other"
+        kind = "activations" if again or self._phase in PASSES else "other"
         after = [self._number(tensor, kind) for tensor in made]
         if self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else ""):
             for number in (*before, *after):

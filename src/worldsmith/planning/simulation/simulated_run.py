@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from worldsmith.distributed.world import World
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.planning.simulation.fake_world import fake_world, without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.other_phases import other_phases
 from worldsmith.planning.work import StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -63,7 +64,7 @@ class TrackedRun(Trainer):
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
-            if any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch):
+            if self.finds_all_encoded:
                 self.task.assume_cached()
             place: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
@@ -78,6 +79,11 @@ class TrackedRun(Trainer):
             tracker.within("average", self.state.ema, "update")
         tracker.within("forward", self.task, "loss", before=lambda: tracker.tag_survivors("gradients", "backward"))
         tracker.within("optimizer", self.state.optimizer, "step")
+
+    @property
+    def finds_all_encoded(self) -> bool:
+        """Whether its samples are as a cache gives them."""
+        return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
     def step(self) -> Step:
         """The trainer's step over `batches`."""
@@ -124,11 +130,20 @@ def simulated_run(
         yield run
 
 
-def simulate(config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0) -> StepWork:
-    """What a step over `batches` needs of one rank. The second step is the one that counts: it finds all states."""
+def simulate(
+    config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0, phases: Collection[str] = ()
+) -> StepWork:
+    """What a step over `batches` needs of one rank. The second step is the one that counts: it finds all states.
+
+    `phases`: what else is carried out then, see `other_phases`.
+    """
     start = time.perf_counter()
     with simulated_run(config, batches, ranks=ranks, rank=rank) as run:
-        return measure(run, start=start)
+        work = measure(run, start=start)
+        if not phases:
+            return work
+        others = other_phases(run, phases)
+        return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
 
 
 def measure(run: TrackedRun, *, start: float) -> StepWork:

@@ -1,0 +1,128 @@
+"""What a run does beside its steps, by its own code: encoding clips and captions, validating, and drawing samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.models.real_values import real_values
+from worldsmith.planning.work import PhaseMemory
+from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
+from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
+from worldsmith.training.callbacks.samples.draw_videos import FROM_TEXT, DrawVideos
+from worldsmith.training.validation import evaluating
+
+if TYPE_CHECKING:
+    from worldsmith.planning.simulation.simulated_run import TrackedRun
+
+STEPS, NEW_TOKENS = 1, 2
+"""Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
+
+
+def other_phases(run: TrackedRun, names: Collection[str]) -> list[PhaseMemory]:
+    """The worst moments of these phases, "encoding", "validation" and "sampling", after a step; those that the run does
+    not have are left out."""
+    found = []
+    for name in names:
+        work = PHASES[name](run)
+        if work is not None:
+            run.tracker.restart()
+            with run.tracker.phase(name):
+                work()
+            run.tracker.tag("encoders", run.task.encoder_tensors())
+            found += [phase for phase in run.tracker.phases() if phase.name == name]
+            if run.finds_all_encoded:
+                run.task.assume_cached()
+    return found
+
+
+def encoding(run: TrackedRun) -> Callable[[], None] | None:
+    """A clip of each size of the batch with its caption, one after the other, beside the states of the network."""
+    task = run.task
+    if not task.has_encoder:
+        return None
+
+    def encode() -> None:
+        task.forget_cached()
+        for sample in {task.encoder_size(sample): sample for sample in run.batches[0]}.values():
+            task.encode_ahead(task.stand_in(sample, encoded=False))
+
+    return encode
+
+
+def validation(run: TrackedRun) -> Callable[[], None] | None:
+    """A batch of the size of a step's."""
+    if run.config.dataloader_val is None or not run.config.trainer.run_validation:
+        return None
+
+    def validate() -> None:
+        with evaluated(run):
+            type(run.task).loss(run.task, run.batches[0], seed=0)
+
+    return validate
+
+
+def sampling(run: TrackedRun) -> Callable[[], None] | None:
+    """The first steps of what the run's callback draws."""
+    callbacks = [found for found in run.config.trainer.callbacks.values() if isinstance(found, DrawSamples.Config)]
+    drawn = next((found for found in callbacks if found.enabled), None)
+    if isinstance(drawn, DrawVideos.Config):
+        return lambda: draw_videos(run, drawn)
+    return (lambda: draw_answers(run, drawn)) if isinstance(drawn, DrawAnswers.Config) else None
+
+
+PHASES = {"encoding": encoding, "validation": validation, "sampling": sampling}
+
+
+def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
+    """Latents of as many prompts as the callback draws, of the size of the batch's first clip, and one that is
+    decoded."""
+    from worldsmith.checkpoint.formats.registry import formats_of
+    from worldsmith.sampling.generate import generate_latents
+    from worldsmith.sampling.requests import GenerationRequest
+
+    model: Any = run.model
+    clip = run.batches[0][0]
+    size: dict[str, Any] = {**dict(zip(("height", "width"), clip.size)), "num_frames": clip.num_frames, "fps": clip.fps}
+    defaults = formats_of(run.config.model.name).defaults_of_run(to_dict(run.config))
+    shift = drawn.shift or defaults.shift or (None if "shift" in defaults.refused else 1.0)
+    model.defaults = replace(defaults, **size, shift=shift)
+    given: dict[str, Any] = {}
+    if not FROM_TEXT & set(model.config.modes):
+        with real_values():
+            given = {"condition": torch.zeros((3, 1, *clip.size), dtype=torch.uint8), "condition_frames": 1}
+    count = len(drawn.prompts) or drawn.samples
+    requests = [GenerationRequest(prompt="a clip", seed=place, **size, **given) for place in range(count)]
+    guidance = max(drawn.guidance, key=lambda scale: scale != 1)
+    with evaluated(run, averaged="ema" in drawn.weights):
+        latents = generate_latents(model, requests, steps=min(STEPS, drawn.steps), guidance=guidance)
+        model.decode(latents[0])
+
+
+def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
+    """The beginning of answers to conversations like the batch's."""
+    model: Any = run.model
+    task: Any = run.task
+    sample = run.batches[0][0]
+    with evaluated(run, averaged="ema" in drawn.weights):
+        model.generate(
+            [sample] * min(BATCH, drawn.samples),
+            normalize=lambda patches, kind: task.media.normalize(patches, kind),
+            pad_token=0,
+            max_new_tokens=NEW_TOKENS,
+        )
+
+
+@contextmanager
+def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
+    """The network without gradients, with its averaged weights where there are any: beside them its own are kept."""
+    network, average = run.model.network, run.state.ema
+    swapped = average.swapped(network) if averaged and average is not None else nullcontext()
+    with evaluating(network), torch.no_grad(), swapped:
+        run.tracker.tag_survivors("average", run.tracker.now)
+        yield

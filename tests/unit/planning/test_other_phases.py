@@ -1,0 +1,56 @@
+"""Encoding, validating and drawing samples in a simulation: by the run's own code, and what is held then."""
+
+from dataclasses import replace
+
+import pytest
+from tiny_runs import make_world, tiny_config
+
+from worldsmith.config.tree.references import resolve
+from worldsmith.planning.batches import assumed_batches
+from worldsmith.planning.simulation.other_phases import other_phases
+from worldsmith.planning.simulation.simulated_run import simulate, simulated_run
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
+
+NAMES = ("encoding", "validation", "sampling")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    config = resolve(tiny_config(make_world(tmp_path_factory.mktemp("world"))))
+    config.dataloader_train.latent_cache = "kept"
+    config.dataloader_val, config.trainer.run_validation = config.dataloader_train, True
+    config.trainer.callbacks["draw"] = DrawVideos.Config(enabled=True, guidance=[3.0], samples=1)
+    config.model.config.ema.enabled = True
+    return config
+
+
+@pytest.fixture(scope="module")
+def phases(config):
+    work = simulate(config, assumed_batches(config).batches, ranks=2, phases=NAMES)
+    return {phase.name: phase for phase in work.phases}
+
+
+def test_each_is_measured_beside_the_states_of_the_network(phases):
+    states = ("parameters", "moments")
+    assert phases.keys() >= set(NAMES)
+    for name in NAMES:
+        assert [phases[name].kinds[kind] for kind in states] == [phases["optimizer"].kinds[kind] for kind in states]
+        assert "gradients" not in phases[name].kinds
+
+
+def test_the_vae_is_held_where_it_encodes_and_decodes(config, phases):
+    with simulated_run(config, assumed_batches(config).batches, ranks=2) as run:
+        weights = sum(p.numel() * p.element_size() for p in run.model.vae.model.parameters())
+    assert phases["encoding"].kinds["encoders"] == phases["sampling"].kinds["encoders"] >= weights
+    assert "encoders" not in phases["validation"].kinds
+
+
+def test_under_the_average_the_networks_own_weights_are_kept_beside_it(phases):
+    assert phases["validation"].kinds["average"] == 2 * phases["optimizer"].kinds["average"]
+
+
+def test_what_the_run_does_not_do_is_left_out(config):
+    callbacks = {name: found for name, found in config.trainer.callbacks.items() if name != "draw"}
+    loop = replace(config.trainer, run_validation=False, callbacks=callbacks)
+    with simulated_run(replace(config, trainer=loop), assumed_batches(config).batches, ranks=2) as run:
+        assert other_phases(run, ["validation", "sampling"]) == []
