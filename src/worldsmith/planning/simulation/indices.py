@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from worldsmith.models.real_values import real_values
 
@@ -17,16 +16,11 @@ BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 """Operations that take masks as indices."""
 
 
-def is_index_work(args: Any, kwargs: Any) -> bool:
-    """Whether an operation is given indices and masks with values, and no other tensors."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    return bool(tensors) and all(map(has_values, tensors))
-
-
 def has_values(tensor: Tensor) -> bool:
     """Whether it is such a tensor, or a table of one dimension, as schedules are."""
-    is_table = tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE
-    return type(tensor) is Tensor and (tensor.dtype in KINDS or is_table) and tensor.device.type != "meta"
+    if type(tensor) is not Tensor or tensor.device.type == "meta":
+        return False
+    return tensor.dtype in KINDS or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)
 
 
 def with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,10 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.simulation.indices import BY_INDEX, is_index_work, with_places
+from worldsmith.planning.simulation.indices import BY_INDEX, has_values, with_places
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
@@ -168,11 +167,12 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(kind is DTensor for kind in types):
+        if DTensor in types:
             return NotImplemented  # its own operations on shards come next
-        if self._working_out_shapes.on:
-            return func(*args, **kwargs)  # of whole tensors, in the same fake mode
-        if self.fake_mode is not None and is_index_work(args, kwargs):
+        if self._working_out_shapes.on or func.namespace == "prim":
+            return func(*args, **kwargs)  # of whole tensors, in the same fake mode; or a question
+        given = list(tensors_among((*args, *kwargs.values())))
+        if self.fake_mode is not None and given and all(map(has_values, given)):
             with real_values():
                 return func(*args, **kwargs)
         if self.fake_mode is not None and func in BY_INDEX:
@@ -186,8 +186,7 @@ class MemoryTracker(TorchDispatchMode):
         if self.only_traffic:
             self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else "")
             return result
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = list(tensors_among((result,)))
         if not all(map(self._is_ours, made)):
             return result  # of a mode that works out shapes
         again = self._phase == "backward" and torch.is_grad_enabled()
@@ -206,7 +205,8 @@ class MemoryTracker(TorchDispatchMode):
     def _is_ours(self, tensor: Tensor) -> bool:
         if self.fake_mode is None:
             return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
-        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake_mode and tensor.device.type != "meta"
+        is_ours = isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake_mode
+        return is_ours and tensor.fake_device.type != "meta"  # type: ignore[attr-defined]
 
     def _number(self, tensor: Tensor, kind: str) -> int:
         """That of the tensor's storage, which is noted when it is seen for the first time."""
@@ -263,6 +263,17 @@ class MemoryTracker(TorchDispatchMode):
 
     def _kind(self, number: int) -> str:
         return self.tags.get(number) or self.held[number].kind
+
+
+def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors in a nest of lists, tuples and tables."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_among(value)
+        elif isinstance(value, dict):
+            yield from tensors_among(value.values())
 
 
 class Flag:

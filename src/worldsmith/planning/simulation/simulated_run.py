@@ -85,6 +85,14 @@ class TrackedRun(Trainer):
         """Whether its samples are as a cache gives them."""
         return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
+    def prime(self) -> None:
+        """A step of the optimizer on gradients of zero, which makes its states: what comes next is a steady step."""
+        for parameter in self.state.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        self._tag_moments()
+
     def step(self) -> Step:
         """The trainer's step over `batches`."""
         with self.tracker.phase("backward"):  # what is no forward pass and no update
@@ -94,9 +102,10 @@ class TrackedRun(Trainer):
         if point == "on_before_optimizer_step":
             self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
         super()._call(point, *arguments)
-        if point == "on_training_step_end":
-            states = [value for state in self.state.optimizer.state.values() for value in state.values()]
-            self.tracker.tag("moments", filter(torch.is_tensor, states))
+
+    def _tag_moments(self) -> None:
+        states = [value for state in self.state.optimizer.state.values() for value in state.values()]
+        self.tracker.tag("moments", filter(torch.is_tensor, states))
 
 
 @contextmanager
@@ -133,7 +142,7 @@ def simulated_run(
 def simulate(
     config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0, phases: Collection[str] = ()
 ) -> StepWork:
-    """What a step over `batches` needs of one rank. The second step is the one that counts: it finds all states.
+    """What a step over `batches` needs of one rank. The optimizer has its states by then.
 
     `phases`: what else is carried out then, see `other_phases`.
     """
@@ -147,10 +156,10 @@ def simulate(
 
 
 def measure(run: TrackedRun, *, start: float) -> StepWork:
-    """Two steps, of which the second counts."""
+    """A steady step."""
     tracker = run.tracker
     building = [phase for phase in tracker.phases() if phase.name == "building"]
-    run.step()
+    run.prime()
     tracker.restart()
     step = run.step()
     operations = tracker.operations
