@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.monitor.terminal_view import short_number
+from worldsmith.monitor.short_text import short_number
 from worldsmith.planning.seconds import Range, StepSeconds, leaves
 
 if TYPE_CHECKING:

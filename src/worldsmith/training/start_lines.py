@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import counts, table_of
-from worldsmith.monitor.terminal_view import short_number
+from worldsmith.monitor.short_text import short_number
 from worldsmith.training.preflight import start_of
 
 if TYPE_CHECKING:

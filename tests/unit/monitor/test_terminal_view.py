@@ -13,7 +13,8 @@ import time
 import pytest
 from rich.console import Console
 
-from worldsmith.monitor.terminal_view import TerminalView, duration, short_number
+from worldsmith.monitor.short_text import duration, short_number
+from worldsmith.monitor.terminal_view import TerminalView
 from worldsmith.monitor.throughput import Throughput
 
 

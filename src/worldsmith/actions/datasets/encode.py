@@ -14,7 +14,7 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
 from worldsmith.files.writable import require_writable
-from worldsmith.monitor.terminal_view import duration
+from worldsmith.monitor.short_text import duration
 from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
