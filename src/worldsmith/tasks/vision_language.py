@@ -17,6 +17,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.report.flag import Flag
+from worldsmith.models.real_values import real_values
 from worldsmith.models.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.objectives.next_token import NextToken
@@ -84,6 +85,17 @@ class VisionLanguageTask(Task):
         """Without packs each sample is a row as long as the longest."""
         lengths = [sample.num_tokens for sample in batch]
         return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
+
+    def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
+        """Without padding; None for a model type whose layers are not known here."""
+        from worldsmith.models.vision_language.step_flops import step_flops
+
+        grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
+        with real_values():
+            frames = [rows * columns for grid in grids for t, rows, columns in grid.tolist() for _ in range(t)]
+            supervised = sum(sample.num_supervised for sample in batch)
+        found = step_flops(self.model.network, [sample.num_tokens for sample in batch], frames, supervised)
+        return None if found is None else found.total
 
     @cached_property
     def media(self) -> MediaProcessor:

@@ -11,6 +11,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 """PyTorch's counter knows the kernels of a GPU alone."""
+EXPERTS = "_grouped_mm"
+"""The product of a mixture of experts, which the counter does not know."""
 EMPTY = re.compile(r"^(new_)?empty|^lift")
 """Operations that give memory, or a tensor another name, and touch nothing."""
 
@@ -57,6 +59,8 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=result))
     name = packet.__name__
+    if func.namespace == "aten" and name == EXPERTS:  # rows of each expert, or their sum for its weight's gradient
+        return 2 * args[0].numel() * int(args[1].shape[-1])
     if func.namespace == "aten" and name == ATTENTION:
         return int(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
     if func.namespace == "aten" and name == f"{ATTENTION}_backward":
