@@ -23,6 +23,7 @@ def assumptions(
     data: PlannedBatches,
     *,
     timed: bool,
+    encoders: bool = False,
     open_variables: Sequence[str] = (),
     parts: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -35,6 +36,8 @@ def assumptions(
     if data.cache_bytes and data.num_samples is None:
         size = f"{data.cache_bytes / 2**20:.2g} MiB"
         found["latent cache"] = f"{size} for each sample, not counted: how many samples there are is not known"
+    if encoders:
+        found["encoders"] = "on the GPU beside a step, as they are until steps find everything in the latent cache"
     if open_variables:
         found["not set"] = f"{', '.join(open_variables)}: what they name was not looked at"
     if parts:

@@ -23,6 +23,8 @@ class MemoryVerdict:
     peak: int
     """Of tensors."""
     ranks: int
+    encoders: int = 0
+    """Of tensors that are beside the peak while the latent cache is filled."""
 
     @property
     def context(self) -> int:
@@ -34,12 +36,12 @@ class MemoryVerdict:
 
     @property
     def fragmentation(self) -> int:
-        return int(FRAGMENTATION * self.peak)
+        return int(FRAGMENTATION * (self.peak + self.encoders))
 
     @property
     def needed(self) -> int:
         """Peak and margins."""
-        return self.peak + self.context + self.communication + self.fragmentation
+        return self.peak + self.encoders + self.context + self.communication + self.fragmentation
 
     @property
     def spare(self) -> int:
@@ -59,7 +61,7 @@ class MemoryVerdict:
         return [gpu.name for gpu in holding(self.needed)]
 
     def to_json(self) -> dict[str, Any]:
-        parts = ("peak", "context", "communication", "fragmentation", "needed", "spare")
+        parts = ("peak", "encoders", "context", "communication", "fragmentation", "needed", "spare")
         return {
             "verdict": self.word,
             "gpu_bytes": self.gpu.memory,

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
+BESIDE = ("encoding", "validation", "sampling")
+"""Phases that are no part of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a run needs of each GPU, of its machines and of time."""
@@ -91,7 +95,7 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
     quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)
-        work = simulate(stated.config, data.batches, ranks=ranks)
+        work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
     checkpoint, untimed = quick.checkpoint_bytes, why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
     staged = staged_bytes(checkpoint, degrees)
@@ -102,9 +106,9 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
         config, degrees, per_machine=gpu.per_machine, checkpoint_bytes=checkpoint, sample_bytes=data.sample_bytes
     )
     cached = data.cache_bytes * (data.num_samples or 0)
-    found = assumptions(
-        config, gpu, ranks, data, timed=not untimed, open_variables=open_variables, parts=stated.assumptions
-    )
+    memory = MemoryVerdict(gpu, work.worst.peak, ranks, encoders_beside(work))
+    said = {"open_variables": open_variables, "parts": stated.assumptions}
+    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=memory.encoders > 0, **said)
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -113,7 +117,7 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
         quick=quick,
         work=work,
         data=data.described,
-        memory=MemoryVerdict(gpu, work.worst.peak, ranks),
+        memory=memory,
         host=host,
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=cached),
         step=step,
@@ -130,3 +134,12 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     if config.model.config.precision == "float32":
         return "the run computes in float32, and rates are those of 16 bits"
     return ""
+
+
+def encoders_beside(work: StepWork) -> int:
+    """Bytes of the encoders that are beside the worst moment of a run whose steps find all in a cache.
+
+    They stay on the device until so many steps have found all that they are put away.
+    """
+    encoding = [phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding"]
+    return max(0, max(encoding, default=0) - work.worst.kinds.get("encoders", 0))

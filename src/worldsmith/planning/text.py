@@ -81,7 +81,12 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     if memory.word == "tight":
         room = "no room for pieces that the allocator cannot use"
     yield from line("memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {room}")
-    parts = {"tensors": memory.peak, "pieces": memory.fragmentation, "context": memory.context}
+    parts = {
+        "tensors": memory.peak,
+        "encoders": memory.encoders,
+        "pieces": memory.fragmentation,
+        "context": memory.context,
+    }
     parts |= {"collectives": memory.communication}
     yield from line("", parts_of(parts))
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])

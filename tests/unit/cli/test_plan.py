@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,12 @@ def test_mistakes(words: list[str], problem: str, capsys: pytest.CaptureFixture[
     out, err, code = said(capsys, *words, "--quick")
     assert (out, code) == ("", 2)
     assert problem in err
+
+
+def test_the_quick_answer_comes_without_torch() -> None:
+    code = (
+        "import sys; from worldsmith.cli.main import main; assert main(['plan', 'vision_sft_nano', '--quick']) == 0; "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
