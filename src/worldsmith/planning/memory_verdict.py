@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from worldsmith.distributed.gpus import GIB, Gpu, holding
+from worldsmith.planning.work import PhaseMemory, StepWork
 
 CONTEXT = int(0.8 * GIB)
 """Assumed: what the driver, the kernels and the workspaces of matrix products take in a process."""
@@ -68,3 +69,17 @@ class MemoryVerdict:
             **{f"{name}_bytes": getattr(self, name) for name in parts},
             "held_by": self.holders,
         }
+
+
+def worst_moment(work: StepWork) -> tuple[PhaseMemory, int]:
+    """The phase that needs most, and bytes of encoders beside it.
+
+    Where steps find all in a cache, encoders stay on the device until so many have that they are put away.
+    """
+    encoders = max((phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding"), default=0)
+
+    def beside(phase: PhaseMemory) -> int:
+        return max(0, encoders - phase.kinds.get("encoders", 0))
+
+    worst = max(work.phases, key=lambda phase: phase.peak + beside(phase))
+    return worst, beside(worst)

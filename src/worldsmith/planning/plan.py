@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.memory_verdict import MemoryVerdict
+from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
 from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.planning.run_time import RunTime, run_time
 from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
@@ -106,9 +106,10 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
         config, degrees, per_machine=gpu.per_machine, checkpoint_bytes=checkpoint, sample_bytes=data.sample_bytes
     )
     cached = data.cache_bytes * (data.num_samples or 0)
-    memory = MemoryVerdict(gpu, work.worst.peak, ranks, encoders_beside(work))
+    worst, encoders = worst_moment(work)
+    memory = MemoryVerdict(gpu, worst.peak, ranks, encoders)
     said = {"open_variables": open_variables, "parts": stated.assumptions}
-    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=memory.encoders > 0, **said)
+    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=encoders > 0, **said)
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -134,12 +135,3 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     if config.model.config.precision == "float32":
         return "the run computes in float32, and rates are those of 16 bits"
     return ""
-
-
-def encoders_beside(work: StepWork) -> int:
-    """Bytes of the encoders that are beside the worst moment of a run whose steps find all in a cache.
-
-    They stay on the device until so many steps have found all that they are put away.
-    """
-    encoding = [phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding"]
-    return max(0, max(encoding, default=0) - work.worst.kinds.get("encoders", 0))

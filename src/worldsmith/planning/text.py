@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import short_number
+from worldsmith.planning.memory_verdict import worst_moment
 from worldsmith.planning.seconds import Range, StepSeconds, leaves
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
-    memory, worst = plan.memory, plan.work.worst
+    memory, worst = plan.memory, worst_moment(plan.work)[0]
     room = f"{size(memory.spare)} to spare" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
         room = "no room for pieces that the allocator cannot use"
@@ -103,7 +104,7 @@ def makers(phase: PhaseMemory) -> Counter[str]:
     found = Counter[str]()
     for name, count in phase.modules:
         head, star, _ = name.partition(".*")
-        found[head + star or "the network itself"] += count
+        found[head + star or "the rest"] += count
     return found
 
 
