@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
     formats = model.formats
+    library = cache(lambda: formats.library_network(model.merged_spec.config))
     for name, export in formats.exports().items():
         try:
             export.check(model)
@@ -118,7 +120,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
         try:
             with without_memory():
                 tensors = export.tensors(model, ExportOptions())
-            wanted = wanted_by(export, formats, model, tensors)
+            wanted = wanted_by(export, formats, model, tensors, library)
         except Exception as error:  # whatever it is, the export would end by it
             done.findings.append(Finding(PART, f"{name}: {error}"))
             continue
@@ -139,13 +141,16 @@ class Wanted:
 
 
 def wanted_by(
-    export: Export, formats: FamilyFormats, model: StoredModel, tensors: Mapping[str, Tensor]
+    export: Export,
+    formats: FamilyFormats,
+    model: StoredModel,
+    tensors: Mapping[str, Tensor],
+    library: Callable[[], nn.Module | None],
 ) -> Wanted | None:
     """What the library looks for in such files; None where no other library reads them."""
     if export.has_weights and not export.of_library:
         return None
-    config = model.merged_spec.config
-    network = formats.library_network(config)
+    network = library()
     if network is None:
         return None
     whose = type(network).__name__
@@ -155,7 +160,7 @@ def wanted_by(
     owners: dict[int, str] = {}
     parameters = network.named_parameters(remove_duplicate=False)
     twins = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
-    return Wanted(whose, formats.library_shapes(config), buffers | twins)
+    return Wanted(whose, formats.library_shapes(model.merged_spec.config), buffers | twins)
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:

@@ -22,9 +22,11 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.rehearsal.record import RankRecord, Weight
 from worldsmith.planning.rehearsal.weights import listed
+from worldsmith.planning.simulation.fake_world import without_memory
 from worldsmith.planning.simulation.simulated_run import TrackedRun, simulated_run
 
 if TYPE_CHECKING:
+    from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
 
 PACKS = 2
@@ -34,42 +36,61 @@ FILLS = (0.06, 0.03, 0.09)
 STEP_DONE = 1
 
 
-@contextmanager
-def rank_of(config: Trainer.Config, rank: int, ranks: int, folder: Path) -> Iterator[TrackedRun]:
-    """The built run of one rank. `folder` is that of the run, in which nothing but layouts of checkpoints is."""
-    batches: list[Any] = []
-    with simulated_run(config, batches, ranks=ranks, rank=rank, only_traffic=True) as run:
-        run.tracker.name_modules(run.model.network, each=True)
-        batches += make_batches(run)
-        state: Any = run.state
-        state.run_folder, state.loader = folder, NoLoader(run.world.data_size)
-        state.checkpointer = LayoutKeeper(run.world, folder / "checkpoints")
-        # The frozen weights of a checkpoint that lacks them: the bits are compared, of which there are none here.
-        state._frozen, state._start_weights = dict, lambda **_: None
-        yield run
+class Cast:
+    """What the ranks of a rehearsal share: a mode without memory, and the frozen parts that the first of them made."""
+
+    def __init__(self, config: Trainer.Config, folder: Path) -> None:
+        """`folder` is that of the run, in which nothing but layouts of checkpoints is."""
+        count = min(config.trainer.grad_accum_iter, PACKS)
+        self.config = replace(config, trainer=replace(config.trainer, grad_accum_iter=count))
+        self.folder, self.mode = folder, without_memory()
+        self.frozen: dict[str, Any] = {}
+
+    @contextmanager
+    def rank(self, rank: int, ranks: int, batches: Sequence[Any] = ()) -> Iterator[TrackedRun]:
+        """The built run of one rank."""
+        with simulated_run(self.config, batches, ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
+            run.tracker.name_modules(run.model.network, each=True)
+            state: Any = run.state
+            state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)
+            state.checkpointer = LayoutKeeper(run.world, self.folder / "checkpoints")
+            # The frozen weights of a checkpoint that lacks them: the bits are compared, of which there are none here.
+            state._frozen, state._start_weights = dict, lambda **_: None
+            yield run
+
+    def step(self, run: TrackedRun) -> Step:
+        """The first step."""
+        model = vars(run.model)
+        own = set(model)
+        model.update(self.frozen)
+        run.task.assume_cached()
+        run.batches = make_batches(run)
+        run.tracker.traffic.restart()
+        step = run.step()
+        self.frozen |= {name: value for name, value in model.items() if name not in own}
+        return step
 
 
-def record_rank(config: Trainer.Config, rank: int, ranks: int, folder: Path) -> RankRecord:
+def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
     """What a rank does first, and would write then."""
-    record = RankRecord(rank, rank // config.model.config.parallelism.context_parallel_shard_degree)
+    record = RankRecord(rank, rank // cast.config.model.config.parallelism.context_parallel_shard_degree)
     try:
-        with rank_of(config, rank, ranks, folder) as run:
+        with cast.rank(rank, ranks) as run:
             record = replace(record, data_rank=run.world.data_rank, weights=weights_of(run))
-            run.tracker.traffic.restart()
-            step = run.step()
+            step = cast.step(run)
             record = replace(record, trace=list(run.tracker.traffic.trace), tokens=step.tokens // run.world.data_size)
             with real_values():
                 run.state.save()
                 keeper: Any = run.state.checkpointer
                 plans = {part: planner_of(state).create_local_plan() for part, state in keeper.parts.items()}
             return replace(record, plans=plans, texts=keeper.texts)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the run would end by it
         return replace(record, error=f"{type(error).__name__}: {error}")
 
 
-def resume_rank(config: Trainer.Config, rank: int, ranks: int, folder: Path, checkpoint: Path) -> list[str]:
+def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str]:
     """What a rank finds wrong that goes on from the layout of a checkpoint, as the run itself would read it."""
-    with rank_of(config, rank, ranks, folder) as run:
+    with cast.rank(rank, ranks) as run:
         keeper: Any = run.state.checkpointer
         try:
             with real_values():
@@ -81,10 +102,9 @@ def resume_rank(config: Trainer.Config, rank: int, ranks: int, folder: Path, che
 
 def make_batches(run: TrackedRun) -> list[Any]:
     """Short packs, other ones for each share of the data."""
-    share, count = run.world.data_rank, min(run.config.trainer.grad_accum_iter, PACKS)
     with real_values():
-        samples = run.task.assumed_batch(fill=FILLS[share % len(FILLS)]).samples
-    return [samples] * count
+        samples = run.task.assumed_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
+    return [samples] * run.config.trainer.grad_accum_iter
 
 
 def weights_of(run: TrackedRun) -> dict[str, Weight]:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
+from worldsmith.planning.published_parts import with_published_parts
 from worldsmith.planning.rehearsal.collectives import compare_traces, count, in_words
 from worldsmith.planning.rehearsal.export_plan import Exports, rehearse_exports
-from worldsmith.planning.rehearsal.rank_run import quietly, record_rank, resume_rank, write_layout
+from worldsmith.planning.rehearsal.rank_run import Cast, quietly, record_rank, resume_rank, write_layout
 from worldsmith.planning.rehearsal.record import Finding, RankRecord
 from worldsmith.planning.rehearsal.save_plan import check_save, join_plans
+from worldsmith.planning.rehearsal.shallow import shorten
 from worldsmith.planning.rehearsal.weights import compare_weights
 from worldsmith.training.parallel import plan_degrees
 
@@ -29,8 +31,6 @@ MOST = 16
 USUAL = 8
 LAYERS = 2
 """Of each kind of repeated layers, in the ranks' steps."""
-DEPTHS = ("num_hidden_layers", "num_layers", "num_single_layers")
-"""Fields of a network that count its repeated layers."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class Rehearsal:
     """Numbers of ranks with which the checkpoint was read again."""
     written: int = 0
     """Bytes of the checkpoint of the network that was rehearsed."""
+    assumptions: Sequence[str] = ()
+    """What was taken for parts of the model that are not at hand."""
     exports: Exports = field(default_factory=Exports)
     seconds: float = 0.0
 
@@ -71,6 +73,7 @@ class Rehearsal:
         yield f"resume       on {', '.join(map(str, self.resumed))} ranks"
         yield from (f"export       {name}: {words}" for name, words in self.exports.written.items())
         yield from (f"export       {name}: not for this model: {why}" for name, why in self.exports.refused.items())
+        yield from (f"assumed      {line}" for line in self.assumptions)
         yield f"seconds      {self.seconds:.1f}"
         yield "not rehearsed: torch.compile, the kernels of a GPU, memory, the data themselves, values of any tensor"
 
@@ -87,23 +90,22 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     except WrongValueError as error:
         done.findings.append(Finding("degrees", str(error)))
         return done
-    short = config if layers is None else shorten(config, layers)
-    done.layers = "" if short is config else f"; repeated layers cut to {layers}"
     done.rehearsed = chosen_ranks(ranks, degrees)
-    with tempfile.TemporaryDirectory() as folder, quietly():
-        place = Path(folder)
-        done.records = records = [record_rank(short, rank, ranks, place) for rank in done.rehearsed]
+    with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
+        config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
+        short = config if layers is None else shorten(config, layers, place)
+        done.layers = "" if short is config else f"; repeated layers cut to {layers}"
+        cast = Cast(short, place)
+        done.records = records = [record_rank(cast, rank, ranks) for rank in done.rehearsed]
         done.findings += compare_weights(records, degrees.weights)
         done.findings += errors_of(records)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
-            all_ranks = len(records) == ranks
-            saved = list(check_save(records, all_ranks=all_ranks))
-            done.findings += saved
-            if not saved:
-                done.findings += rehearse_resume(short, done, place)
-        done.exports = rehearse_exports(config)
-        done.findings += done.exports.findings
+            saved = list(check_save(records, all_ranks=len(records) == ranks))
+            done.findings += saved or rehearse_resume(cast, done)
+        if any(record.weights for record in records):
+            done.exports = rehearse_exports(config)
+            done.findings += done.exports.findings
     done.seconds = time.perf_counter() - start
     return done
 
@@ -120,7 +122,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
     ]
 
 
-def rehearse_resume(config: Trainer.Config, done: Rehearsal, folder: Path) -> Iterator[Finding]:
+def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     """The layout of the checkpoint, read by as many ranks, by half as many and by one."""
     try:
         metadata = {part: joined for part, (_, joined) in join_plans(done.records).items()}
@@ -130,14 +132,12 @@ def rehearse_resume(config: Trainer.Config, done: Rehearsal, folder: Path) -> It
     entries: Any = [entry for joined in metadata.values() for entry in joined.state_dict_metadata.values()]
     done.written = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
     assert done.degrees is not None
-    checkpoint = write_layout(folder, metadata, done.records[0].texts, done.degrees.data)
-    numbers = [n for n in dict.fromkeys((done.ranks, done.ranks // 2, 1)) if n and fits(config, n)]
-    done.resumed = numbers
-    for number in numbers:
-        other = any_degrees(config) if number != done.ranks else config
-        for rank in dict.fromkeys((0, number - 1) if number == done.ranks else (number - 1,)):
-            for complaint in resume_rank(other, rank, number, folder, checkpoint):
-                yield Finding("resume", f"on {number} ranks, rank {rank}: {complaint}")
+    checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
+    done.resumed = [n for n in dict.fromkeys((done.ranks, done.ranks // 2, 1)) if n and n % done.degrees.context == 0]
+    for number in done.resumed:
+        readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)
+        for complaint in resume_rank(readers, number - 1, number, checkpoint):
+            yield Finding("resume", f"on {number} ranks, rank {number - 1}: {complaint}")
 
 
 def any_degrees(config: Trainer.Config) -> Trainer.Config:
@@ -146,23 +146,6 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
     parallelism = config.model.config.parallelism
     parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree = -1, 1
     return config
-
-
-def fits(config: Trainer.Config, ranks: int) -> bool:
-    """Whether so many ranks can be cut into groups that share packs."""
-    return ranks % config.model.config.parallelism.context_parallel_shard_degree == 0
-
-
-def shorten(config: Trainer.Config, layers: int) -> Trainer.Config:
-    """The same run with fewer repeated layers; itself where it has no more."""
-    config_, network = deepcopy(config), getattr(config.model.config, "network", None)
-    counts = {name: getattr(network, name) for name in DEPTHS if hasattr(network, name)}
-    if not any(number > layers for number in counts.values()):
-        return config
-    copied: Any = config_.model.config
-    for name, number in counts.items():
-        setattr(copied.network, name, min(number, layers))
-    return config_
 
 
 def usual_ranks(config: Trainer.Config) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,7 +48,9 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     if dist.is_initialized():
         raise RuntimeError("this process is a rank of a real run, and cannot be that of another one as well")
     _clear_sharding_prop_cache()  # it knows meshes by their shape, and would give those of another rank
+    hook = sys.excepthook  # which would get one that puts the rank before every line of an error
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    sys.excepthook = hook
     try:
         share = context_parallel > 1
         group = dist.new_subgroups(group_size=context_parallel)[0] if share else None

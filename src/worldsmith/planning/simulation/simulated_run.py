@@ -24,6 +24,8 @@ from worldsmith.training.parallel import cut, plan_degrees
 from worldsmith.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from worldsmith.config.tree.degrees import Degrees
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
@@ -117,17 +119,19 @@ def simulated_run(
     rank: int = 0,
     prepare: Callable[[Model], None] = lambda model: None,
     only_traffic: bool = False,
+    mode: FakeTensorMode | None = None,
 ) -> Iterator[TrackedRun]:
     """A built run of one rank of `ranks`, without memory; steps and all else are to be made within the block.
 
     `config` has its references resolved. Layers run uncompiled, and nothing is read from a latent cache. `prepare`: see
-    `TrackedRun`. `only_traffic` leaves memory and operations unseen, which is quicker.
+    `TrackedRun`. `only_traffic` leaves memory and operations unseen, which is quicker. Runs with the same `mode` may
+    share tensors.
     """
     config = as_simulated(config)
     degrees = plan_degrees(config.model.config, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
-        mode = without_memory()
+        mode = mode or without_memory()
         tracker = MemoryTracker(mode, only_traffic=only_traffic)
         everyone = tuple(range(ranks))
         world = replace(world, note=lambda op, size: tracker.traffic.add(op, everyone, size, torch.float64))

@@ -128,7 +128,7 @@ def test_an_optimizer_state_of_another_shape_when_it_is_read_again(
 
     monkeypatch.setattr(run_state, "optimizer_state", rows)
     found = findings(config)
-    assert found[0].startswith("resume: on 4 ranks, rank 0: optim: 4 of 12 tensors are of another form: ")
+    assert found[0].startswith("resume: on 4 ranks, rank 3: optim: 4 of 12 tensors are of another form: ")
     assert "state.layers.0.weight.exp_avg: [4] float32 there, [4, 4] float32 wanted" in found[0]
 
 
