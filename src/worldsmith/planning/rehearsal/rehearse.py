@@ -52,13 +52,18 @@ class Rehearsal:
     exports: Exports = field(default_factory=Exports)
     seconds: float = 0.0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank was rehearsed."""
+        return len(self.rehearsed) == self.ranks
+
     def lines(self) -> Iterator[str]:
         """For people: what is wrong, else what was seen."""
         if self.findings:
             yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
             yield from (f"  {finding}" for finding in self.findings)
             return
-        some = "all" if len(self.rehearsed) == self.ranks else ", ".join(map(str, self.rehearsed))
+        some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
         first = self.records[0]
         yield f"ranks        {self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}"
         yield (
@@ -101,7 +106,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
         done.findings += errors_of(records)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
-            saved = list(check_save(records, all_ranks=len(records) == ranks))
+            saved = list(check_save(records, shares=degrees.weights, all_ranks=done.is_whole))
             done.findings += saved or rehearse_resume(cast, done)
         if any(record.weights for record in records):
             done.exports = rehearse_exports(config)
@@ -125,7 +130,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
 def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     """The layout of the checkpoint, read by as many ranks, by half as many and by one."""
     try:
-        metadata = {part: joined for part, (_, joined) in join_plans(done.records).items()}
+        metadata = join_plans(done.records, all_ranks=done.is_whole)
     except (ValueError, AssertionError) as error:
         yield Finding("save", f"torch.distributed.checkpoint refuses the plan: {error}")
         return
@@ -133,7 +138,8 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     done.written = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
     assert done.degrees is not None
     checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
-    done.resumed = [n for n in dict.fromkeys((done.ranks, done.ranks // 2, 1)) if n and n % done.degrees.context == 0]
+    numbers = dict.fromkeys((done.ranks, done.ranks // 2, *([1] if done.is_whole else [])))
+    done.resumed = [number for number in numbers if number and number % done.degrees.context == 0]
     for number in done.resumed:
         readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)
         for complaint in resume_rank(readers, number - 1, number, checkpoint):

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+
 from worldsmith.checkpoint.dcp.parts import planner_of
 from worldsmith.planning.rehearsal.record import Finding, RankRecord
 from worldsmith.planning.rehearsal.weights import listed
@@ -21,19 +24,22 @@ OWN = "rng_state_"
 """Each rank has its own of these, with its number after it."""
 
 
-def check_save(records: Sequence[RankRecord], *, all_ranks: bool) -> Iterator[Finding]:
-    """`all_ranks`: every rank of the run is there, so that what nobody writes is known."""
+def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
+    """`shares`: of the weights, dealt to consecutive ranks. `all_ranks`: every rank of the run is there, so that what
+    nobody writes is known; else each must write the share that is its own."""
     for part in records[0].plans:
         plans = {record.rank: record.plans[part] for record in records}
         yield from check_keys(part, plans)
         for name, held in by_name(plans).items():
-            finding = check_tensor(part, name, held, all_ranks=all_ranks)
+            finding = check_tensor(part, name, held, all_ranks=all_ranks) or (
+                None if all_ranks else check_share(part, name, held, shares)
+            )
             if finding is not None:
                 yield finding
                 break  # the others of a part are wrong in the same way
-    shares = sorted({record.data_rank for record in records})
-    if all_ranks and shares != list(range(len(shares))):
-        yield Finding(PART, f"the positions in the data are those of the shares {shares}, which are not consecutive")
+    positions = sorted({record.data_rank for record in records})
+    if all_ranks and positions != list(range(len(positions))):
+        yield Finding(PART, f"the positions in the data are those of the shares {positions}, which are not consecutive")
 
 
 def check_keys(part: str, plans: Mapping[int, SavePlan]) -> Iterator[Finding]:
@@ -100,6 +106,22 @@ def check_tensor(part: str, name: str, held: Sequence[tuple[int, WriteItem]], *,
     return None
 
 
+def check_share(part: str, name: str, held: Sequence[tuple[int, WriteItem]], shares: int) -> Finding | None:
+    """A rank that writes other rows of a sharded tensor than its own. Rows are dealt as by `torch.chunk`."""
+    for rank, item in held:
+        assert item.tensor_data is not None
+        (start, *_), (rows, *rest), size = *box_of(item.tensor_data.chunk), tuple(item.tensor_data.size)
+        if tuple(rest) != size[1:] or (rows == size[0] and start == 0):
+            continue
+        each = -(-size[0] // shares)
+        first = min(rank % shares * each, size[0])
+        own = (min(first, size[0]), max(0, min(each, size[0] - first)))
+        if (start, rows) != own and (rows or own[1]):
+            found, wanted = words(((start,), (rows,))), words(((own[0],), (own[1],)))
+            return Finding(PART, f"{part}: {name}: rank {rank} writes rows {found}, and its own are {wanted}")
+    return None
+
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """First corner and size of a piece of a tensor."""
 
@@ -137,11 +159,12 @@ def in_ranks(ranks: set[int]) -> str:
     return f"{min(ranks)}-{max(ranks)}"
 
 
-def join_plans(records: Sequence[RankRecord]) -> dict[str, tuple[list[SavePlan], Metadata]]:
-    """Of each part what every rank writes, each piece once, and the checkpoint's `.metadata`, by DCP's own planning.
+def join_plans(records: Sequence[RankRecord], *, all_ranks: bool) -> dict[str, Metadata]:
+    """Of each part of a checkpoint the content of `.metadata`, by DCP's own planning.
 
-    Raises ValueError or AssertionError for plans that do not make a checkpoint.
+    Raises ValueError or AssertionError for plans that do not make a checkpoint, where `all_ranks` are there.
     """
-    return {
-        part: planner_of({}).create_global_plan([record.plans[part] for record in records]) for part in records[0].plans
-    }
+    plans = {part: [record.plans[part] for record in records] for part in records[0].plans}
+    if all_ranks:
+        return {part: planner_of({}).create_global_plan(own)[1] for part, own in plans.items()}
+    return {part: create_default_global_save_plan(dedup_save_plans(own))[1] for part, own in plans.items()}
