@@ -20,6 +20,7 @@ from worldsmith.planning.simulation.other_phases import other_phases
 from worldsmith.planning.work import StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.optimizer import trainable_parameters
 from worldsmith.training.parallel import cut, plan_degrees
 from worldsmith.training.trainer import Trainer
 
@@ -89,8 +90,10 @@ class TrackedRun(Trainer):
 
     def prime(self) -> None:
         """A step of the optimizer on gradients of zero, which makes its states: what comes next is a steady step."""
-        for parameter in self.state.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        unreached = tuple(self.model.config.unreached())  # which never have any
+        for name, parameter in trainable_parameters(self.model.network).items():
+            if not name.startswith(unreached):
+                parameter.grad = torch.zeros_like(parameter)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
         self._tag_moments()
