@@ -99,7 +99,7 @@ class MemoryTracker(TorchDispatchMode):
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
         """Says what these tensors are, sharded ones too; also of the time before."""
         for tensor in tensors:
-            if tensor is not None:
+            if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
     def tag_survivors(self, kind: str, born: str) -> None:

@@ -64,6 +64,8 @@ class TrackedRun(Trainer):
         config, tracker = self.config, self.tracker
         with tracker.phase("building"):
             self.model.materialize(self.world.device)
+            for layer in self.model.held.values():
+                layer.hold(torch.zeros(layer.weight.shape))
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
@@ -76,7 +78,7 @@ class TrackedRun(Trainer):
             for name, callback in config.trainer.callbacks.items()
             if isinstance(callback, GradClip.Config)
         }
-        tracker.tag("parameters", [*self.model.network.parameters(), *self.model.network.buffers()])
+        self.tag_weights()
         if self.state.ema is not None:
             tracker.tag("average", self.state.ema.average.values())
             tracker.within("average", self.state.ema, "update")
@@ -97,6 +99,12 @@ class TrackedRun(Trainer):
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
         self._tag_moments()
+
+    def tag_weights(self) -> None:
+        """Says to the tracker what the network's weights are, also those in another form than parameters."""
+        network, layers = self.model.network, self.model.held.values()
+        held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
+        self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> Step:
         """The trainer's step over `batches`."""

@@ -1,0 +1,73 @@
+"""What ranks of real runs hold, compute and send: `launch` runs `plan_ranks.py FOLDER OUT CASE…`.
+
+Each rank writes OUT/<case>.<rank>.json: {"work": its `StepWork`, "allocated": the peak of a step by PyTorch's
+profiler}. FOLDER is that of `plan_cases.write_parts`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from launch import fork_ranks
+from plan_cases import case_batches, case_config, use_parts
+from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
+from torch.profiler import ProfilerActivity, profile
+
+from worldsmith.distributed.world import World, stop_world
+from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, group_names, measure
+from worldsmith.training.parallel import join_world, plan_degrees
+
+
+def carry_out(case: str, world: World) -> dict[str, Any]:
+    """A real run of the case on this rank: what the tracker and the profiler saw of a step."""
+    config = as_simulated(case_config(case))
+    batches = case_batches(case, config)
+    tracker = MemoryTracker()
+    tracker.traffic.names = group_names(plan_degrees(config.model.config, world.size), world.rank, world.size)
+    run = TrackedRun(config, world, tracker, batches)
+    start = time.perf_counter()
+    with tracker:
+        run.build()
+        run.model.draw_weights(0)
+        run.tag_weights()
+        work = measure(run, start=start)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as seen:
+        run.step()
+    return {"work": work.to_json(), "allocated": tracker.total + largest_sum(allocations(seen))}
+
+
+def allocations(seen: profile) -> list[int]:
+    """Bytes that were given (and taken, negative), in the order of time."""
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def largest_sum(changes: list[int]) -> int:
+    total = largest = 0
+    for change in changes:
+        total += change
+        largest = max(largest, total)
+    return largest
+
+
+def run_rank(folder: Path, out: Path, cases: list[str]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    use_parts(folder)
+    for case in cases:
+        world = join_world(case_config(case).model.config)
+        found = carry_out(case, world)
+        (out / f"{case}.{world.rank}.json").write_text(json.dumps(found))
+    stop_world()
+
+
+if __name__ == "__main__":
+    sys.exit(fork_ranks(partial(run_rank, Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))
