@@ -69,9 +69,11 @@ def named(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def with_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
-    """Trains adapters alone."""
+    """Trains adapters alone. The frozen weights are held as the network computes in them, once, and are not saved."""
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
+    model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
+    config.checkpoint.save_weights = "trained"
     config.optimizer.lr = lr
     return named(config, name)
 
