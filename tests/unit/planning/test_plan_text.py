@@ -17,7 +17,7 @@ from worldsmith.planning.plan import Plan
 from worldsmith.planning.seconds import Range
 from worldsmith.planning.text import WIDTH, figure, flops, makers, plan_lines, quick_lines, size, span
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "plan.txt"
+GOLDEN = Path(__file__).parents[2] / "golden" / "plans" / "vision_sft_nano.txt"
 
 
 def told(plan: Plan) -> str:
