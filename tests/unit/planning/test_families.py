@@ -1,0 +1,93 @@
+"""Every family makes whole steps without memory, and holds in them what it holds in a real run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipe_environment import PLACES
+
+import worldsmith.recipes  # noqa: F401 (registers them)
+from worldsmith.config.recipes.registry import get_recipe
+from worldsmith.config.tree.references import try_resolve
+from worldsmith.distributed.world import World
+from worldsmith.planning.batches import assumed_batches
+from worldsmith.planning.published_parts import with_published_parts
+from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
+from worldsmith.planning.work import StepWork
+
+TINY = ["cogvideox_5b_i2v_tiny", "falling_questions"]
+SLOW_TINY = [
+    "vision_sft_tiny",
+    "cogvideox1_5_5b_i2v_tiny",
+    "flux_tiny",
+    "wan21_t2v_tiny",
+    "wan22_ti2v_tiny",
+    "llava_ov_tiny",
+]
+FULL = {
+    # recipe: the settings of the network that say how deep it is
+    "vision_sft_super": ("num_hidden_layers",),
+    "cogvideox1_5_5b_i2v": ("num_layers",),
+    "flux_dev": ("num_layers", "num_single_layers"),
+    "wan21_i2v_14b": ("num_layers",),
+    "wan22_ti2v_5b_lora": ("num_layers",),
+    "videophy2_super": (),
+}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch):
+    for name in PLACES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_tree(recipe: str) -> Any:
+    return try_resolve(get_recipe(recipe), keep_unset=True)[0]
+
+
+def real_step(config: Any, batches: Any) -> StepWork:
+    tracker = MemoryTracker()
+    run = TrackedRun(as_simulated(config), World(), tracker, batches)
+    with tracker:
+        run.build()
+        run.model.draw_weights(0)
+        return measure(run, start=time.perf_counter())
+
+
+@pytest.mark.parametrize("recipe", [*TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_TINY)])
+def test_a_step_without_memory_holds_what_a_real_one_holds(recipe: str) -> None:
+    """But for indices: they have values here, and are followed from where they meet others."""
+    with with_published_parts(run_tree(recipe)) as stated:
+        batches = assumed_batches(stated.config).batches
+        found, real = simulate(stated.config, batches, ranks=1), real_step(stated.config, batches)
+    peaks, expected = ({p.name: p.peak for p in work.phases if p.name != "building"} for work in (found, real))
+    assert peaks == pytest.approx(expected, rel=5e-3)
+    assert (found.model_flops, found.hardware_flops) == (real.model_flops, real.hardware_flops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", FULL)
+def test_a_full_size_recipe_makes_steps_on_eight_ranks(recipe: str) -> None:
+    """At two layers of its depth; every other size is that of the recipe."""
+    config = run_tree(recipe)
+    for name in FULL[recipe]:
+        setattr(config.model.config.network, name, 2)
+    with with_published_parts(config) as stated:
+        if not FULL[recipe]:
+            cut_folder(Path(stated.config.model.config.policy.backbone.model_name))
+        work = simulate(stated.config, assumed_batches(stated.config).batches, ranks=8)
+    assert work.ranks == 8
+    assert work.tokens > 1000
+    assert work.model_flops > 1e12
+    assert {traffic.op for traffic in work.traffic} >= {"all_gather", "reduce_scatter"}
+
+
+def cut_folder(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    settings["text_config"]["num_hidden_layers"] = 3  # as many as the encoder gives features to
+    (folder / "config.json").write_text(json.dumps(settings))
