@@ -49,7 +49,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
 
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
     """Batches at a share of the run's own limits, made without data."""
-    task = task or task_for(config, 1)
+    task = task or task_for(config)
     made = task.assumed_batch(fill=fill, encoded=is_cached(config))
     count = config.trainer.grad_accum_iter
     each = f", in each of {count} batches of a step" if count > 1 else ""
@@ -82,10 +82,10 @@ def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> 
     return PlannedBatches(batches, described, max(memory for memory, _ in sizes), kept)
 
 
-def task_for(config: Any, ranks: int) -> Task:
-    """The run's task over a network without memory, for the first rank's share of the data."""
+def task_for(config: Any, ranks: int | None = None) -> Task:
+    """The run's task over a network without memory, for the first rank's share of the data, or for all of them."""
     model = config.model.config.build(device="meta")
-    shares = ranks // plan_degrees(config.model.config, ranks).context
+    shares = 1 if ranks is None else ranks // plan_degrees(config.model.config, ranks).context
     return task_of(config.model.name)(
         model=model, objective=config.objective, data=config.dataloader_train, world=World(size=shares)
     )

@@ -33,10 +33,13 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
     """The run tree `config` with its frozen parts at hand, within the block.
 
     A part whose files are neither in the folder that is named nor in the cache of the hub is replaced by a folder with
-    the config of the published one. Nothing is downloaded. References to variables that are not set may be left.
+    the config of the published one. Nothing is downloaded. References to variables that are not set may be left in
+    `config`; their names stand for them.
     """
     config, said, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
+        for section, name in unset(config):
+            setattr(section, name, getattr(section, name).replace("${oc.env:", "$").replace("}", ""))
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
             part: PublishedPart | None = section.published()
             name = "" if part is None else getattr(section, part.field)
@@ -61,11 +64,19 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
             yield from sections(value, f"{path}.{field.name}")
 
 
+def unset(section: Config) -> Iterator[tuple[Config, str]]:
+    """Every text of a tree that still refers to something, with its section: nothing can be built of it."""
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Config):
+            yield from unset(value)
+        elif is_reference(value):
+            yield section, field.name
+
+
 def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:
     """Why the files that a section names cannot be used on this machine; None when they can."""
     name = getattr(section, part.field)
-    if is_reference(name):
-        return "it is not set"
     if is_local(name):
         try:
             section.check_files()

@@ -20,14 +20,14 @@ from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
 from worldsmith.planning.work import StepWork
 
-TINY = ["cogvideox_5b_i2v_tiny", "falling_questions"]
+TINY = ["cogvideox_5b_i2v_tiny", "llava_ov_tiny"]
 SLOW_TINY = [
     "vision_sft_tiny",
     "cogvideox1_5_5b_i2v_tiny",
     "flux_tiny",
     "wan21_t2v_tiny",
     "wan22_ti2v_tiny",
-    "llava_ov_tiny",
+    "falling_questions",
 ]
 FULL = {
     # recipe: the settings of the network that say how deep it is
