@@ -1,4 +1,4 @@
-"""How much memory is free for a process: of the machine, of the container that it runs in, of its GPU."""
+"""How much memory a process holds, and how much is free: of the machine, of a container, of a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (("memory.max", "memory.current", "inactive_file"),
           ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
 """Of both versions of control groups: the limit, what is used, and what of that is files that can be dropped."""
+
+
+def held_memory(device: str) -> int:
+    """Bytes that this process holds now: of tensors on "cuda:0", of everything on "cpu"."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.memory_allocated(device)
+    import psutil
+
+    return psutil.Process().memory_info().rss  # type: ignore[no-any-return]
 
 
 def free_memory(device: str, *, group: Path = CGROUP) -> int:

@@ -21,6 +21,7 @@ from worldsmith.training.callbacks.norm_monitor import NormMonitor
 from worldsmith.training.callbacks.param_count import ParamCount
 from worldsmith.training.callbacks.profiler import Profiler as Profiler
 from worldsmith.training.callbacks.run_page import RunPage
+from worldsmith.training.callbacks.run_plan import RunPlan
 from worldsmith.training.gradients.loss_scale import LossScaler
 
 
@@ -44,6 +45,7 @@ def monitors() -> dict[str, Callback.Config]:
         "norm_monitor": NormMonitor.Config(),
         "bad_batches": BadBatches.Config(),
         "metrics": Metrics.Config(),
+        "plan": RunPlan.Config(),
         "run_page": RunPage.Config(),  # last: it shows what the others have written
     }
 

@@ -46,7 +46,7 @@ FREE_TO_CHANGE = (
         f"trainer.callbacks.{name}"
         for name in (
             *("iter_speed", "heart_beat", "first_step_watchdog", "param_count", "DeviceMonitor", "norm_monitor"),
-            *("bad_batches", "manual_gc", "profiler", "metrics", "run_page", "EveryNDrawSample"),
+            *("bad_batches", "manual_gc", "profiler", "metrics", "plan", "run_page", "EveryNDrawSample"),
         )
     ),
     "checkpoint",

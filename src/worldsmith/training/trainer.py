@@ -18,6 +18,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import StopSignals
 from worldsmith.distributed.world import World
@@ -309,6 +310,7 @@ class Trainer(Configurable):
         from worldsmith.training.validation import Validator
 
         config, world = self.config, self.world
+        self.memory_before = held_memory(world.device)
         self.model: Model = build_model(config.model.config, world)
         self.task: Task = task_of(config.model.name)(
             model=self.model,

@@ -17,6 +17,19 @@ def figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def size(count: float) -> str:
+    """Bytes: 12.3 GiB, 812 MiB."""
+    unit, name = next(
+        ((2**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if count >= 2**power / 2), (1, "B")
+    )
+    return f"{count / unit:,.3g} {name}" if count < 1000 * unit else f"{count / unit:,.0f} {name}"
+
+
+def seconds(value: float) -> str:
+    """1.23 s, 45 ms."""
+    return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+
+
 def duration(seconds: float) -> str:
     """The two largest units."""
     seconds = max(0, round(seconds))
@@ -42,4 +55,7 @@ def breakable(path: str) -> Markup:
     return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
 
 
-FILTERS = {"count": count, "figure": figure, "duration": duration, "time": time, "words": words, "breakable": breakable}
+FILTERS = {
+    **{"count": count, "figure": figure, "size": size, "duration": duration, "time": time},
+    **{"words": words, "breakable": breakable},
+}

@@ -43,6 +43,8 @@ class RunFiles:
     launch: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    """What `worldsmith plan --json` says of it."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
     run.launch = table(run, "launch_info.yaml")
     run.environment = table(run, "job_env.yaml")
     run.status = table(run, "status.json")
+    run.plan = table(run, "plan.json")
     run.data_report = table(run, "data_report.json")
     for name in (name for figures in MEASURED for name in (f"*/{figures}", f"*/*/{figures}")):
         for path in sorted(folder.glob(name)):

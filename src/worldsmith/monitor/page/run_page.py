@@ -14,6 +14,7 @@ from worldsmith.monitor.page.charts import charts
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import count, duration, figure
 from worldsmith.monitor.page.next_steps import next_steps
+from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
 from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows, scores
@@ -78,6 +79,8 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     yield section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))
     if measured := evaluations(run, place):
         yield section("evaluation", "Evaluation", evaluations=measured)
+    if run.plan:
+        yield plan_section(run)
     if not is_urgent:
         yield advice
     messages = [{"step": "–", "level": "info", "text": "", **message} for message in run.messages]
@@ -134,6 +137,27 @@ def data_section(run: RunFiles) -> Section:
             "more": max(0, len(entries) - SHOWN_ENTRIES),
         }
     return section("data", "Data", counts=counts, left_out=left_out, report=run.data_report)
+
+
+def plan_section(run: RunFiles) -> Section:
+    """What was planned beside what is measured."""
+    checks, planned = plan_checks(run), list(phases(run.plan))
+    gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
+    held = next((check.measured for check in checks if check.kind == "memory"), None)
+    bounds = ", ".join(f"{kind} within {bound:.0%}" for kind, bound in BOUNDS.items())
+    return section(
+        "plan",
+        "Plan",
+        planned=f"Planned for {gpus} × {gpu}; a step's data: {run.plan.get('data', 'not known')}.",
+        measured=", ".join(dict.fromkeys(devices(run))) or "processors, without a GPU",
+        incomparable=why_incomparable(run),
+        checks=checks,
+        advice=list(advice(run, checks)),
+        phases=planned,
+        held=held,
+        most=max([1, held or 0, *(count for _, count in planned)]),
+        bounds=f"As planned: {bounds} of the plan, or of the nearer end of a planned range.",
+    )
 
 
 def thinned_note(run: RunFiles) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 MOST_BUCKETS = 800
 """Of one series."""
 NO_CURVE = re.compile(
-    r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|val\w*/(samples|tokens|seconds)"
+    r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|memory_before_bytes|val\w*/(samples|tokens|seconds)"
     r"|(loaded|rejected)/.*"
 )
 """Counts, of which the last value says all."""

@@ -35,6 +35,7 @@ def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
         "skipped_total": trainer.state.guard.skipped,
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
+        "memory_before_bytes": trainer.memory_before,
         "rejected": rejected,
         "loaded": loaded,
     }

@@ -1,0 +1,200 @@
+"""What the plan of a run says beside what the run has measured: how far such plans may be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from worldsmith.monitor.page.formats import count, seconds, size
+from worldsmith.monitor.page.run_files import RunFiles, lookup
+
+BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
+"""How far a measured figure may be from the planned one, or from the nearer end of a planned range."""
+LEAST = 2**30
+"""Bytes of a process of which less are not judged without a GPU: libraries are too large a part of them."""
+FIRST_STEPS = 0.1
+"""Share of the logged steps, one at least, that are no part of a median: the first ones warm up."""
+FORMS = {"memory": size, "seconds": seconds, "tokens": count, "share": lambda of: f"{of:.0%}", "checkpoint": size}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A planned figure, a range from `low` to `high`, beside the measured one."""
+
+    kind: str
+    name: str
+    low: float
+    high: float
+    measured: float | None
+    """None: not known yet."""
+    about: str = ""
+    is_judged: bool = True
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over the nearer end of what is planned; 1 within it."""
+        if self.measured is None or self.low <= 0:
+            return None
+        return self.measured / min(max(self.measured, self.low), self.high)
+
+    @property
+    def is_good(self) -> bool | None:
+        """Whether it is as planned, by the bound of its kind; None: not judged."""
+        if self.ratio is None or not self.is_judged:
+            return None
+        bound = BOUNDS[self.kind]
+        return 1 - bound <= self.ratio <= 1 + bound
+
+    @property
+    def planned(self) -> str:
+        low, high = (FORMS[self.kind](end) for end in (self.low, self.high))
+        return low if low == high else f"{low} to {high}"
+
+    @property
+    def found(self) -> str:
+        return "–" if self.measured is None else FORMS[self.kind](self.measured)
+
+
+def plan_checks(run: RunFiles) -> list[Check]:
+    """What the plan in the run folder says that is measured too; nothing without a plan."""
+    return [] if not run.plan else list(checks_of(run))
+
+
+def checks_of(run: RunFiles) -> Iterator[Check]:
+    plan, same = run.plan, not why_incomparable(run)
+    peak, before = (run.metrics.latest.get(f"{name}_bytes") for name in ("peak_memory", "memory_before"))
+    held = peak - before if peak is not None and before is not None else None
+    planned = number(plan, "memory.peak_bytes")
+    if devices(run):
+        yield Check("memory", "Peak memory", planned, planned, held, "tensors on the GPU", same)
+    else:
+        about = "tensors; measured: growth of the process since before its network was built, libraries included"
+        yield Check("memory", "Peak memory", planned, planned, held, about, same and planned >= LEAST)
+    steps = usual(run, "step_seconds")
+    about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
+    fast, slow = (number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
+    if fast:
+        yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, same)
+    tokens = [rate * length for rate, length in zip(usual(run, "tokens_per_second"), steps, strict=False)]
+    expected = number(plan, "step.tokens")
+    about = "of all processes; measured: median"
+    yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, same)
+    peak_flops = number(plan, "gpu.peak_flops")
+    if fast and peak_flops:
+        most, least = (number(plan, "step.work.model_flops") / (peak_flops * length) for length in (fast, slow))
+        shares = median_of(usual(run, "model_flops_share"))
+        if shares is not None:
+            yield Check("share", "Share of the GPUs' peak", least, most, shares, "operations of the model", same)
+    saved = number(plan, "quick.checkpoint_bytes")
+    yield Check("checkpoint", "A checkpoint", saved, saved, checkpoint_bytes(run), "the newest, on disk", same)
+
+
+def why_incomparable(run: RunFiles) -> str:
+    """Why the figures of plan and run are of different things; "" where they are of the same."""
+    planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
+    if processes is not None and planned != processes:
+        return f"The plan is that of a run of {planned} GPUs, and this one has {processes} processes."
+    return ""
+
+
+def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
+    """What to look at, for each figure that is not as planned."""
+    factors = {check.kind: check.ratio for check in checks if check.ratio is not None}
+    tokens = factors.get("tokens", 1.0)
+    for check in checks:
+        if check.is_good is not False or check.ratio is None:
+            continue
+        more = check.ratio > 1
+        match check.kind:
+            case "memory" if more:
+                told = (
+                    "more was held than planned: look at the tokens of a step, at validation and samples that were "
+                    "drawn, which are further phases, and at gpu_bytes in DeviceMonitor/devices.jsonl over time"
+                )
+            case "memory":
+                told = (
+                    "less was held than planned: layers that are compiled keep fewer activations, and the plan takes "
+                    "the largest of the first batches"
+                )
+            case "seconds" if abs(tokens - 1) > BOUNDS["tokens"]:
+                ends = " to ".join(seconds(end * tokens) for end in (check.low, check.high))
+                told = f"the steps have {tokens:.2f} times the planned tokens, for which it would be about {ends}"
+            case "seconds" if more:
+                waited = median_of(usual(run, "data_wait_share"))
+                share = "" if waited is None else f" ({waited:.0%} of a step)"
+                told = (
+                    f"look at the waiting for data{share}, at model.config.compile.enabled, and at a trace of some "
+                    "steps: +trainer.callbacks.profiler=Profiler"
+                )
+            case "seconds":
+                told = "the GPU reaches more of its peak than the plan assumes; its efficiencies are in plan.json"
+            case "tokens":
+                told = f"memory and seconds are planned for: {run.plan.get('data', '')}"
+            case "share":
+                told = "what is said of the seconds of a step holds for it"
+            case _:
+                told = "compare the files of the newest checkpoint with checkpoint.save_weights and model.config.ema"
+        yield f"{check.name}, {check.ratio:.2f} times what was planned: {told}."
+
+
+def checks_in_a_line(checks: list[Check]) -> str:
+    """For a log: what is judged, measured beside planned."""
+    told = (f"{c.name[0].lower()}{c.name[1:]} {c.found}, planned {c.planned}" for c in checks if c.is_good is not None)
+    return "; ".join(told).replace("\u202f", ",")
+
+
+def plan_in_a_line(plan: Mapping[str, Any]) -> str:
+    """For a log, before anything is measured."""
+    peak, needed, there = (size(number(plan, f"memory.{name}_bytes")) for name in ("peak", "needed", "gpu"))
+    verdict = lookup(plan, "memory.verdict")
+    told = f"peak memory {peak}, with margins {needed} of {there}: {verdict}"
+    fast, slow = (number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
+    return f"{told}; a step {seconds(fast)} to {seconds(slow)}" if fast else told
+
+
+def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The most memory of each planned phase, the worst first, and what is assumed to be needed in all."""
+    found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
+    for phase in sorted(found, key=lambda phase: -number(phase, "peak")):
+        yield str(phase.get("name")), int(number(phase, "peak"))
+    yield "with margins", int(number(plan, "memory.needed_bytes"))
+
+
+def devices(run: RunFiles) -> list[str]:
+    """The GPUs of the machine that the run was started on."""
+    found = lookup(run.environment, "torch.devices", [])
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def usual(run: RunFiles, figure: str) -> list[float]:
+    """Logged values without the first ones; means of neighbours where there are many."""
+    series = run.metrics.series.get(figure)
+    values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
+    return values[max(1, int(FIRST_STEPS * len(values))) :]
+
+
+def median_of(values: list[float]) -> float | None:
+    return median(values) if values else None
+
+
+def rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def checkpoint_bytes(run: RunFiles) -> int | None:
+    """Of the newest checkpoint; None without one."""
+    if not run.checkpoints:
+        return None
+    try:
+        files = [path for path in (run.folder / "checkpoints" / run.checkpoints[-1]).rglob("*") if path.is_file()]
+        return sum(path.stat().st_size for path in files)
+    except OSError:  # it is being removed
+        return None
+
+
+def number(data: Mapping[str, Any], path: str) -> float:
+    """The number at `a.b.c`; 0 for what is none."""
+    value = lookup(data, path)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
