@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,7 @@ class Cast:
         self.config = replace(config, trainer=replace(config.trainer, grad_accum_iter=count))
         self.folder, self.mode = folder, without_memory()
         self.frozen: dict[str, Any] = {}
+        self.encoded: dict[Any, torch.Tensor] = {}
 
     @contextmanager
     def rank(self, rank: int, ranks: int, batches: Sequence[Any] = ()) -> Iterator[TrackedRun]:
@@ -61,14 +62,23 @@ class Cast:
     def step(self, run: TrackedRun) -> Step:
         """The first step."""
         model = vars(run.model)
-        own = set(model)
+        own = {*model, "encode"}
         model.update(self.frozen)
+        if hasattr(run.model, "encode"):
+            encode: Any = run.model.encode
+            model["encode"] = lambda video: self.once(encode, video)
         run.task.assume_cached()
         run.batches = make_batches(run)
         run.tracker.traffic.restart()
         step = run.step()
         self.frozen |= {name: value for name, value in model.items() if name not in own}
         return step
+
+    def once(self, encode: Callable[[torch.Tensor], torch.Tensor], video: torch.Tensor) -> torch.Tensor:
+        """What a frozen encoder makes of a video, which is of the same shape on all ranks."""
+        if video.shape not in self.encoded:
+            self.encoded[video.shape] = encode(video)
+        return self.encoded[video.shape].clone()
 
 
 def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:

@@ -138,7 +138,8 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     done.written = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
     assert done.degrees is not None
     checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
-    numbers = dict.fromkeys((done.ranks, done.ranks // 2, *([1] if done.is_whole else [])))
+    # Others than the same ranks read what ranks have written that were not rehearsed.
+    numbers = dict.fromkeys((done.ranks, done.ranks // 2, 1) if done.is_whole else (done.ranks,))
     done.resumed = [number for number in numbers if number and number % done.degrees.context == 0]
     for number in done.resumed:
         readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)

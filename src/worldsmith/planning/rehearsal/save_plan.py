@@ -110,6 +110,8 @@ def check_share(part: str, name: str, held: Sequence[tuple[int, WriteItem]], sha
     """A rank that writes other rows of a sharded tensor than its own. Rows are dealt as by `torch.chunk`."""
     for rank, item in held:
         assert item.tensor_data is not None
+        if not item.tensor_data.size:
+            return None
         (start, *_), (rows, *rest), size = *box_of(item.tensor_data.chunk), tuple(item.tensor_data.size)
         if tuple(rest) != size[1:] or (rows == size[0] and start == 0):
             continue
