@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,18 +18,23 @@ EMPTY = re.compile(r"^(new_)?empty|^lift")
 """Operations that give memory, or a tensor another name, and touch nothing."""
 
 
+@dataclass(slots=True)
 class OperationCounter:
     """Sums over operations. `flops` are counted as by `torch.utils.flop_counter`, a multiplication and an addition
     being two."""
 
-    def __init__(self) -> None:
-        self.flops = 0
-        self.repeated_flops = 0
-        """Of the former, those of recomputation."""
-        self.attention_flops = 0
-        """Of the first, those of attention."""
-        self.moved_bytes = 0
-        """Read and written by all other operations."""
+    flops: int = 0
+    repeated_flops: int = 0
+    """Of the former, those of recomputation."""
+    attention_flops: int = 0
+    """Of the first, those of attention."""
+    moved_bytes: int = 0
+    """Read and written by all other operations."""
+
+    def with_repeats(self, before: OperationCounter, after: OperationCounter, repeats: int) -> OperationCounter:
+        """The sums if what was counted between two moments came so many times more."""
+        totals = zip(astuple(self), astuple(before), astuple(after), strict=True)
+        return OperationCounter(*(total + repeats * (end - start) for total, start, end in totals))
 
     def note(
         self,

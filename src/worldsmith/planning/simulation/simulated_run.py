@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from worldsmith.distributed.world import World
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.planning.simulation.fake_world import fake_world, without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.other_phases import other_phases
 from worldsmith.planning.work import StepWork
 from worldsmith.tasks.registry import task_of
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.step import Step
+
+
+DIFFERENT = 3
+"""Batches of a step that may differ though they are equal: the first, one that finds gradients, and the last."""
 
 
 class TrackedRun(Trainer):
@@ -52,6 +58,8 @@ class TrackedRun(Trainer):
         """`prepare` may change the model, on the meta device, before its network is sharded."""
         self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
         self.pace = Throughput()
+        self.begun: list[tuple[int, OperationCounter]] = []
+        """What had been sent and computed when each batch of the last step began."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         cut(self.model, world)
@@ -82,7 +90,7 @@ class TrackedRun(Trainer):
         if self.state.ema is not None:
             tracker.tag("average", self.state.ema.average.values())
             tracker.within("average", self.state.ema, "update")
-        tracker.within("forward", self.task, "loss", before=lambda: tracker.tag_survivors("gradients", "backward"))
+        tracker.within("forward", self.task, "loss", before=self._begin_batch)
         tracker.within("optimizer", self.state.optimizer, "step")
 
     @property
@@ -108,6 +116,7 @@ class TrackedRun(Trainer):
 
     def step(self) -> Step:
         """The trainer's step over `batches`."""
+        self.begun = []
         with self.tracker.phase("backward"):  # what is no forward pass and no update
             return self.training_step(iter(self.batches))
 
@@ -115,6 +124,10 @@ class TrackedRun(Trainer):
         if point == "on_before_optimizer_step":
             self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
         super()._call(point, *arguments)
+
+    def _begin_batch(self) -> None:
+        self.tracker.tag_survivors("gradients", "backward")
+        self.begun.append((len(self.tracker.traffic.trace), copy(self.tracker.operations)))
 
     def _tag_moments(self) -> None:
         states = [value for state in self.state.optimizer.state.values() for value in state.values()]
@@ -138,7 +151,7 @@ def simulated_run(
     `TrackedRun`. `only_traffic` leaves memory and operations unseen, which is quicker. Runs with the same `mode` may
     share tensors.
     """
-    config = as_simulated(config)
+    config = as_simulated(config, batches=len(batches))
     degrees = plan_degrees(config.model.config, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
@@ -162,44 +175,51 @@ def simulate(
     `phases`: what else is carried out then, see `other_phases`.
     """
     start = time.perf_counter()
-    with simulated_run(config, batches, ranks=ranks, rank=rank) as run:
-        work = measure(run, start=start)
+    alike = all(batch is batches[0] for batch in batches)
+    simulated = batches[:DIFFERENT] if alike else batches
+    with simulated_run(config, simulated, ranks=ranks, rank=rank) as run:
+        work = measure(run, start=start, repeats=len(batches) - len(simulated))
         if not phases:
             return work
         others = other_phases(run, phases)
         return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
 
 
-def measure(run: TrackedRun, *, start: float) -> StepWork:
-    """A steady step."""
+def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
+    """A steady step, in which the second of three equal batches comes so many times more."""
     tracker = run.tracker
     building = [phase for phase in tracker.phases() if phase.name == "building"]
     run.prime()
     tracker.restart()
     step = run.step()
-    operations = tracker.operations
+    operations, trace, batches = tracker.operations, tracker.traffic.trace, len(run.batches)
+    if repeats:
+        (start_sent, before), (end_sent, after) = run.begun[1:3]
+        operations = operations.with_repeats(before, after, repeats)
+        trace = [*trace, *trace[start_sent:end_sent] * repeats]
     return StepWork(
         rank=run.world.rank,
         ranks=run.world.size,
         phases=[*building, *tracker.phases()],
-        traffic=tracker.traffic.sums(),
+        traffic=tracker.traffic.sums(trace),
         model_flops=operations.flops - operations.repeated_flops,
         hardware_flops=operations.flops,
         attention_flops=operations.attention_flops,
         moved_bytes=operations.moved_bytes,
-        samples=step.samples // run.world.data_size,
-        tokens=step.tokens // run.world.data_size,
+        samples=step.samples // run.world.data_size * (batches + repeats) // batches,
+        tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
         seconds=time.perf_counter() - start,
     )
 
 
-def as_simulated(config: Trainer.Config) -> Trainer.Config:
-    """The run without what a simulation does not have: compiled layers and files."""
+def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Trainer.Config:
+    """The run without what a simulation does not have: compiled layers and files. `batches`: those of a step."""
     model = replace(config.model.config, compile=CompileConfig(enabled=False))
     data: Any = config.dataloader_train
     if getattr(data, "latent_cache", ""):
         data = replace(data, latent_cache="")
-    return replace(config, model=replace(config.model, config=model), dataloader_train=data)
+    loop = replace(config.trainer, grad_accum_iter=batches or config.trainer.grad_accum_iter)
+    return replace(config, model=replace(config.model, config=model), dataloader_train=data, trainer=loop)
 
 
 def group_names(degrees: Degrees, rank: int, ranks: int) -> dict[tuple[int, ...], str]:

@@ -76,10 +76,10 @@ class TrafficRecorder:
         """Notes a collective."""
         self.trace.append(Sent(op, ranks, payload, dtype, module))
 
-    def sums(self) -> list[Traffic]:
-        """What was sent since the last restart, by kind and group; nothing is sent in a group of one."""
+    def sums(self, trace: Sequence[Sent] | None = None) -> list[Traffic]:
+        """What was sent since the last restart (or this), by kind and group; nothing is sent in a group of one."""
         found: dict[tuple[Collective, tuple[int, ...]], list[int]] = {}
-        for sent in self.trace:
+        for sent in self.trace if trace is None else trace:
             if len(sent.ranks) > 1:
                 found.setdefault((sent.op, sent.ranks), []).append(sent.payload)
         return [

@@ -1,0 +1,34 @@
+"""Of many equal batches of a step three are carried out; the others are as the second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from recipe_environment import PLACES
+
+import worldsmith.recipes  # noqa: F401 (registers them)
+from worldsmith.config.recipes.registry import get_recipe
+from worldsmith.config.tree.references import try_resolve
+from worldsmith.planning.batches import assumed_batches
+from worldsmith.planning.published_parts import with_published_parts
+from worldsmith.planning.simulation.simulated_run import simulate
+
+
+@pytest.mark.parametrize("every_pack", [False, True])
+def test_a_step_of_five_equal_batches_is_found_from_three(every_pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PLACES:
+        monkeypatch.delenv(name, raising=False)
+    config = try_resolve(get_recipe("cogvideox_2b_tiny"), keep_unset=True)[0]
+    config.trainer.grad_accum_iter = 5
+    config.model.config.parallelism.reduce_every_pack = every_pack
+    with with_published_parts(config) as stated:
+        batches = assumed_batches(stated.config, fill=0.1).batches
+        short = simulate(stated.config, batches, ranks=2)
+        whole = simulate(stated.config, [list(batch) for batch in batches], ranks=2)
+    assert len(batches) == 5
+    few = {"rel": 1e-3}  # bytes: each batch has a loss, and the losses of all are added up at the end
+    assert short.moved_bytes == pytest.approx(whole.moved_bytes, **few)
+    assert [phase.peak for phase in short.phases] == pytest.approx([phase.peak for phase in whole.phases], **few)
+    but = {"phases": (), "seconds": 0, "moved_bytes": 0}
+    assert replace(short, **but) == replace(whole, **but)
