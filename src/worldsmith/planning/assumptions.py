@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.planning.memory_verdict import COMMUNICATION, CONTEXT, FRAGMENTATION
 from worldsmith.planning.run_time import FORWARD
-from worldsmith.planning.seconds import EFFICIENCIES, Range
+from worldsmith.planning.seconds import EFFICIENCIES, HOP, NETWORK_HOP, Range
 from worldsmith.planning.surroundings import PROCESS, WORKER
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def assumptions(
         links = f"{gpu.link / 1e9:g} GB/s one way between GPUs of a machine"
         if ranks > gpu.per_machine:
             links += f", {gpu.network / 1e9:g} GB/s between machines for each GPU"
+            links += f"; {HOP * 1e6:g} us for a hop, {NETWORK_HOP * 1e6:g} us between machines, by a tree or a ring"
         found["links"] = f"{share(EFFICIENCIES['links'][0])} of {links}; fast: hidden behind computation, slow: not"
     disk = EFFICIENCIES["disk"][0]
     found["saves"] = f"written at {disk.fast / 1e9:g} to {disk.slow / 1e9:g} GB/s in all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil, log2
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
@@ -43,6 +44,9 @@ EFFICIENCIES = {
     "staging": (Range(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
 }
 """What is assumed of the machine, fast and slow, and of what it is a share."""
+STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
+"""Assumed: seconds until a collective has started, of a hop inside a machine, and of one between machines: those by
+which NCCL chooses among its algorithms for large tensors."""
 HIDDEN = ("dp_shard", "dp_replicate", "world")
 """Groups whose collectives can go on beside the computation; those of a context must end first."""
 
@@ -79,7 +83,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
     computed = sum(terms.values(), NOTHING)
     hidden = waited = NOTHING
     for traffic in work.traffic:
-        seconds = over(traffic.sent, rate(traffic, gpu), "links")
+        seconds = over(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
         place = "between machines" if leaves(traffic, gpu) else "inside a machine"
         terms[place] = terms.get(place, NOTHING) + seconds
         if traffic.group in HIDDEN:
@@ -102,6 +106,15 @@ def over_rates(amount: float, rates: Range) -> Range:
 def leaves(traffic: Traffic, gpu: Gpu) -> bool:
     """Whether the group has ranks on more than one machine."""
     return traffic.span > gpu.per_machine
+
+
+def latency(traffic: Traffic, gpu: Gpu) -> Range:
+    """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all of them."""
+    machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
+    times = 2 if traffic.op == "all_reduce" else 1
+    tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
+    ring = HOP * (traffic.ranks - machines) + NETWORK_HOP * (machines - 1)
+    return Range(STARTED + times * tree, STARTED + times * ring)
 
 
 def rate(traffic: Traffic, gpu: Gpu) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from worldsmith.distributed.gpus import GPUS, Gpu, find_gpu
-from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, rate, step_seconds
+from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, latency, rate, step_seconds
 from worldsmith.planning.work import StepWork, Traffic
 
 H100, A100 = GPUS["h100-80"], GPUS["a100-80"]
@@ -152,8 +152,9 @@ def test_collectives_of_weights_are_hidden_at_best_and_those_of_a_context_never(
     shared = replace(quiet, traffic=[Traffic("all_to_all", "context", 8, 8, 1, 10**9)])
     alone, hidden, waited = (seconds(work, H100, True) for work in (quiet, gathered, shared))
     assert hidden.total.fast == alone.total.fast
-    assert waited.total.fast == pytest.approx(alone.total.fast + 0.875e9 / (H100.link * 0.85))
-    assert hidden.total.slow == waited.total.slow == pytest.approx(alone.total.slow + 0.875e9 / (H100.link * 0.6))
+    sent, wait = 0.875e9 / H100.link, latency(gathered.traffic[0], H100)
+    assert waited.total.fast == pytest.approx(alone.total.fast + sent / 0.85 + wait.fast)
+    assert hidden.total.slow == waited.total.slow == pytest.approx(alone.total.slow + sent / 0.6 + wait.slow)
     drowned = replace(quiet, traffic=[Traffic("all_reduce", "dp_replicate", 2, 9, 1, 10**13)])
     assert seconds(drowned, H100, True).bound == "between machines"
 
@@ -170,3 +171,22 @@ def test_collectives_of_weights_are_hidden_at_best_and_those_of_a_context_never(
 )
 def test_the_rate_of_a_group(op: str, ranks: int, span: int, expected: float) -> None:
     assert rate(Traffic(op, "dp_shard", ranks, span, 1, 1), H100) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "span", "fast", "slow"),
+    [
+        ("all_gather", 8, 8, 8.4 + 3 * 3.4, 8.4 + 7 * 3.4),
+        ("reduce_scatter", 4096, 4096, 8.4 + 3 * 3.4 + 9 * 14, 8.4 + 3584 * 3.4 + 511 * 14),
+        ("all_reduce", 512, 4089, 8.4 + 2 * 9 * 14, 8.4 + 2 * 511 * 14),  # one GPU of each machine
+        ("all_gather", 6, 48, 8.4 + 3 * 14, 8.4 + 5 * 14),
+    ],
+)
+def test_the_latency_of_a_call_grows_with_the_group(op: str, ranks: int, span: int, fast: float, slow: float) -> None:
+    """In microseconds; and a step of many small calls takes as long."""
+    traffic = Traffic(op, "dp_shard", ranks, span, 10, 0)  # type: ignore[arg-type]
+    found = latency(traffic, H100)
+    assert (found.fast, found.slow) == pytest.approx((fast * 1e-6, slow * 1e-6))
+    quiet = replace(LLAMA_8B.step(8192, 8192, 8), traffic=[])
+    longer = seconds(replace(quiet, traffic=[traffic]), H100, True).total.slow - seconds(quiet, H100, True).total.slow
+    assert longer == pytest.approx(10 * found.slow)
