@@ -109,7 +109,7 @@ def leaves(traffic: Traffic, gpu: Gpu) -> bool:
 
 
 def latency(traffic: Traffic, gpu: Gpu) -> Range:
-    """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all of them."""
+    """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all."""
     machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
     times = 2 if traffic.op == "all_reduce" else 1
     tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))

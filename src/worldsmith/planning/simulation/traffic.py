@@ -28,6 +28,8 @@ OPS: Mapping[str, Collective] = {
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
 }
+OF_TOKENS = ("all_to_all", "broadcast")
+"""Collectives that nothing but a shared context calls for."""
 NAMESPACES = ("c10d", "_c10d_functional")
 
 
@@ -85,7 +87,7 @@ class TrafficRecorder:
         return [
             Traffic(
                 op=op,
-                group=self.names.get(ranks, "other"),
+                group=self._group(op, ranks),
                 ranks=len(ranks),
                 span=ranks[-1] - ranks[0] + 1,
                 calls=len(payloads),
@@ -93,6 +95,11 @@ class TrafficRecorder:
             )
             for (op, ranks), payloads in found.items()
         ]
+
+    def _group(self, op: Collective, ranks: tuple[int, ...]) -> str:
+        """What the ranks share. Those of a context may be all among which the weights are cut, too."""
+        found = self.names.get(ranks, "other")
+        return "context" if found == "dp_shard" and op in OF_TOKENS else found
 
 
 def ranks_of(arguments: Sequence[Any]) -> tuple[int, ...]:
