@@ -1,6 +1,6 @@
 """`worldsmith plan`: what a run would need, before it has a GPU.
 
-Exit codes: 0 planned, 2 the run could not be planned, or a mistake of the user.
+Exit codes: 0 planned, 1 nothing that --fit tried fits, 2 the run could not be planned, or a mistake of the user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
 from worldsmith.config.declare.configurable import walk
-from worldsmith.config.errors import ConfigError
+from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 
 HELP = (
@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"which ones: such as h200, or memory such as 24GB (default: {USUAL})",
     )
     parser.add_argument("--quick", action="store_true", help="only parameters and what they take, in a second")
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="look for settings with which it fits, or is faster, and print the three best as override words: "
+        "recomputation, packs, degrees, formats, adapters; takes minutes",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --fit: write the best as a run, .yaml or .json")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.epilog = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
 
@@ -50,7 +57,13 @@ read_words = run_source.read_words
 
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigError or UserError for what the user can mend."""
+    if args.output and not args.fit:
+        raise UserError("-o names the file for the best setting, which --fit looks for")
     with mistakes_of_the_user():
+        if args.fit:
+            from worldsmith.cli.fit_run import run_fit
+
+            return run_fit(args)
         loaded, unset = load(args)
         for warning in loaded.warnings:
             if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are

@@ -175,14 +175,20 @@ def simulate(
     `phases`: what else is carried out then, see `other_phases`.
     """
     start = time.perf_counter()
-    alike = all(batch is batches[0] for batch in batches)
-    simulated = batches[:DIFFERENT] if alike else batches
+    simulated, repeats = different(batches)
     with simulated_run(config, simulated, ranks=ranks, rank=rank) as run:
-        work = measure(run, start=start, repeats=len(batches) - len(simulated))
+        work = measure(run, start=start, repeats=repeats)
         if not phases:
             return work
         others = other_phases(run, phases)
         return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
+
+
+def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """Those that are simulated, and how many are as the second of them beside it."""
+    alike = all(batch is batches[0] for batch in batches)
+    simulated = batches[:DIFFERENT] if alike else batches
+    return simulated, len(batches) - len(simulated)
 
 
 def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:

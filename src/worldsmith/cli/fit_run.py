@@ -1,0 +1,80 @@
+"""`worldsmith plan --fit`: settings with which a run fits, as words and as a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.plan_run import least_ranks
+from worldsmith.cli import run_source
+from worldsmith.cli.action import show
+from worldsmith.cli.config.convert import write_new
+from worldsmith.cli.plan import load
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.write.convert import convert
+from worldsmith.distributed.gpus import find_gpu
+
+FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    """Prints what was found and writes the best. Raises UserError before the search for a file that cannot be made."""
+    from worldsmith.planning.fit import Fitting
+    from worldsmith.planning.fit_text import fit_facts, fit_lines
+
+    gpu, output = find_gpu(args.gpu), args.output and Path(args.output)
+    if output and output.suffix not in FORMS:
+        raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}")
+    if output and output.exists():
+        raise UserError(f"{output} is there already; name another file")
+    loaded, _ = load(args)
+    ranks = args.gpus or least_ranks(loaded.tree)
+    told = tell if sys.stderr.isatty() else (lambda text: None)
+    fits = Fitting(lambda words: load(with_words(args, words))[0], ranks=ranks, gpu=gpu, told=told).find()
+    told("")
+    if output and fits.best:
+        best = with_words(args, fits.best[0].setting.words)
+        write_new(str(output), convert(raw(best), FORMS[output.suffix]).text, False)
+    command = [*(["torchrun", f"--nproc-per-node={ranks}", "-m"] if 1 < ranks <= gpu.per_machine else [])]
+    command += ["worldsmith", "train", *run_words(args)]
+    lines = [*fit_lines(fits, gpu, command)]
+    if output and fits.best:
+        lines += ["", f"written: {output}; worldsmith train {output}"]
+    code = 0 if fits.best else 1
+    return show(Result(() if args.json else lines, fit_facts(fits), code), as_json=args.json)
+
+
+def with_words(args: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
+    """The same run, changed by further words."""
+    changed = copy(args)
+    changed.overrides = [*args.overrides, *words]
+    return changed
+
+
+def raw(args: argparse.Namespace) -> Loaded:
+    """With its references to the environment."""
+    draft, _, overrides = run_source.draft_run(args)
+    return finish(draft, overrides, keep_unset=True)
+
+
+def run_words(args: argparse.Namespace) -> list[str]:
+    """What names the run on a command line, up to further words."""
+    _, words, _ = run_source.draft_run(args)
+    if args.base:
+        return ["--base", *args.base, "--", *words]
+    if args.module:
+        return ["--module", args.module, "--config", args.config, "--", *words]
+    if args.spec:
+        said = args.spec_words or []
+        return ["--spec", args.spec, *said, "--", *words[len(said) :]]
+    return [args.source or args.sft_toml, "--", *words]
+
+
+def tell(text: str) -> None:
+    """On one line of the terminal, which the next one replaces."""
+    print(f"\r\033[K{text[:98]}", end="", file=sys.stderr, flush=True)

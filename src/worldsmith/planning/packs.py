@@ -1,0 +1,89 @@
+"""The same samples of a step in more and smaller packs, or in fewer and larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FACTORS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a pack, and where each limit is written in the run tree."""
+
+    tokens: int | None
+    samples: int | None
+    tokens_path: str = "dataloader_train.max_sequence_length"
+    samples_path: str = "dataloader_train.max_samples_per_batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What a rank works on in a step, pack by pack."""
+
+    batches: Sequence[Sequence[Any]]
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> str:
+        most = max(map(tokens_of, self.batches))
+        samples = max(map(len, self.batches))
+        return f"{most:,} tokens ({samples} sample{'s' * (samples != 1)})"
+
+
+def packings(batches: Sequence[Sequence[Any]], limits: Limits, *, larger: bool) -> list[Packing]:
+    """From the largest packs to the smallest; those of the run are among them. `larger` allows larger ones."""
+    merged = [merge(batches, times, limits) for times in reversed(FACTORS) if larger and len(batches) % times == 0]
+    halved = [made for times in FACTORS if (made := split(batches, times, limits)) is not None]
+    return [*merged, Packing(batches), *halved]
+
+
+def merge(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packing:
+    """So many packs in one."""
+    groups = [batches[start : start + times] for start in range(0, len(batches), times)]
+    tokens, samples = (limit and limit * times for limit in (limits.tokens, limits.samples))
+    return Packing(
+        [[sample for pack in group for sample in pack] for group in groups], limit_words(limits, tokens, samples)
+    )
+
+
+def split(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packing | None:
+    """Each pack as so many; None where it cannot be divided evenly enough for smaller limits to do the same."""
+    parts = [part for pack in batches for part in balanced(pack, times)]
+    if not all(parts):
+        return None
+    most = max(map(len, parts))
+    tokens, samples = limits.tokens, limits.samples
+    if samples is not None:
+        if samples % times:
+            return None
+        samples //= times
+        if most > samples:
+            return None
+    if tokens is not None:
+        smaller = max(map(tokens_of, parts)) + 1
+        if smaller >= tokens:
+            return None
+        tokens = smaller
+    elif samples is None:
+        return None
+    return Packing(parts, limit_words(limits, tokens, samples))
+
+
+def balanced(pack: Sequence[Any], count: int) -> list[list[Any]]:
+    """So many parts of about as many tokens: each sample, the longest first, goes where there are fewest."""
+    parts: list[list[Any]] = [[] for _ in range(count)]
+    for sample in sorted(pack, key=lambda sample: -sample.num_tokens):
+        min(parts, key=lambda part: (tokens_of(part), len(part))).append(sample)
+    return parts
+
+
+def tokens_of(pack: Sequence[Any]) -> int:
+    return sum(sample.num_tokens for sample in pack)
+
+
+def limit_words(limits: Limits, tokens: int | None, samples: int | None) -> dict[str, str]:
+    found = {limits.tokens_path: tokens, limits.samples_path: samples}
+    return {path: str(limit) for path, limit in found.items() if limit is not None}
