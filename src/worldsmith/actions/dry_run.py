@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,11 @@ from worldsmith.checkpoint.run.folders import find_latest, gone_back
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream import dataset_record
+from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.record_lock import in_use
 from worldsmith.files.writable import nearest_folder
@@ -27,12 +28,8 @@ from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import (
     build_optimizer,
     check_space,
-    checkpoint_size,
-    describe_states,
-    kept_checkpoints,
     lack_of_memory,
     schedule_remarks,
-    size,
     start_of,
 )
 from worldsmith.training.run_folder import completion, require_same_run, run_path
@@ -44,7 +41,13 @@ from worldsmith.training.start_checks import (
     steps_done,
     wanted_moments,
 )
-from worldsmith.training.start_lines import describe_start, model_lines, step_lines, validation_lines
+from worldsmith.training.start_lines import (
+    describe_start,
+    model_lines,
+    state_lines,
+    step_lines,
+    validation_lines,
+)
 from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
@@ -65,6 +68,10 @@ class DryRun(Action):
         """The run, with its references resolved."""
         resume_changed: bool = False
         """The run folder may be that of a run with another config or other data."""
+        gpus: Count | None = None
+        """Processes of the run; null: what WORLD_SIZE says, or one."""
+        gpu: str | None = None
+        """The GPU that a step is planned for; null: the one that is here. Without any a dry run is quick."""
 
     config: Config
 
@@ -73,12 +80,14 @@ class DryRun(Action):
 
     def lines(self) -> Iterator[str]:
         tree: Any = self.config.run
-        folder, processes = run_path(tree.job), int(os.environ.get("WORLD_SIZE", "1"))
+        gpu = gpu_of_plan(self.config.gpu)
+        folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
         if complete is not None:
             yield complete
         else:
             yield from plan_run(tree, folder, world_size=processes, resume_changed=self.config.resume_changed)
+            yield from step_plan_lines(tree, processes, gpu)
 
 
 def plan_run(
@@ -112,9 +121,8 @@ def plan_run(
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
-    yield checkpoint_line(config, checkpoint_size(config, model, world_size), place)
+    yield from state_lines(config, model, world_size, place)
     states = state_bytes(table_of(model), config, degrees)
-    yield f"memory       {describe_states(states)}, before activations"
     lack = lack_of_memory(states, World(device=present_device()), min(world_size, local_size()))
     if lack is not None:
         yield f"note         here the run would not start: {lack}"
@@ -145,13 +153,33 @@ def plan_run(
         raise too_small
 
 
-def checkpoint_line(config: Trainer.Config, needed: int, place: Path) -> str:
-    """The size of a checkpoint against the free space."""
-    kept = kept_checkpoints(config)
-    return (
-        f"checkpoint   {size(needed)} each, at most {kept} at once = {size(kept * needed)}; "
-        f"free: {size(shutil.disk_usage(place).free)}"
-    )
+def gpu_of_plan(word: str | None) -> Gpu | None:
+    """The GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
+    device = present_device()
+    if word is None and device.startswith("cuda"):
+        word = word_of_device(device)
+    return None if word is None else find_gpu(word)
+
+
+def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
+    """Memory, what makes it, seconds and hours, from a step without memory, which takes seconds to a minute.
+
+    What goes wrong in it does not keep a run from starting.
+    """
+    if gpu is None:
+        yield "plan         with --gpu h100-80, or another: memory at its worst, whether that fits, seconds and hours"
+        return
+    from worldsmith.planning.plan import make_plan
+    from worldsmith.planning.text import line, memory_lines, time_lines
+
+    try:
+        plan = make_plan(config, ranks, gpu)
+    except Exception as error:
+        yield f"note         the step cannot be carried out without memory: {type(error).__name__}: {error}"
+        return
+    yield from line("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
+    yield from memory_lines(plan)
+    yield from time_lines(plan)
 
 
 def weight_lines(

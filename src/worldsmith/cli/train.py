@@ -12,7 +12,7 @@ import shlex
 import sys
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, mistakes_of_the_user, show
@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="simulate every rank's first step, a save, a resume and the exports, without a GPU; say what would fail",
     )
-    parser.add_argument("--gpus", type=count_from(1), metavar="N", help="with --rehearse: ranks of the run")
+    parser.add_argument("--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: ranks of the run")
+    parser.add_argument(
+        "--gpu", metavar="WORD", help="with --dryrun: plan its memory and time too, as `worldsmith plan` does"
+    )
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
@@ -72,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
     if args.show_tree and not args.dryrun:
         raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
-    if args.gpus and not args.rehearse:
-        raise UserError("--gpus goes with --rehearse; `worldsmith launch --nproc-per-node N` starts N processes")
+    if args.gpu and not args.dryrun:
+        raise UserError("--gpu goes with --dryrun, and with `worldsmith plan`")
+    if args.gpus and not (args.rehearse or args.dryrun):
+        raise UserError(
+            "--gpus goes with --rehearse and --dryrun; `worldsmith launch --nproc-per-node N` starts N processes"
+        )
     adopt_parent_run(args)
     if args.rehearse:
         return rehearse(args)
@@ -83,18 +90,22 @@ def run(args: argparse.Namespace) -> int:
     for warning in loaded.warnings if is_main else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
-        return dryrun(loaded.tree, resume_changed=args.resume_changed, show_tree=args.show_tree)
+        asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
+        return dryrun(loaded.tree, show_tree=args.show_tree, **asked)
     follow_launcher()
     launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
-def dryrun(tree: Trainer.Config, *, resume_changed: bool, show_tree: bool) -> int:
-    """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan."""
+def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
+    """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan.
+
+    `asked` are settings of the dry run.
+    """
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(DryRun.Config(run=tree, resume_changed=resume_changed).build().run())
+        code = show(DryRun.Config(run=tree, **asked).build().run())
     print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
     return code
 

@@ -98,6 +98,15 @@ def gpu_of_device(device: str) -> Gpu | None:
     return max(found, key=lambda match: match[0])[1] if found else None
 
 
+def word_of_device(device: str) -> str:
+    """What `find_gpu` knows the GPU "cuda:0" of this machine by, of one that is not known its memory."""
+    import torch
+
+    about = torch.cuda.get_device_properties(device)
+    known = gpu_of_device(about.name)
+    return f"{about.total_memory / GIB:.1f}GiB" if known is None else known.name
+
+
 def holding(memory: int) -> list[Gpu]:
     """Those with at least so much memory, the smallest first."""
     return sorted((gpu for gpu in GPUS.values() if gpu.memory >= memory), key=lambda gpu: gpu.memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import counts, table_of
 from worldsmith.monitor.short_text import short_number
-from worldsmith.training.preflight import start_of
+from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.preflight import checkpoint_size, describe_states, kept_checkpoints, size, start_of
+from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
     from worldsmith.data.stream.loader import PackingDataLoader
+    from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.trainer import Trainer
     from worldsmith.training.validation import Validator
@@ -28,6 +32,7 @@ def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
     for callback in trainer.callbacks.values():
         yield from callback.start_lines(trainer)
     yield from model_lines(config, trainer.model.network, task, trainer.state.optimizer)
+    yield from state_lines(config, trainer.model, trainer.world.size, trainer.run_folder)
     yield f"data         {task.describe_data(loader)}"
     yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
     yield from validation_lines(config, trainer.validator)
@@ -53,6 +58,17 @@ def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimize
         *(f"{word:<13}{line}" for word, line in task.describe_weights(base_rates(network, optimizer))),
         *([] if expected is None else [f"expect       {expected}"]),
     ]
+
+
+def state_lines(config: Trainer.Config, model: Model, processes: int, place: Path) -> Iterator[str]:
+    """What a process holds from step to step, and a checkpoint's size against the free space of `place`."""
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, processes))
+    yield f"states       {describe_states(states)}, before activations"
+    checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
+    yield (
+        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
+        f"free: {size(shutil.disk_usage(place).free)}"
+    )
 
 
 def decay_lines(optimizer: Optimizer) -> Iterator[str]:

@@ -292,9 +292,8 @@ class Trainer(Configurable):
             logger.warning("changed since the run was started: %s", line)
         prepare_process(config.trainer, self.world)
         self._build()
-        for remark in check_space(config, self.model, self.world.size, self.checkpointer.folder):
-            self._warn("%s", remark)
-        for remark in self._validation_remarks():
+        space = check_space(config, self.model, self.world.size, self.checkpointer.folder)
+        for remark in chain(schedule_remarks(config), space, self._validation_remarks()):
             self._warn("%s", remark)
         if checkpoint is not None:
             self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
@@ -326,8 +325,6 @@ class Trainer(Configurable):
             checkpointer=self.checkpointer,
             run_folder=self.run_folder,
         )
-        for remark in schedule_remarks(config) if world.is_main else ():
-            logger.warning("%s", remark)
         require_same_dataset(world, self.state.loader.dataset)
         self.validator: Validator | None = None
         if config.trainer.run_validation:

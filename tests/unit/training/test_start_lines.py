@@ -14,7 +14,7 @@ from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.training.trainer import Trainer
 
-SAID = ("run folder", "model", "data", "step", "run")
+SAID = ("run folder", "model", "states", "data", "step", "run")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def test_a_start_says_once_what_its_dry_run_says(world: Path, tmp_path: Path, ca
     assert plan == [
         f"run folder   {tmp_path / 'run'} (new, random weights)",
         "model        toy: 40 parameters, 40 trained, 0 frozen, with a running average",
+        "states       0.0 MiB on each process (weights 0.0 MiB, gradients 0.0 MiB, moments 0.0 MiB, average 0.0 MiB), "
+        "before activations",
         f"data         6 samples in {world / 'rows.txt'}; left out: none",
         "step         2 packs, about 4 samples and 16 tokens",
         "run          8 steps, about 32 samples and 128 tokens: 5.3 passes over the data",

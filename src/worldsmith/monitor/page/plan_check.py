@@ -66,7 +66,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
     plan, same = run.plan, not why_incomparable(run)
     peak, before = (run.metrics.latest.get(f"{name}_bytes") for name in ("peak_memory", "memory_before"))
     held = peak - before if peak is not None and before is not None else None
-    planned = number(plan, "memory.peak_bytes")
+    planned = planned_peak(plan)
     if devices(run):
         yield Check("memory", "Peak memory", planned, planned, held, "tensors on the GPU", same)
     else:
@@ -147,11 +147,16 @@ def checks_in_a_line(checks: list[Check]) -> str:
 
 def plan_in_a_line(plan: Mapping[str, Any]) -> str:
     """For a log, before anything is measured."""
-    peak, needed, there = (size(number(plan, f"memory.{name}_bytes")) for name in ("peak", "needed", "gpu"))
+    needed, there = (size(number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
-    told = f"peak memory {peak}, with margins {needed} of {there}: {verdict}"
+    told = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
     fast, slow = (number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
     return f"{told}; a step {seconds(fast)} to {seconds(slow)}" if fast else told
+
+
+def planned_peak(plan: Mapping[str, Any]) -> float:
+    """Bytes of tensors at the worst moment, with encoders that are beside it."""
+    return number(plan, "memory.peak_bytes") + number(plan, "memory.encoders_bytes")
 
 
 def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

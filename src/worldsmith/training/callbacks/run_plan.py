@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.declare.ranges import NotNegative
-from worldsmith.distributed.gpus import GIB, gpu_of_device
+from worldsmith.distributed.gpus import GIB, word_of_device
 from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
 from worldsmith.training.callbacks.base import Callback
 
@@ -121,13 +121,9 @@ def plan_words(run_folder: Path, processes: int, device: str) -> list[str]:
 
 
 def gpu_word(device: str) -> str:
-    """What `worldsmith plan` calls the GPU; memory alone for one that it does not know, and for a machine without."""
+    """What `worldsmith plan` calls the GPU; of a machine without, its memory."""
     if device.startswith("cuda"):
-        import torch
-
-        about = torch.cuda.get_device_properties(device)
-        known = gpu_of_device(about.name)
-        return f"{about.total_memory / GIB:.1f}GiB" if known is None else known.name
+        return word_of_device(device)
     import psutil
 
     return f"{psutil.virtual_memory().total / GIB:.1f}GiB"

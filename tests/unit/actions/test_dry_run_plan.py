@@ -1,0 +1,65 @@
+"""A dry run has the plan of a step on the GPU that is named or there, and is quick without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_runs import make_world, toy_config
+
+from worldsmith.actions.dry_run import DryRun
+from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.references import resolve
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
+    return resolve(toy_config(make_world(tmp_path / "world")))
+
+
+def lines_of(run: Any, **asked: Any) -> list[str]:
+    action: DryRun = DryRun.Config(run=run, **asked).build()
+    return list(action.lines())
+
+
+def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
+    quick, lines = lines_of(run), lines_of(run, gpu="h100-80", gpus=2)
+    assert "processes    2 (replicate 1 × shard 2)" in lines
+    start = next(number for number, line in enumerate(lines) if line.startswith("plan "))
+    assert lines[start].startswith(
+        "plan         a step without memory on 2 × h100-80: 4 samples with 16 tokens, the most"
+    )
+    assert any(line.startswith("memory       FITS: ") for line in lines[start:])
+    words = [line[:13].strip() for line in lines[start:]]
+    assert [word for word in words if word] == ["plan", "memory", "peak", "fits on", "step", "time"]
+    assert quick[-1].startswith("plan         with --gpu h100-80")
+    assert [line[:13] for line in quick[:-1]] == [line[:13] for line in lines[:start]]
+
+
+def test_the_gpu_of_the_machine_needs_no_word(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worldsmith.actions.dry_run.present_device", lambda: "cuda:0")
+    monkeypatch.setattr("worldsmith.actions.dry_run.word_of_device", lambda device: "l40s")
+    monkeypatch.setattr("worldsmith.actions.dry_run.lack_of_memory", lambda *about: None)
+    assert any(line.startswith("plan         a step without memory on 1 × l40s: ") for line in lines_of(run))
+
+
+def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*about: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("worldsmith.planning.plan.make_plan", fail)
+    *_, last = lines_of(run, gpu="24GB")
+    assert last == "note         the step cannot be carried out without memory: RuntimeError: no such kernel"
+
+
+def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:
+    with pytest.raises(UserError, match="there is no GPU 'h1000'"):
+        next(DryRun.Config(run=run, gpu="h1000").build().lines())
+
+
+def test_words_that_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "vision_sft_tiny", "--gpu", "h200"]) == 2
+    assert "--gpu goes with --dryrun" in capsys.readouterr().err
