@@ -29,6 +29,7 @@ RATIO = r"ratio \d+\.\d\d"
         ("chat_data.py", ["--quick"], [RATIO, "equal to the last bit", r"16000 tokens: \d\d\.\d\d % full in order"]),
         ("reasoner_step.py", ["--quick", "--samples", "4"], [RATIO, r"grows by \d+ MiB", r"value: \d\.\de-0[5-9]"]),
         ("reasoner_peers.py", ["--quick", "--samples", "6"], [RATIO, r"images: .* \d+ supervised"]),
+        ("plan_memory.py", ["--quick"], [r"\| full \| no \| \d+ \| \d+ \| (1\.0|0\.9[5-9])"]),
         ("gpu/nano_step.py", ["--tiny", "--steps", "1"], [r"\| LoRA, 2 layers, \d+ short clips \|", "long clips"]),
     ],
 )  # fmt: skip
@@ -47,11 +48,15 @@ def test_benchmark_runs(script, words, expected, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the program would measure")
-def test_without_a_gpu_the_gpu_benchmark_says_what_it_would_measure(monkeypatch, capsys):
-    script = FOLDER / "gpu/nano_step.py"
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gpu/nano_step.py", "model FLOPs per second"), ("plan_memory_gpu.py", "with torch.cuda.max_memory_allocated")],
+)
+def test_without_a_gpu_a_gpu_benchmark_says_what_it_would_measure(name, said, monkeypatch, capsys):
+    script = FOLDER / name
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.syspath_prepend(str(script.parent))
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert end.value.code == 0
-    assert "model FLOPs per second" in capsys.readouterr().out
+    assert said in capsys.readouterr().out

@@ -1,6 +1,8 @@
-"""What a simulation says of memory and operations against real runs: to 5 % by a tracker, and by PyTorch's profiler.
+"""What a simulation says of memory, operations and communication against real runs.
 
-The profiler counts what the allocator gives, also inside kernels; it does not see what NumPy makes.
+Memory to 5 %, by a tracker and by PyTorch's profiler, which counts what the allocator gives, also inside kernels, but
+not what NumPy makes. Operations to 1 % by PyTorch's counter, communication to 1 % by what the kernel of the system has
+passed on.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import plan_ranks
 import pytest
 from launch import launch
 from plan_cases import FAMILIES, case_batches, case_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from worldsmith.distributed.world import World
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, simulate
 
 ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux"]
 ON_TWO = ["cosmos3.bf16.average", "wan.twice.every_pack"]
@@ -86,7 +91,37 @@ def test_each_rank_holds_what_was_predicted(ranks: int, case: str, measured: Mea
     config = case_config(case)
     batches = case_batches(case, config)
     for rank, found in zip((0, ranks - 1), measured(ranks, case), strict=True):
-        require_equal(simulate(config, batches, ranks=ranks, rank=rank).to_json(), found)
+        predicted = simulate(config, batches, ranks=ranks, rank=rank)
+        require_equal(predicted.to_json(), found)
+        payloads = [{t["op"]: t["payload"] for t in work["traffic"]} for work in (predicted.to_json(), found["work"])]
+        assert payloads[0] == pytest.approx(payloads[1], rel=0.01, abs=2000)
+        # Gloo has no operation that reduces and scatters: it sums everywhere.
+        sent = sum(traffic.sent * (1 + (traffic.op == "reduce_scatter")) for traffic in predicted.traffic)
+        if found["carried"] is not None and sent > 2**21:  # where headers, and what the ranks agree on, are little
+            assert ranks * sent == pytest.approx(found["carried"], rel=0.01)
+
+
+@pytest.mark.parametrize("family", slow(list(FAMILIES), ["cosmos3"]))
+def test_operations_are_those_that_pytorch_counts(family: str, parts: Path) -> None:
+    """And those that the family's task counts without a run; recomputation is told apart."""
+    config = case_config(family)
+    batches = case_batches(family, config)
+    predicted = simulate(config, batches, ranks=1)
+    again = simulate(case_config(f"{family}.full"), batches, ranks=1)
+    run = TrackedRun(as_simulated(config), World(), MemoryTracker(), batches)
+    run.build()
+    run.model.draw_weights(0)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it does not know a CPU's kernel
+        run.step()
+    assert predicted.model_flops == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert again.model_flops == pytest.approx(predicted.model_flops, rel=0.01)
+    assert again.hardware_flops > 1.1 * again.model_flops
+    counted = run.task.count_flops(batches[0])
+    assert counted is not None
+    if family in ("cosmos3", "vision_language"):  # whose arithmetic leaves out what is masked or padded
+        assert 0.85 < counted / predicted.model_flops < 1
+    else:
+        assert counted == pytest.approx(predicted.model_flops, rel=0.01)
 
 
 def require_equal(predicted: dict[str, Any], found: dict[str, Any]) -> None:
@@ -103,4 +138,4 @@ def require_equal(predicted: dict[str, Any], found: dict[str, Any]) -> None:
         for kind in ("parameters", "moments", "average"):
             assert phase["kinds"].get(kind, 0) == pytest.approx(other["kinds"].get(kind, 0), rel=0.05), kind
     peak = max(phase["peak"] for phase in predicted["phases"] if phase["name"] != "building")
-    assert peak == pytest.approx(found["allocated"], rel=0.05)
+    assert peak == pytest.approx(found["allocated"], rel=0.05, abs=2**19)  # workspaces do not shrink

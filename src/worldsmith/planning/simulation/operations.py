@@ -25,7 +25,7 @@ class OperationCounter:
 
     flops: int = 0
     repeated_flops: int = 0
-    """Of the former, those of recomputation."""
+    """Of the former, those of recomputation, also inside the kernels of attention."""
     attention_flops: int = 0
     """Of the first, those of attention."""
     moved_bytes: int = 0
@@ -55,7 +55,8 @@ class OperationCounter:
             self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
         else:
             self.flops += flops
-            self.repeated_flops += flops * repeated
+            computes_scores_again = "attention" in func.__name__ and "backward" in func.__name__
+            self.repeated_flops += flops if repeated else flops // 5 * computes_scores_again  # one of five products
             self.attention_flops += flops * ("attention" in func.__name__)
 
 
