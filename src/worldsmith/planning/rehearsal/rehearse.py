@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsmith.config import WrongValueError
 from worldsmith.planning.published_parts import with_published_parts
+from worldsmith.planning.quick import quick_plan
 from worldsmith.planning.rehearsal.collectives import compare_traces, count, in_words
 from worldsmith.planning.rehearsal.export_plan import Exports, rehearse_exports
 from worldsmith.planning.rehearsal.rank_run import Cast, quietly, record_rank, resume_rank, write_layout
@@ -45,8 +46,8 @@ class Rehearsal:
     records: Sequence[RankRecord] = ()
     resumed: Sequence[int] = ()
     """Numbers of ranks with which the checkpoint was read again."""
-    written: int = 0
-    """Bytes of the checkpoint of the network that was rehearsed."""
+    checkpoint_bytes: int = 0
+    """Of the whole network's checkpoint, by arithmetic."""
     assumptions: Sequence[str] = ()
     """What was taken for parts of the model that are not at hand."""
     exports: Exports = field(default_factory=Exports)
@@ -73,8 +74,9 @@ class Rehearsal:
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
-        files = sum(bool(record.plans[part].items) for record in self.records for part in first.plans)
-        yield f"save         {tensors:,} tensors, {self.written / 2**30:.2f} GiB in {files} files, each number once"
+        of_these = " of this shorter network" if self.layers else ""
+        whole = f"{self.checkpoint_bytes / 2**30:.1f} GiB"
+        yield f"save         {tensors:,} tensors{of_these}, each number once; a checkpoint of the run takes {whole}"
         yield f"resume       on {', '.join(map(str, self.resumed))} ranks"
         yield from (f"export       {name}: {words}" for name, words in self.exports.written.items())
         yield from (f"export       {name}: not for this model: {why}" for name, why in self.exports.refused.items())
@@ -98,6 +100,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     done.rehearsed = chosen_ranks(ranks, degrees)
     with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
+        done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
         short = config if layers is None else shorten(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"
         cast = Cast(short, place)
@@ -134,8 +137,6 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     except (ValueError, AssertionError) as error:
         yield Finding("save", f"torch.distributed.checkpoint refuses the plan: {error}")
         return
-    entries: Any = [entry for joined in metadata.values() for entry in joined.state_dict_metadata.values()]
-    done.written = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries)
     assert done.degrees is not None
     checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
     # Others than the same ranks read what ranks have written that were not rehearsed.

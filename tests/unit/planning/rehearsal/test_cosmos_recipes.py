@@ -1,0 +1,34 @@
+"""Every full-size recipe of Cosmos3 and of the reasoners is sound on 8 ranks; all of them on many."""
+
+from __future__ import annotations
+
+import pytest
+from rehearsals import FULL, REFUSED, check_eight, full_size, rehearsed
+
+
+@pytest.mark.parametrize("name", full_size("cosmos3", "vision_language"))
+def test_a_full_size_recipe_on_8_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_eight(name, monkeypatch)
+
+
+def test_there_are_full_size_recipes_of_every_family() -> None:
+    assert len(FULL) >= 29
+    families = [full_size(family) for family in ("cosmos3", "vision_language", "cogvideox", "flux", "wan")]
+    assert all(families)
+    assert sum(map(len, families)) == len(FULL)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_recipe_that_no_start_accepts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = rehearsed(name, monkeypatch).findings
+    assert REFUSED[name] in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [64, 512])
+@pytest.mark.parametrize("name", [name for name in FULL if not name.endswith("_lora")])
+def test_a_full_size_recipe_on_many_ranks(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last, and those at the borders of groups."""
+    done = rehearsed(name, monkeypatch, ranks)
+    assert [str(finding) for finding in done.findings] == []
+    assert {0, 1, ranks - 1} <= set(done.rehearsed)
