@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from pathlib import Path
 from typing import Any
 
+import fit_ranks
 import pytest
+from fit_ranks import VARIABLES, fitting, real_peak, step_peak
+from launch import launch
 
-from worldsmith.config.load import load
-from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.distributed.world import World
-from worldsmith.planning.fit import BESIDE, Fits, Fitting
-from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.fit import Fitting
 from worldsmith.planning.simulation.short_run import long_lists, short_work
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
+from worldsmith.planning.simulation.simulated_run import simulate
 
-VARIABLES = ("DATASET_PATH", "COGVIDEOX_PATH", "WAN_VAE_PATH", "TOKENIZER_PATH")
 WORDS = ["dataloader_train.max_samples_per_batch=33"]  # which no number divides: packs stay as they are
 
 
@@ -24,24 +23,6 @@ WORDS = ["dataloader_train.max_samples_per_batch=33"]  # which no number divides
 def nothing_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, f"${name}")
-
-
-def fitting(recipe: str, words: Sequence[str], gpu: Gpu, ranks: int = 1) -> Fitting:
-    def read(more: Sequence[str]) -> Loaded:
-        return load(recipe, [*words, *more], keep_unset=True)
-
-    return Fitting(read, ranks=ranks, gpu=gpu)
-
-
-def real_peak(fits: Fits, recipe: str, words: Sequence[str]) -> int:
-    """Of a step of the first setting, carried out on this machine."""
-    best = fits.best[0].setting
-    with fitting(recipe, words, Gpu("", GIB)).stated(load(recipe, [*words, *best.words]).tree) as stated:
-        run = TrackedRun(as_simulated(stated.config), World(), MemoryTracker(), best.packs.batches)
-        with run.tracker:
-            run.build()
-            run.model.draw_weights(0)
-            return measure(run, start=0.0).worst.peak
 
 
 def every_setting(search: Fitting) -> list[Any]:
@@ -61,10 +42,38 @@ def test_a_run_that_is_made_to_fit() -> None:
         found.best[0].setting.words == best.setting.words == ("model.config.activation_checkpointing.mode=selective",)
     )
     assert found.best[0].memory.peak == best.memory.peak
-    in_step = max(phase.peak for phase in best.work.phases if phase.name not in BESIDE)
-    assert in_step == real_peak(found, "cogvideox_2b_tiny", WORDS)
+    in_step = step_peak(best.work)
+    assert in_step == real_peak("cogvideox_2b_tiny", WORDS, best.setting.words)
     assert all(tried.fits and not tried.setting.learned.level for tried in found.best)
     assert [tried.order for tried in found.best] == sorted(tried.order for tried in found.best)
+
+
+CASES: dict[str, tuple[str, int, list[str], float]] = {
+    "packs": ("cogvideox_2b_tiny", 1, ["dataloader_train.max_samples_per_batch=16"], 0.2),
+}
+"""Recipe, ranks, words, and where among what all settings need the GPU's memory lies."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -> None:
+    recipe, ranks, words, share = CASES[case]
+    search = fitting(recipe, words, Gpu("", 64 * GIB), ranks)
+    every = every_setting(search)
+    assert len(every) > 2
+    needed = sorted(one.memory.needed for one in every)
+    gpu = Gpu("made up", needed[int(share * (len(needed) - 1))])
+    found = fitting(recipe, words, gpu, ranks).find()
+    best = next(one for one in every if one.memory.needed <= gpu.memory)
+    assert found.best[0].setting.words == best.setting.words
+    assert all(tried.fits and tried.whole for tried in found.best)
+    arguments = [str(tmp_path), recipe, json.dumps(words), json.dumps(best.setting.words)]
+    launch(Path(fit_ranks.__file__), ranks, arguments)
+    in_step = step_peak(best.work)
+    peaks = [int((tmp_path / f"{rank}.txt").read_text()) for rank in range(ranks)]
+    assert max(peaks) <= 1.02 * in_step  # a rank's last chunks may be padded
+    assert max(peaks) <= best.memory.peak
 
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
