@@ -19,6 +19,7 @@ from typing import Any
 
 from worldsmith.cli.plan import standing_for_themselves, unset_variables
 from worldsmith.config.recipes.registry import get_recipe
+from worldsmith.config.tree.degrees import Degrees
 from worldsmith.config.tree.references import resolve
 from worldsmith.recipes.cosmos3 import GENERATION_TOWER
 
@@ -70,9 +71,14 @@ CHECKS = {
     "nano, context 8": Run("vision_sft_nano", "Cosmos3-Nano", shard=1, context=8),
 }
 """Other layouts of the same runs: what the formulas of `scale_figures.py` are held against."""
+CLIPS = {
+    f"nano, tier {tier}": Run("vision_sft_nano", f"tier {tier}", {"dataloader_train.dataset.resolution": tier})
+    for tier in ("480", "720")
+}
+"""Larger clips in packs of as many tokens."""
 TWINS = {"nano_tiny at 64": Run("vision_sft_nano_tiny", "a twin", shard=64)}
 """What a test simulates again."""
-ALL = RUNS | CHECKS | TWINS
+ALL = RUNS | CHECKS | CLIPS | TWINS
 
 
 def tree(run: Run) -> Any:
@@ -97,10 +103,12 @@ def simulated(run: Run) -> dict[str, Any]:
     """What rank 0 does and holds in a step, without what differs from machine to machine."""
     from worldsmith.planning.batches import assumed_batches, task_for
     from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.quick import quick_plan
+    from worldsmith.planning.quick import quick_plan, run_table
     from worldsmith.planning.simulation.simulated_run import measure, simulated_run
+    from worldsmith.training.state_bytes import checkpoint_bytes
 
     config = tree(run)
+    thousands = checkpoint_bytes(run_table(config), config, Degrees(replicate=1, shard=DEGREES[-1])).files
     with with_published_parts(config) as stated:
         quick = quick_plan(stated.config, run.ranks)
         data = assumed_batches(stated.config, task_for(stated.config, run.ranks))
@@ -118,6 +126,7 @@ def simulated(run: Run) -> dict[str, Any]:
         "parameters": quick.parameters,
         "trained": quick.trained,
         "checkpoint_bytes": quick.checkpoint_bytes,
+        "checkpoint_bytes_of_4096": thousands,
         "compiled": config.model.config.compile.enabled,
         "data": data.described,
         "sample_bytes": data.sample_bytes,

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from scale_figures import NEAR, Cost, Layout, best, cost, failures, layouts
-from scale_runs import CHECKS, RUNS
+from scale_runs import CHECKS, CLIPS, RUNS
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.planning.memory_verdict import MemoryVerdict
+from worldsmith.planning.seconds import Range
 
 RANKS = [8 * 2**power for power in range(10)]
 H100 = GPUS["h100-80"]
@@ -42,6 +43,14 @@ def figure(value: float) -> str:
     return f"{float(f'{value:.2g}'):,g}"
 
 
+def span(of: Range) -> str:
+    return f"{figure(of.fast)} to {figure(of.slow)}"
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.3g}"
+
+
 def title(name: str) -> str:
     return RUNS[name].title
 
@@ -59,12 +68,35 @@ def runs_table(entries: Entries) -> str:
             f"{entry['trained'] / 1e9:.2g} of {entry['parameters'] / 1e9:.3g} B",
             f"{entry['samples']} × {entry['tokens'] // entry['samples']:,}",
             f"{entry['model_flops'] / 1e12:,.0f}",
-            f"{entry['checkpoint_bytes'] / 1e9:,.3g} GB",
-            f"{step.fast:.2g} to {step.slow:.2g}",
+            f"{gigabytes(entry['checkpoint_bytes'])}, {gigabytes(entry['checkpoint_bytes_of_4096'])} GB",
+            span(step),
+            span(step * (1e6 / 3600 / entry["samples"])),
         ]
 
-    head = ["run", "trained", "samples × tokens of a pack", "TFLOP for the model", "checkpoint", "seconds on 8 H100"]
+    head = ["run", "trained", "samples × tokens of a pack", "TFLOP for the model", "checkpoint, of 4,096 pieces"]
+    head += ["seconds on 8 H100", "GPU-hours for a million samples"]
     return table(head, map(row, known(entries)))
+
+
+def clips_table(entries: Entries) -> str:
+    """Nano on clips of other sizes."""
+
+    def row(name: str) -> list[str]:
+        entry = entries[name]
+        step = cost(entry, Layout(**entry["layout"]), H100).step.total
+        clip, _, _ = entry["data"].partition(", captions")
+        return [
+            clip.partition(" of ")[2],
+            f"{entry['samples']} × {entry['tokens'] // entry['samples']:,}",
+            f"{figure(entry['model_flops'] / entry['samples'] / 1e12)}",
+            f"{entry['attention_flops'] / entry['hardware_flops']:.0%}",
+            span(step * (1 / entry["samples"])),
+            span(step * (1e6 / entry["tokens"])),
+        ]
+
+    head = ["clips of Cosmos3-Nano", "clips × tokens of a pack", "TFLOP of a clip", "of it attention"]
+    head += ["GPU-seconds of a clip", "of a million tokens"]
+    return table(head, map(row, ["nano", *(name for name in CLIPS if name in entries)]))
 
 
 def layout_table(entries: Entries) -> str:
@@ -194,7 +226,7 @@ def strong_table(entries: Entries) -> str:
         if found is None:
             return "-"
         seconds = found.step.total
-        return f"{figure(seconds.fast)} to {figure(seconds.slow)} s ({found.layout})"
+        return f"{span(seconds)} s ({found.layout})"
 
     names = [name for name, batch in STRONG if batch == 512 and name in entries]
     rows = [[f"{ranks:,}", *(cells(name, ranks) for name in names)] for ranks in (8, 64, 512, 1024, 4096)]
@@ -218,6 +250,7 @@ def reading(entries: Entries, name: str, ranks: int) -> tuple[float, float, floa
 
 TABLES: dict[str, Callable[[Entries], str]] = {
     "runs": runs_table,
+    "clips": clips_table,
     "layouts": layout_table,
     "strong": strong_table,
     "tokens": tokens_table,
