@@ -74,7 +74,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
     peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
     terms = {
         "matrix products": over(work.hardware_flops - work.attention_flops, peak, "matrix products"),
-        "attention": over(work.attention_flops, peak, "attention"),
+        "attention": over(work.attention_flops - work.skipped_flops, peak, "attention"),
         "memory": over(work.moved_bytes, bandwidth, "memory"),
     }
     if compiled:

@@ -64,6 +64,8 @@ class StepWork:
     tokens: int
     seconds: float
     """That the simulation took."""
+    skipped_flops: int = 0
+    """Of those of attention what kernels leave out, since nothing sees what comes after it."""
 
     @property
     def worst(self) -> PhaseMemory:

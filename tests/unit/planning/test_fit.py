@@ -96,7 +96,16 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
         short, whole = short_work(stated.config, batches, ranks=ranks)
         full = simulate(stated.config, batches, ranks=ranks)
     assert not whole
-    for name in ("model_flops", "hardware_flops", "attention_flops", "moved_bytes", "samples", "tokens", "traffic"):
+    for name in (
+        "model_flops",
+        "hardware_flops",
+        "attention_flops",
+        "skipped_flops",
+        "moved_bytes",
+        "samples",
+        "tokens",
+        "traffic",
+    ):
         assert getattr(short, name) == getattr(full, name)
     for found, exact in zip(short.phases, full.phases, strict=True):
         assert found.name == exact.name

@@ -94,7 +94,7 @@ SHAPE: dict[str, Any] = {
         "tokens": int,
         "work": {
             **{name: int for name in ("rank", "ranks", "samples", "tokens", "moved_bytes")},
-            **{f"{name}_flops": int for name in ("model", "hardware", "attention")},
+            **{f"{name}_flops": int for name in ("model", "hardware", "attention", "skipped")},
             "phases": list,
             "traffic": list,
             "seconds": float,

@@ -190,3 +190,10 @@ def test_the_latency_of_a_call_grows_with_the_group(op: str, ranks: int, span: i
     quiet = replace(LLAMA_8B.step(8192, 8192, 8), traffic=[])
     longer = seconds(replace(quiet, traffic=[traffic]), H100, True).total.slow - seconds(quiet, H100, True).total.slow
     assert longer == pytest.approx(10 * found.slow)
+
+
+def test_what_causal_attention_leaves_out_takes_no_time() -> None:
+    work = LLAMA_8B.step(32768, 2**15, 8)
+    half = replace(work, skipped_flops=work.attention_flops // 2)
+    whole, causal = (seconds(each, H100, True).terms["attention"] for each in (work, half))
+    assert causal.slow == pytest.approx(whole.slow / 2)

@@ -28,6 +28,8 @@ class OperationCounter:
     """Of the former, those of recomputation, also inside the kernels of attention."""
     attention_flops: int = 0
     """Of the first, those of attention."""
+    skipped_flops: int = 0
+    """Of those of attention the half that kernels leave out of causal attention."""
     moved_bytes: int = 0
     """Read and written by all other operations."""
 
@@ -55,9 +57,18 @@ class OperationCounter:
             self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
         else:
             self.flops += flops
-            computes_scores_again = "attention" in func.__name__ and "backward" in func.__name__
+            is_attention = "attention" in func.__name__
+            computes_scores_again = is_attention and "backward" in func.__name__
             self.repeated_flops += flops if repeated else flops // 5 * computes_scores_again  # one of five products
-            self.attention_flops += flops * ("attention" in func.__name__)
+            if is_attention:
+                self.attention_flops += flops
+                self.skipped_flops += flops // 2 * is_causal(func, args, kwargs)
+
+
+def is_causal(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether queries of an attention see what is before them alone."""
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal", False))
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int | None:

@@ -96,7 +96,7 @@ def combined(works: Sequence[StepWork], join: Callable[..., int]) -> StepWork:
         same = [find_traffic(work, sent) for work in works]
         calls, payload = (join(*(getattr(other, name) for other in same)) for name in ("calls", "payload"))
         traffic.append(replace(sent, calls=calls, payload=payload))
-    counted = ("model_flops", "hardware_flops", "attention_flops", "moved_bytes", "samples", "tokens")
+    counted = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
     sums = {name: join(*(getattr(work, name) for work in works)) for name in counted}
     return replace(first, phases=phases, traffic=traffic, **sums)
 

@@ -211,6 +211,7 @@ def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
         model_flops=operations.flops - operations.repeated_flops,
         hardware_flops=operations.flops,
         attention_flops=operations.attention_flops,
+        skipped_flops=operations.skipped_flops,
         moved_bytes=operations.moved_bytes,
         samples=step.samples // run.world.data_size * (batches + repeats) // batches,
         tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
