@@ -118,7 +118,7 @@ def simulated(run: Run) -> dict[str, Any]:
             work = measure(simulation, start=0.0).to_json()
         parameters = list(simulation.model.network.parameters())
         shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in parameters]
-    del work["seconds"], work["rank"]
+    del work["seconds"], work["rank"], work["model_flops"]
     for phase in work["phases"]:
         del phase["modules"]
     return {

@@ -67,13 +67,13 @@ def runs_table(entries: Entries) -> str:
             f"{title(name)} (`{RUNS[name].recipe}`)",
             f"{entry['trained'] / 1e9:.2g} of {entry['parameters'] / 1e9:.3g} B",
             f"{entry['samples']} × {entry['tokens'] // entry['samples']:,}",
-            f"{entry['model_flops'] / 1e12:,.0f}",
+            f"{entry['hardware_flops'] / 1e12:,.0f}",
             f"{gigabytes(entry['checkpoint_bytes'])}, {gigabytes(entry['checkpoint_bytes_of_4096'])} GB",
             span(step),
             span(step * (1e6 / 3600 / entry["samples"])),
         ]
 
-    head = ["run", "trained", "samples × tokens of a pack", "TFLOP for the model", "checkpoint, of 4,096 pieces"]
+    head = ["run", "trained", "samples × tokens of a pack", "TFLOP", "checkpoint, of 4,096 pieces"]
     head += ["seconds on 8 H100", "GPU-hours for a million samples"]
     return table(head, map(row, known(entries)))
 
@@ -88,7 +88,7 @@ def clips_table(entries: Entries) -> str:
         return [
             clip.partition(" of ")[2],
             f"{entry['samples']} × {entry['tokens'] // entry['samples']:,}",
-            f"{figure(entry['model_flops'] / entry['samples'] / 1e12)}",
+            figure(entry["hardware_flops"] / entry["samples"] / 1e12),
             f"{entry['attention_flops'] / entry['hardware_flops']:.0%}",
             span(step * (1 / entry["samples"])),
             span(step * (1e6 / entry["tokens"])),
