@@ -31,9 +31,9 @@ def join_world(model: Model.Config) -> World:
 
 def prepare_process(loop: LoopConfig, world: World) -> None:
     """Threads and seeds of this process."""
+    import rich.style  # noqa: F401 (draws a random number when it is first imported: before the seeds)
     import torch
 
-    import worldsmith.training.start_lines  # noqa: F401 (draws random numbers on its first import: before the seeds)
     from worldsmith.checkpoint.run.rng_state import seed_everything
 
     if loop.cpu_threads is not None:
