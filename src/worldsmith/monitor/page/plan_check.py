@@ -65,7 +65,7 @@ def plan_checks(run: RunFiles) -> list[Check]:
 def checks_of(run: RunFiles) -> Iterator[Check]:
     plan, same = run.plan, not why_incomparable(run)
     peak, before = (run.metrics.latest.get(f"{name}_bytes") for name in ("peak_memory", "memory_before"))
-    held = peak - before if peak is not None and before is not None else None
+    held = max(0, peak - before) if peak is not None and before is not None else None  # the kernel counts roughly
     planned = planned_peak(plan)
     if devices(run):
         yield Check("memory", "Peak memory", planned, planned, held, "tensors on the GPU", same)
