@@ -20,7 +20,7 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fit import Fitting
+from worldsmith.planning.fitting.fit import Fitting
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure
 from worldsmith.planning.work import StepWork

@@ -24,8 +24,8 @@ FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 def run_fit(args: argparse.Namespace) -> int:
     """Prints what was found and writes the best. Raises UserError before the search for a file that cannot be made."""
-    from worldsmith.planning.fit import Fitting
-    from worldsmith.planning.fit_text import fit_facts, fit_lines
+    from worldsmith.planning.fitting.fit import Fitting
+    from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
     gpu, output = find_gpu(args.gpu), args.output and Path(args.output)
     if output and output.suffix not in FORMS:

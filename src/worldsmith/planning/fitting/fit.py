@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
-from worldsmith.planning.knobs import Setting, as_it_is, settings
+from worldsmith.planning.fitting.knobs import Setting, as_it_is, settings
+from worldsmith.planning.fitting.packs import Limits
+from worldsmith.planning.fitting.search import Search, Tried
 from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
-from worldsmith.planning.packs import Limits
 from worldsmith.planning.quick import quick_plan
-from worldsmith.planning.search import Search, Tried
 from worldsmith.planning.seconds import step_seconds
 from worldsmith.training.preflight import check_tree
 

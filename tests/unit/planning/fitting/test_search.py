@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.planning.knobs import Learned, Setting
+from worldsmith.planning.fitting.knobs import Learned, Setting
+from worldsmith.planning.fitting.packs import Packing
+from worldsmith.planning.fitting.search import Search, Tried
 from worldsmith.planning.memory_verdict import MemoryVerdict
-from worldsmith.planning.packs import Packing
-from worldsmith.planning.search import Search, Tried
 from worldsmith.planning.seconds import Range
 
 GPU = Gpu("made up", 24 * GIB)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
-from worldsmith.planning.packs import FACTORS, Limits, Packing, packings
+from worldsmith.planning.fitting.packs import FACTORS, Limits, Packing, packings
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:

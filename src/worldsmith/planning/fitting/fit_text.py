@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
-from worldsmith.planning.fit import Fits
-from worldsmith.planning.search import Tried
+from worldsmith.planning.fitting.fit import Fits
+from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.text import WIDTH, line, size, span
 
 FIRST = 15

@@ -12,7 +12,7 @@ from fit_ranks import VARIABLES, fitting, real_peak, step_peak
 from launch import launch
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.planning.fit import Fitting
+from worldsmith.planning.fitting.fit import Fitting
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from worldsmith.planning.knobs import Setting
+from worldsmith.planning.fitting.knobs import Setting
 from worldsmith.planning.memory_verdict import MemoryVerdict
 from worldsmith.planning.seconds import Range
 from worldsmith.planning.work import StepWork

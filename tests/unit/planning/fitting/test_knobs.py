@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from worldsmith.config.load import load
-from worldsmith.planning.knobs import Setting, changes, settings
-from worldsmith.planning.packs import Limits, Packing, packings
+from worldsmith.planning.fitting.knobs import Setting, changes, settings
+from worldsmith.planning.fitting.packs import Limits, Packing, packings
 from worldsmith.training.parallel import plan_degrees
 
 

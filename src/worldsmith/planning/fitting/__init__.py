@@ -1,0 +1,1 @@
+"""Settings of a run that fit, and the best of them."""
