@@ -40,8 +40,8 @@ def run_fit(args: argparse.Namespace) -> int:
     if output and fits.best:
         best = with_words(args, fits.best[0].setting.words)
         write_new(str(output), convert(raw(best), FORMS[output.suffix]).text, False)
-    command = [*(["torchrun", f"--nproc-per-node={ranks}", "-m"] if 1 < ranks <= gpu.per_machine else [])]
-    command += ["worldsmith", "train", *run_words(args)]
+    processes = ["launch", "--nproc-per-node", str(ranks)] if 1 < ranks <= gpu.per_machine else []
+    command = ["worldsmith", *processes, "train", *run_words(args)]
     lines = [*fit_lines(fits, gpu, command)]
     if output and fits.best:
         lines += ["", f"written: {output}; worldsmith train {output}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from fit_ranks import VARIABLES, fitting, real_peak, step_peak
 from launch import launch
 
-from worldsmith.distributed.gpus import GIB, Gpu
+from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.planning.fitting.fit import Fitting
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
@@ -23,6 +24,11 @@ WORDS = ["dataloader_train.max_samples_per_batch=33"]  # which no number divides
 def nothing_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, f"${name}")
+
+
+def of_memory(size: int) -> Gpu:
+    """One of a known speed."""
+    return replace(GPUS["h100-80"], name="made up", memory=size)
 
 
 def every_setting(search: Fitting) -> list[Any]:
@@ -50,6 +56,15 @@ def test_a_run_that_is_made_to_fit() -> None:
 
 CASES: dict[str, tuple[str, int, list[str], float]] = {
     "packs": ("cogvideox_2b_tiny", 1, ["dataloader_train.max_samples_per_batch=16"], 0.2),
+    "all fits": ("cogvideox_2b_tiny", 1, ["dataloader_train.max_samples_per_batch=12"], 1.0),
+    "copies": ("cogvideox_2b_tiny", 2, ["dataloader_train.max_samples_per_batch=18"], 0.4),
+    "another VAE": ("cogvideox_5b_tiny", 1, ["dataloader_train.max_samples_per_batch=10"], 0.5),
+    "images": ("flux_tiny", 1, ["dataloader_train.max_samples_per_batch=24"], 0.3),
+    "images on two": ("flux_tiny", 2, ["dataloader_train.max_samples_per_batch=27"], 0.1),
+    "videos": ("wan21_t2v_tiny", 1, ["dataloader_train.max_samples_per_batch=10"], 0.3),
+    "tokens": ("vision_sft_nano_tiny", 1, ["trainer.grad_accum_iter=1"], 0.3),
+    "shared packs": ("vision_sft_nano_tiny", 2, ["trainer.grad_accum_iter=1"], 0.1),
+    "answers": ("videophy2_nano_tiny", 2, [], 0.3),
 }
 """Recipe, ranks, words, and where among what all settings need the GPU's memory lies."""
 
@@ -59,11 +74,11 @@ CASES: dict[str, tuple[str, int, list[str], float]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -> None:
     recipe, ranks, words, share = CASES[case]
-    search = fitting(recipe, words, Gpu("", 64 * GIB), ranks)
+    search = fitting(recipe, words, of_memory(64 * GIB), ranks)
     every = every_setting(search)
     assert len(every) > 2
     needed = sorted(one.memory.needed for one in every)
-    gpu = Gpu("made up", needed[int(share * (len(needed) - 1))])
+    gpu = of_memory(needed[int(share * (len(needed) - 1))])
     found = fitting(recipe, words, gpu, ranks).find()
     best = next(one for one in every if one.memory.needed <= gpu.memory)
     assert found.best[0].setting.words == best.setting.words
@@ -73,7 +88,7 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     in_step = step_peak(best.work)
     peaks = [int((tmp_path / f"{rank}.txt").read_text()) for rank in range(ranks)]
     assert max(peaks) <= 1.02 * in_step  # a rank's last chunks may be padded
-    assert max(peaks) <= best.memory.peak
+    assert max(peaks) <= best.memory.peak + best.memory.fragmentation
 
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
@@ -96,16 +111,7 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
         short, whole = short_work(stated.config, batches, ranks=ranks)
         full = simulate(stated.config, batches, ranks=ranks)
     assert not whole
-    for name in (
-        "model_flops",
-        "hardware_flops",
-        "attention_flops",
-        "skipped_flops",
-        "moved_bytes",
-        "samples",
-        "tokens",
-        "traffic",
-    ):
+    for name in ("model_flops", "hardware_flops", "attention_flops", "moved_bytes", "samples", "tokens", "traffic"):
         assert getattr(short, name) == getattr(full, name)
     for found, exact in zip(short.phases, full.phases, strict=True):
         assert found.name == exact.name
