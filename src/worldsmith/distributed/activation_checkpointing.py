@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +33,12 @@ FUSED_ATTENTION = re.compile(
     r"|natten\.\w*(na\dd|fmha)_forward"  # not its permutations of q, k and v, which are ops of their own
 )
 
+MARKS = {
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+}
+"""Names for a profiler. FSDP gives one to gathering a part's weights, which a repetition may have to do once more."""
+
 
 def recompute_methods(
     modules: Iterable[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
@@ -38,6 +50,7 @@ def recompute_methods(
     """
     if config.mode == "none":
         return
+    SAC_IGNORED_OPS.update(MARKS)
     saved = SavedOps(config.save_ops_regex) if config.mode == "selective" else None
     for module in modules:
         for name in names:

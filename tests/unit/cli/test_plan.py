@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_the_quick_answer_comes_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_what_fits_best_is_a_command_and_a_file_to_train_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best, words = tmp_path / "best.yaml", ["wan21_t2v_tiny", "--gpus", "2", "--gpu", "80GB", "--fit"]
+    out, err, code = said(capsys, *words, "-o", str(best), "--", "dataloader_train.max_samples_per_batch=3")
+    assert (code, err) == (0, "")
+    assert "worldsmith launch --nproc-per-node 2 train wan21_t2v_tiny -- \\ dataloader_train.max_samples" in out
+    assert f"written: {best}" in out
+    assert "on 2 GPUs" in said(capsys, str(best), "--quick", "--gpus", "2")[0]
+    assert "best.yaml" in said(capsys, *words, "-o", str(best))[1]  # which is there already
+    out, _, code = said(capsys, *words[:3], "--gpu", "1GB", "--fit")
+    assert code == 1
+    assert "nothing fits" in out.lower()

@@ -91,3 +91,14 @@ def cut_folder(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
     settings["text_config"]["num_hidden_layers"] = 3  # as many as the encoder gives features to
     (folder / "config.json").write_text(json.dumps(settings))
+
+
+def test_selective_recomputation_where_a_block_has_a_part_of_its_own_that_is_not_sharded() -> None:
+    """FSDP names what it gathers for a profiler once more in the backward pass, which PyTorch took for other work."""
+    config = run_tree("wan21_t2v_tiny")
+    parallelism = config.model.config.parallelism
+    parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree = 2, 1
+    config.model.config.activation_checkpointing.mode = "selective"
+    with with_published_parts(config) as stated:
+        work = simulate(stated.config, assumed_batches(stated.config, fill=0.1).batches, ranks=2)
+    assert work.hardware_flops > work.model_flops
