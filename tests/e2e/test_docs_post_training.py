@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/post_training.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

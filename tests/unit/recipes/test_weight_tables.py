@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import worldsmith.recipes  # noqa: F401 (registers them)
-from worldsmith.config.recipes.registry import get_recipe, recipe_names
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.model import Model
@@ -42,9 +42,10 @@ def loaded(name: str, folder: Path) -> Any:
     return run
 
 
-SLOW = [name for name in recipe_names() if name.endswith("_lora")]
+SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
+SLOW = [name for name in SHIPPED if name.endswith("_lora")]
 """PEFT takes its time for hundreds of adapters."""
-QUICK = [name for name in recipe_names() if name not in (*SLOW, UNKNOWN)]
+QUICK = [name for name in SHIPPED if name not in (*SLOW, UNKNOWN)]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

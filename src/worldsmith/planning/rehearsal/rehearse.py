@@ -100,7 +100,6 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     done.rehearsed = chosen_ranks(ranks, degrees)
     with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
-        done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
         short = config if layers is None else shorten(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"
         cast = Cast(short, place)
@@ -109,6 +108,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
         done.findings += errors_of(records)
         done.findings += compare_traces([record for record in records if not record.error])
         if not any(record.error for record in records):
+            done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
             saved = list(check_save(records, shares=degrees.weights, all_ranks=done.is_whole))
             done.findings += saved or rehearse_resume(cast, done)
         if any(record.weights for record in records):
