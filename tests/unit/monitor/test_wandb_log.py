@@ -19,6 +19,9 @@ from worldsmith.training.trainer import Outcome, Trainer
 
 def offline_files(run: Path) -> list[Path]:
     """One for each start of the run, the oldest first."""
+    import wandb
+
+    wandb.teardown()  # as at the end of a process: wandb's own process is still writing when a run is finished
     return sorted(run.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.parent.name)
 
 
