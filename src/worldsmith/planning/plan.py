@@ -14,15 +14,11 @@ from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.planning.run_time import RunTime, run_time
 from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
 from worldsmith.planning.surroundings import Parts, disk, host_memory, staged_bytes
-from worldsmith.planning.work import StepWork
+from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
-
-
-BESIDE = ("encoding", "validation", "sampling")
-"""Phases that are no part of a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+BESIDE = ("encoding", "validation", "sampling")
+"""Phases that are no part of a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from worldsmith.planning.fitting.packs import Limits
 from worldsmith.planning.fitting.search import Search, Tried
 from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
 from worldsmith.planning.quick import quick_plan
+from worldsmith.planning.quiet import quietly
 from worldsmith.planning.seconds import step_seconds
+from worldsmith.planning.work import BESIDE
 from worldsmith.training.preflight import check_tree
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from worldsmith.planning.batches import PlannedBatches
 
 MOST_RANKS = 4096
-BESIDE = ("encoding", "validation", "sampling")
-"""Phases that are no part of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +204,6 @@ def limits_of(loaded: Loaded) -> Limits:
     names = ("max_sequence_length", "max_samples_per_batch")
     tokens, samples = (getattr(data, name, None) for name in names)
     return Limits(tokens, samples, *map(written, names))
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """What the parts of a run say of themselves is not said for each setting."""
-    logger = logging.getLogger("worldsmith")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def first_line(error: Exception) -> str:

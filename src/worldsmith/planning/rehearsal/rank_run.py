@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -219,14 +218,3 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
 
 def form(shape: Sequence[int], dtype: Any) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """What a real run would say of itself is not said."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
