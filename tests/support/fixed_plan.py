@@ -10,7 +10,7 @@ from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.planning.assumptions import assumptions
 from worldsmith.planning.batches import PlannedBatches
-from worldsmith.planning.memory_verdict import MemoryVerdict
+from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
 from worldsmith.planning.plan import Plan
 from worldsmith.planning.quick import QuickPlan
 from worldsmith.planning.run_time import run_time
@@ -72,7 +72,7 @@ def fixed_plan(word: str = "h100-80", **changes: Any) -> Plan:
         quick=QUICK,
         work=work,
         data=DATA.described,
-        memory=MemoryVerdict(gpu, work.worst.peak, work.ranks),
+        memory=MemoryVerdict(gpu, worst_moment(work)[0].peak, work.ranks),
         host=host_memory(config, DEGREES, per_machine=8, sample_bytes=DATA.sample_bytes, **saved),
         disk=disk(config, cached_bytes=0, **saved),
         step=step,

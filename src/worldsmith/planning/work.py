@@ -69,11 +69,6 @@ class StepWork:
     skipped_flops: int = 0
     """Of those of attention what kernels leave out, since nothing sees what comes after it."""
 
-    @property
-    def worst(self) -> PhaseMemory:
-        """The phase that needs most memory."""
-        return max(self.phases, key=lambda phase: phase.peak)
-
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
         for entry, traffic in zip(found["traffic"], self.traffic, strict=True):

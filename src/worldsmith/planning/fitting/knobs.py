@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -266,7 +266,3 @@ def as_word(config: Any, path: str) -> str | None:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "[" + ", ".join(f'"{item}"' for item in value) + "]"
     return str(value) if not isinstance(value, Mapping) or not value else None
-
-
-ReadWords = Callable[[Sequence[str]], Any]
-"""The run, changed by override words. Raises ConfigError for words that do not go."""

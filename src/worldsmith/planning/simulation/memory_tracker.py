@@ -121,11 +121,6 @@ class MemoryTracker(TorchDispatchMode):
         """The phase that goes on."""
         return self._phase
 
-    @property
-    def total(self) -> int:
-        """Bytes that are alive now."""
-        return sum(self.held[number].size for number, _ in self._numbers.values())
-
     def phases(self) -> list[PhaseMemory]:
         """The worst moment of each phase since the last `restart`, in the order in which they began."""
         peaks: dict[str, tuple[int, int]] = {}
