@@ -121,6 +121,11 @@ class MemoryTracker(TorchDispatchMode):
         """The phase that goes on."""
         return self._phase
 
+    @property
+    def module(self) -> str:
+        """The innermost module whose forward goes on; "" for none."""
+        return self._modules[-1] if self._modules else ""
+
     def phases(self) -> list[PhaseMemory]:
         """The worst moment of each phase since the last `restart`, in the order in which they began."""
         peaks: dict[str, tuple[int, int]] = {}
@@ -179,7 +184,7 @@ class MemoryTracker(TorchDispatchMode):
             return args[0]  # as it is in a real run
         result = func(*args, **kwargs)
         if self.only_traffic:
-            self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else "")
+            self.traffic.note(func, args, kwargs, self.module)
             return result
         made = list(tensors_among((result,)))
         if not all(map(self._is_ours, made)):
@@ -188,7 +193,7 @@ class MemoryTracker(TorchDispatchMode):
         before = [self._number(tensor, "inputs") for tensor in given]
         kind = "activations" if again or self._phase in PASSES else "other"
         after = [self._number(tensor, kind) for tensor in made]
-        if self.traffic.note(func, args, kwargs, self._modules[-1] if self._modules else ""):
+        if self.traffic.note(func, args, kwargs, self.module):
             for number in (*before, *after):
                 self.tags.setdefault(number, COMMUNICATED)
             return result
@@ -211,8 +216,7 @@ class MemoryTracker(TorchDispatchMode):
         if known is not None and known[1]() is storage:
             return known[0]
         number = len(self.held)
-        module = self._modules[-1] if self._modules else ""
-        self.held.append(Held(storage.nbytes(), self._phase, module, kind))
+        self.held.append(Held(storage.nbytes(), self._phase, self.module, kind))
         self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
         self.events.append((number, storage.nbytes(), self._phase))
         return number
