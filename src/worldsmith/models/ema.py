@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import NotNegative, Range
+from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ class PowerEMA(Configurable):
         moving = [name for name, p in self.live.items() if p.requires_grad]
         if moving:
             with torch.no_grad():
-                average = [shard(self.average[name]) for name in moving]
-                torch._foreach_lerp_(average, [shard(self.live[name].detach()).float() for name in moving], 1 - beta)
+                average = [local_part(self.average[name]) for name in moving]
+                torch._foreach_lerp_(
+                    average, [local_part(self.live[name].detach()).float() for name in moving], 1 - beta
+                )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average itself (not a copy), under native names; with `trainable_only` the trained ones alone."""
@@ -143,11 +146,6 @@ def copy_tensors(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(sources[name])
-
-
-def shard(tensor: Tensor) -> Tensor:
-    """The local part of a DTensor, which shares its memory; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def require_same_names(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], who: str, whom: str) -> None:

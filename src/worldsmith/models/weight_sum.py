@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from worldsmith.models.local_part import local_part
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,7 +31,7 @@ def bit_sum(tensor: Tensor) -> int:
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     total = torch.zeros((), dtype=torch.int64, device=local.device)
     for piece in local.detach().reshape(-1).split(CHUNK):
         bits = piece.float().view(torch.int32).to(torch.int64)

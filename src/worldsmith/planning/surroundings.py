@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import GIB
+from worldsmith.training.preflight import kept_checkpoints
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -54,7 +55,5 @@ def host_memory(
 
 def disk(config: Trainer.Config, *, checkpoint_bytes: int, cached_bytes: int) -> Parts:
     """When most is there; `cached_bytes` are those of the latent cache, once all samples are in it."""
-    from worldsmith.training.preflight import kept_checkpoints
-
     parts = {"checkpoints": kept_checkpoints(config) * checkpoint_bytes, "latent cache": cached_bytes}
     return Parts({name: count for name, count in parts.items() if count})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class FirstGradients:
         for name, parameter in native_parameters(self.network).items():
             part, gradient = self.part_of(name), parameter.grad
             if gradient is not None and part in squares:
-                shard = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-                squares[part] = squares[part] + shard.double().square().sum().cpu()
+                squares[part] = squares[part] + local_part(gradient).double().square().sum().cpu()
         totals = world.sum(*(float(part in reached) for part in parts), *map(float, squares.values()))
         for part, uses, total in zip(parts, totals, totals[len(parts) :]):
             if not uses:

@@ -78,18 +78,13 @@ def share_context(parts: NetworkParts, world: World) -> None:
 
 
 def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
-    """Shards the network over all ranks.
-
-    One process in float32 needs no sharding and gets none. One process in bfloat16 is sharded over itself: that is what
-    casts the float32 weights for the forward and backward pass.
-    """
+    """Shards the network over all ranks, where it `is_sharded`."""
     import torch
 
     config = model.config
     if config.parallelism.fsdp_master_dtype == "bfloat16":
         model.cast(torch.bfloat16)
-    kept_apart = config.lora_enabled and config.precision != "float32"  # adapters are float32 in any case
-    if world.size == 1 and config.precision == config.parallelism.fsdp_master_dtype and not kept_apart:
+    if not is_sharded(config, world.size):
         return
     from worldsmith.distributed.fsdp import make_mesh, shard_network
     from worldsmith.models.parameter_names import native_parameters
@@ -105,3 +100,12 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
         entries=parts.entries,
         left_alone=[p for name, p in native_parameters(model.network).items() if name in held],
     )
+
+
+def is_sharded(model: Model.Config, processes: int) -> bool:
+    """Whether FSDP has the network: that of one process too, where it computes in another format than it keeps.
+
+    FSDP over the process itself is then what casts the weights for the forward and backward pass.
+    """
+    kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
+    return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.models.weights.table import Weight
+from worldsmith.training.parallel import is_sharded
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
@@ -87,12 +88,6 @@ def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degre
         moments=moments,
         average=FLOAT32 * sum(share(weight, shares, place) for weight in averaged),
     )
-
-
-def is_sharded(model: Model.Config, processes: int) -> bool:
-    """Whether FSDP has the network. One process needs it only where it computes in another format than it keeps."""
-    kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
-    return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
 
 
 def share(weight: Weight, shares: int, place: int = 0) -> int:

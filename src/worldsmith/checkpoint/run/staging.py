@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.models.local_part import local_part
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class Stager:
         shapes = [(part, name, tensor.shape, tensor.dtype, sharding(tensor)) for part, name, tensor in tensors]
         if self._staged is None or shapes != self._shapes:
             self._staged, self._shapes = self._prepare(parts), shapes
-        own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for _, _, tensor in tensors]
+        own = [local_part(tensor) for _, _, tensor in tensors]
         torch._foreach_copy_(self._views, own, non_blocking=self._on_cuda)
         if self._on_cuda:
             torch.cuda.current_stream().synchronize()

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from worldsmith.checkpoint.dcp.parts import planner_of
 from worldsmith.checkpoint.dcp.reader import TensorReader
+from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.rehearsal.record import RankRecord, Weight
@@ -177,9 +178,9 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
     for item in items:
         read[item.dest_index.fqn] += math.prod(item.lengths)
     for name, tensor in state.items():
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if read[name] != own.numel():
-            raise ValueError(f"{name}: {read[name]:,} of this rank's {own.numel():,} numbers would be read")
+        own = local_part(tensor).numel()
+        if read[name] != own:
+            raise ValueError(f"{name}: {read[name]:,} of this rank's {own:,} numbers would be read")
 
 
 class NoLoader(SimpleNamespace):

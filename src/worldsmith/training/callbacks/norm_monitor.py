@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
+from worldsmith.models.local_part import local_part
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.param_count import part_of
 
@@ -110,10 +111,3 @@ def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
         for place, square in zip(places, sums.tolist(), strict=True):
             found[place] = square
     return found
-
-
-def local_part(tensor: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from worldsmith.models.local_part import local_part
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -122,11 +124,10 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
 def zero_nonfinite(gradients: list[Tensor]) -> int:
     """Sets NaN and infinite entries to zero in place and returns how many there were on this rank."""
     import torch
-    from torch.distributed.tensor import DTensor
 
     zeroed = 0
     for gradient in gradients:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = local_part(gradient)
         zeroed += local.numel() - int(torch.isfinite(local).sum())
         local.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return zeroed
