@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import asdict, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
     from worldsmith.planning.plan import Plan
 
 USUAL = "h100-80"
@@ -44,15 +45,16 @@ class PlanRun(Action):
         return Result(self.lines())
 
     def facts(self) -> dict[str, Any]:
-        """The same for programs."""
-        return {"quick": self.quick.to_json()} if self.config.quick else self.exact.to_json()
+        """The same for programs; of a quick plan the keys that are known."""
+        if not self.config.quick:
+            return self.exact.to_json()
+        known = {"run": self.name, "family": self.tree.model.name, "gpus": self.ranks, "degrees": asdict(self.degrees)}
+        return {**known, "gpu": asdict(self.gpu), "quick": self.quick.to_json()}
 
     def lines(self) -> Iterator[str]:
         from worldsmith.planning.text import plan_lines, quick_lines
 
-        run = self.tree
-        degrees = plan_degrees(run.model.config, self.ranks)
-        yield from quick_lines(run.job.name or run.model.name, self.quick, self.gpu, self.ranks, degrees)
+        yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
         if self.config.quick:
             return
         if sys.stderr.isatty():
@@ -62,6 +64,14 @@ class PlanRun(Action):
     @property
     def tree(self) -> Any:
         return self.config.run
+
+    @property
+    def name(self) -> str:
+        return self.tree.job.name or self.tree.model.name
+
+    @property
+    def degrees(self) -> Degrees:
+        return plan_degrees(self.tree.model.config, self.ranks)
 
     @cached_property
     def ranks(self) -> int:

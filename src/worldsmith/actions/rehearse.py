@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
-from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.world import world_size
 
 
 class Rehearse(Action):
@@ -15,15 +16,25 @@ class Rehearse(Action):
 
     class Config(Action.Config):
         run: Configurable.Config
-        """The run."""
+        """The run, with its references resolved, but for those to environment variables that are not set."""
         gpus: Count | None = None
-        """Ranks. None: as many as the degrees of the run ask for."""
+        """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
 
     config: Config
 
     def run(self) -> Result:
-        from worldsmith.planning.rehearsal.rehearse import rehearse, usual_ranks
+        from worldsmith.planning.rehearsal.rehearse import rehearse
 
-        tree: Any = resolve(self.config.run)
-        found = rehearse(tree, self.config.gpus or usual_ranks(tree))
+        found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
+
+    @property
+    def tree(self) -> Any:
+        return self.config.run
+
+    @property
+    def ranks(self) -> int:
+        from worldsmith.planning.rehearsal.rehearse import usual_ranks
+
+        launched = world_size() if "WORLD_SIZE" in os.environ else None
+        return self.config.gpus or launched or usual_ranks(self.tree)

@@ -47,7 +47,7 @@ torchrun's; these are the usual ones:
   --master-port PORT   a port on it (default: 29500; on one machine any that is free)
   --max-restarts N     after a failure, so often the processes start again from the last checkpoint (default: 0)
 
-`torchrun --help` lists the others. With --dryrun one process makes the plan for all.
+`torchrun --help` lists the others. With --dryrun or --rehearse one process does it for all.
 
 With --slurm it is a job of SLURM, on --nnodes machines with --nproc-per-node processes each, which saves before its
 time is up and queues itself again:
@@ -142,7 +142,8 @@ def of_run(name: str, words: list[str]) -> Steps:
     from worldsmith.cli.main import read_command
 
     command, args = read_command(name, words)
-    return partial(command.check, args), partial(command.run, args) if getattr(args, "dryrun", False) else None
+    alone = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
+    return partial(command.check, args), partial(command.run, args) if alone else None
 
 
 def of_action(name: str, words: list[str]) -> Steps:

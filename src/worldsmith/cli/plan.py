@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Raises ConfigError or UserError for what the user can mend."""
     if args.output and not args.fit:
         raise UserError("-o names the file for the best setting, which --fit looks for")
+    if args.quick and args.fit:
+        raise UserError("--fit carries out steps and --quick none: leave one out")
     with mistakes_of_the_user():
         if args.fit:
             from worldsmith.cli.fit_run import run_fit

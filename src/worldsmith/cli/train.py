@@ -73,14 +73,7 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
-    if args.show_tree and not args.dryrun:
-        raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
-    if args.gpu and not args.dryrun:
-        raise UserError("--gpu goes with --dryrun, and with `worldsmith plan`")
-    if args.gpus and not (args.rehearse or args.dryrun):
-        raise UserError(
-            "--gpus goes with --rehearse and --dryrun; `worldsmith launch --nproc-per-node N` starts N processes"
-        )
+    refuse_ignored(args)
     adopt_parent_run(args)
     if args.rehearse:
         return rehearse(args)
@@ -95,6 +88,30 @@ def run(args: argparse.Namespace) -> int:
     follow_launcher()
     launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
+
+
+def refuse_ignored(args: argparse.Namespace) -> None:
+    """Raises UserError for options that would change nothing."""
+    if args.rehearse and args.dryrun:
+        raise UserError(
+            "--dryrun looks at this machine, with the run's data and weights; --rehearse needs none of them, and "
+            "simulates all processes: ask for one after the other"
+        )
+    if args.rehearse and args.resume_changed:
+        raise UserError("--rehearse looks at no run folder, so that --resume-changed changes nothing; leave it out")
+    if args.show_tree and not args.dryrun:
+        raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
+    if args.gpu and not args.dryrun:
+        raise UserError("--gpu goes with --dryrun, and with `worldsmith plan`")
+    if args.gpus and not (args.rehearse or args.dryrun):
+        raise UserError(
+            "--gpus goes with --rehearse and --dryrun; `worldsmith launch --nproc-per-node N` starts N processes"
+        )
+    if args.gpus and "WORLD_SIZE" in os.environ and args.gpus != world_size():
+        raise UserError(
+            f"--gpus {args.gpus}, but the run has {world_size()} processes, as `worldsmith launch` or WORLD_SIZE says; "
+            "leave one out"
+        )
 
 
 def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:

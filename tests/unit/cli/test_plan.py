@@ -51,6 +51,12 @@ def test_words_after_the_dashes_change_the_run(capsys: pytest.CaptureFixture[str
     assert adapted["states"]["moments"] < whole["states"]["moments"]
 
 
+def test_what_is_known_at_once_says_of_which_gpus_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, "vision_sft_nano", "--quick", "--json", "--gpu", "24GB", "--gpus", "8")[0])
+    assert (found["run"], found["family"], found["gpus"]) == ("vision_sft_nano", "cosmos3", 8)
+    assert (found["degrees"]["shard"], found["gpu"]["memory"]) == (8, 24 * 10**9)
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -59,6 +65,9 @@ def test_words_after_the_dashes_change_the_run(capsys: pytest.CaptureFixture[str
         (["vision_sft_nano", "--gpus", "0"], "expected a whole number from 1 on, found '0'"),
         (["vision_sft_nan"], "vision_sft_nano"),
         ([], "name one recipe or file"),
+        (["vision_sft_nano", "--fit"], "--fit carries out steps and --quick none: leave one out"),
+        (["vision_sft_nano", "-o", "best.yaml"], "-o names the file for the best setting, which --fit looks for"),
+        (["vision_sft_nano", "--json", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
     ],
 )
 def test_mistakes(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,56 @@
+"""`worldsmith train --rehearse`: the words that go with it, and how many processes are rehearsed."""
+
+from __future__ import annotations
+
+import pytest
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.rehearse import Rehearse
+from worldsmith.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--rehearse", "--dryrun"], "--rehearse needs none of them, and simulates all processes: ask for one"),
+        (["--rehearse", "--resume-changed"], "--rehearse looks at no run folder"),
+        (["--rehearse", "--gpu", "h200"], "--gpu goes with --dryrun"),
+        (["--rehearse", "--show-tree"], "--show-tree goes with --dryrun"),
+        (["--rehearse", "--gpus", "3"], "--gpus 3, but the run has 2 processes"),
+        (["--dryrun", "--gpus", "3"], "--gpus 3, but the run has 2 processes"),
+        (["--gpus", "2"], "--gpus goes with --rehearse and --dryrun"),
+    ],
+)
+def test_words_that_would_change_nothing_are_refused(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "no_such_recipe", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (["train", "vision_sft_tiny", "--rehearse"], 8),
+        (["train", "vision_sft_tiny", "--rehearse", "--gpus", "4"], 4),
+        (["launch", "--nproc-per-node", "2", "--nnodes", "3", "train", "vision_sft_tiny", "--rehearse"], 6),
+    ],
+    ids=["degrees", "gpus", "launch"],
+)
+def test_a_launch_says_how_many_are_rehearsed_and_one_process_does_it(
+    words: list[str], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they rehearse is known from another test."""
+    asked: list[int] = []
+
+    def run(self: Rehearse) -> Result:
+        asked.append(self.ranks)
+        return Result()
+
+    monkeypatch.setattr(Rehearse, "run", run)
+    monkeypatch.setenv("WORLD_SIZE", "")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("DATASET_PATH", "/nowhere")
+    assert main(words) == 0
+    assert asked == [ranks]
