@@ -56,7 +56,7 @@ def peak(
     model: str, ranks: int, tokens: int, *, samples: int | None = 1, mode: str = "full", all_learned: bool = False
 ) -> int:
     """Bytes of a step of one rank over so many tokens. `all_learned`: each is a target, and logits are in one piece."""
-    from worldsmith.config.tree.references import try_resolve
+    from worldsmith.config.tree.references import resolve
     from worldsmith.planning.batches import assumed_batches, task_for
     from worldsmith.planning.published_parts import with_published_parts
     from worldsmith.planning.simulation.simulated_run import simulate
@@ -67,7 +67,7 @@ def peak(
     config.dataloader_train.max_samples_per_batch = samples
     if all_learned:
         config.objective.chunk_tokens = tokens
-    with with_published_parts(try_resolve(config, keep_unset=True)[0]) as stated:
+    with with_published_parts(resolve(config, keep_unset="names")) as stated:
         batches = assumed_batches(stated.config, task_for(stated.config, ranks)).batches
         if all_learned:
             batches = [[replace(sample, labels=sample.input_ids) for sample in batch] for batch in batches]
@@ -89,12 +89,12 @@ def quick(
     recipe: str, figure: Callable[[Any], float], *, model: str = "", ranks: int = 8, save_weights: str = ""
 ) -> float:
     """Of the quick plan of a recipe."""
-    from worldsmith.config.tree.references import try_resolve
+    from worldsmith.config.tree.references import resolve
     from worldsmith.planning.quick import quick_plan
 
     config = run_tree(recipe, model)
     config.checkpoint.save_weights = save_weights or config.checkpoint.save_weights
-    return figure(quick_plan(try_resolve(config, keep_unset=True)[0], ranks))
+    return figure(quick_plan(resolve(config, keep_unset="names"), ranks))
 
 
 def checkpoint(plan: Any) -> float:

@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from worldsmith.cli.plan import standing_for_themselves, unset_variables
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.config.tree.references import resolve
@@ -82,7 +81,7 @@ ALL = RUNS | CHECKS | CLIPS | TWINS
 
 
 def tree(run: Run) -> Any:
-    """The run's tree, in which variables of the environment that are not set stand for themselves."""
+    """The run's tree, in which the names of environment variables stand for those that are not set."""
     degrees = {"shard": run.shard, "replicate": run.replicate}
     parallelism = {f"data_parallel_{name}_degree": degree for name, degree in degrees.items()}
     parallelism["context_parallel_shard_degree"] = run.context
@@ -95,8 +94,7 @@ def tree(run: Run) -> Any:
             section = getattr(section, part)
         getattr(section, name)  # a path that is not there is a mistake
         setattr(section, name, value)
-    with standing_for_themselves(unset_variables(config)):
-        return resolve(config)
+    return resolve(config, keep_unset="names")
 
 
 def simulated(run: Run) -> dict[str, Any]:

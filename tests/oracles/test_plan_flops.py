@@ -9,7 +9,7 @@ from recipe_environment import PLACES
 
 import worldsmith.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.tree.references import resolve
 from worldsmith.models.cosmos3.sequence import token_grid
 from worldsmith.models.cosmos3.step_flops import StepCounter
 from worldsmith.planning.batches import assumed_batches, task_for
@@ -22,7 +22,7 @@ def test_products_outside_attention_are_those_of_the_arithmetic(monkeypatch: pyt
     """Inside it a kernel also makes what is masked, and gradients that no one needs: those of frozen text."""
     for name in PLACES:
         monkeypatch.delenv(name, raising=False)
-    config = try_resolve(get_recipe("vision_sft_nano_tiny"), keep_unset=True)[0]
+    config = resolve(get_recipe("vision_sft_nano_tiny"), keep_unset="names")
     config.model.config.activation_checkpointing.mode = "none"
     config.trainer.grad_accum_iter = 1
     with with_published_parts(config) as stated:

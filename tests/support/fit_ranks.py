@@ -32,7 +32,7 @@ VARIABLES = ("DATASET_PATH", "COGVIDEOX_PATH", "WAN_PATH", "FLUX_PATH", "WAN_VAE
 
 def fitting(recipe: str, words: Sequence[str], gpu: Gpu, ranks: int = 1) -> Fitting:
     def read(more: Sequence[str]) -> Loaded:
-        return load(recipe, [*words, *more], keep_unset=True)
+        return load(recipe, [*words, *more], keep_unset="names")
 
     return Fitting(read, ranks=ranks, gpu=gpu)
 

@@ -15,7 +15,7 @@ from worldsmith.cli.action import show
 from worldsmith.cli.config.convert import write_new
 from worldsmith.cli.plan import load
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert
 from worldsmith.distributed.gpus import find_gpu
 
@@ -32,14 +32,17 @@ def run_fit(args: argparse.Namespace) -> int:
         raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}")
     if output and output.exists():
         raise UserError(f"{output} is there already; name another file")
-    loaded, _ = load(args)
-    ranks = args.gpus or least_ranks(loaded.tree)
+    ranks = args.gpus or least_ranks(load(args).tree)
     told = tell if sys.stderr.isatty() else (lambda text: None)
-    fits = Fitting(lambda words: load(with_words(args, words))[0], ranks=ranks, gpu=gpu, told=told).find()
+
+    def read(words: Sequence[str]) -> Loaded:
+        return run_source.load_run(with_words(args, words), keep_unset="names")[0]
+
+    fits = Fitting(read, ranks=ranks, gpu=gpu, told=told).find()
     told("")
     if output and fits.best:
-        best = with_words(args, fits.best[0].setting.words)
-        write_new(str(output), convert(raw(best), FORMS[output.suffix]).text, False)
+        best = read(fits.best[0].setting.words)
+        write_new(str(output), convert(best, FORMS[output.suffix]).text, False)
     processes = ["launch", "--nproc-per-node", str(ranks)] if 1 < ranks <= gpu.per_machine else []
     command = ["worldsmith", *processes, "train", *run_words(args)]
     lines = [*fit_lines(fits, gpu, command)]
@@ -54,12 +57,6 @@ def with_words(args: argparse.Namespace, words: Sequence[str]) -> argparse.Names
     changed = copy(args)
     changed.overrides = [*args.overrides, *words]
     return changed
-
-
-def raw(args: argparse.Namespace) -> Loaded:
-    """With its references to the environment."""
-    draft, _, overrides = run_source.draft_run(args)
-    return finish(draft, overrides, keep_unset=True)
 
 
 def run_words(args: argparse.Namespace) -> list[str]:

@@ -9,8 +9,6 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from worldsmith.actions.action import Result
@@ -19,8 +17,8 @@ from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
 from worldsmith.config.declare.configurable import walk
-from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
 
 HELP = (
     "Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk, "
@@ -66,26 +64,21 @@ def run(args: argparse.Namespace) -> int:
             from worldsmith.cli.fit_run import run_fit
 
             return run_fit(args)
-        loaded, unset = load(args)
-        for warning in loaded.warnings:
-            if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are
-                print(f"warning: {warning}", file=sys.stderr)
-        action: PlanRun = PlanRun.Config(
-            run=loaded.tree, gpus=args.gpus, gpu=args.gpu, quick=args.quick, open_variables=unset
-        ).build()
+        loaded = load(args)
+        about = {"run": loaded.tree, "open_variables": unset_variables(loaded.raw)}
+        action: PlanRun = PlanRun.Config(gpus=args.gpus, gpu=args.gpu, quick=args.quick, **about).build()
         if args.json:
             return show(Result(facts=action.facts()), as_json=True)
         return show(action.run())
 
 
-def load(args: argparse.Namespace) -> tuple[Loaded, list[str]]:
-    """The run, and the environment variables that it refers to and that are not set: each stands for its own name."""
-    draft, _, overrides = run_source.draft_run(args)
-    if draft.tree is None:
-        raise ConfigError(draft.problems)
-    names = unset_variables(draft.tree)
-    with standing_for_themselves(names):
-        return finish(draft, overrides), names
+def load(args: argparse.Namespace) -> Loaded:
+    """The run, where $NAME stands for each environment variable that is not set. Its warnings are printed."""
+    loaded, _ = run_source.load_run(args, keep_unset="names")
+    for warning in loaded.warnings:
+        if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are
+            print(f"warning: {warning}", file=sys.stderr)
+    return loaded
 
 
 def unset_variables(tree: Any) -> list[str]:
@@ -93,14 +86,3 @@ def unset_variables(tree: Any) -> list[str]:
     texts = [value for _, value in walk(tree) if isinstance(value, str)]
     names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]
-
-
-@contextmanager
-def standing_for_themselves(names: list[str]) -> Iterator[None]:
-    """The environment with those variables as ``$NAME``."""
-    os.environ.update({name: f"${name}" for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del os.environ[name]

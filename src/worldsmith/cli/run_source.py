@@ -13,6 +13,7 @@ from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.specs.policy import choose_policy, take_policy
 from worldsmith.config.specs.sat.recognise import take_words
 from worldsmith.config.tree.draft import Draft, Loaded, finish
+from worldsmith.config.tree.references import Kept
 from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
 from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
@@ -85,7 +86,7 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic:
     print(flag_help(draft, topic, options), end="")
 
 
-def load_run(args: argparse.Namespace, *, keep_unset: bool = False) -> tuple[Loaded, list[str]]:
+def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loaded, list[str]]:
     """The resolved tree, and the override words that flags and tail amount to. Raises ConfigError or UserError."""
     draft, words, overrides = draft_run(args)
     return finish(draft, overrides, keep_unset=keep_unset), words

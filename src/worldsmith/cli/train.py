@@ -19,7 +19,7 @@ from worldsmith.cli.action import is_first, mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
-from worldsmith.cli.plan import load as load_unset
+from worldsmith.cli.plan import load as load_plan
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
@@ -132,8 +132,7 @@ def rehearse(args: argparse.Namespace) -> int:
     from worldsmith.actions.rehearse import Rehearse
 
     with mistakes_of_the_user():
-        loaded, _ = load_unset(args)
-        return show(Rehearse.Config(run=loaded.tree, gpus=args.gpus).build().run())
+        return show(Rehearse.Config(run=load_plan(args).tree, gpus=args.gpus).build().run())
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:

@@ -12,6 +12,7 @@ from worldsmith.config.toml.recipe_toml import read_recipe_toml
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
 from worldsmith.config.tree.reader import read_tree
+from worldsmith.config.tree.references import Kept
 from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.overrides import (
     Override,
@@ -32,14 +33,13 @@ def load(
     source: str | Sequence[str],
     words: Sequence[str] = (),
     *,
-    keep_unset: bool = False,
+    keep_unset: Kept = False,
     spec_words: Sequence[str] | None = None,
 ) -> Loaded:
     """The resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
 
     With `spec_words` the file is a nested spec, or files are a SAT stack, which these dotted words change before it is
-    translated. With `keep_unset`, references to environment variables that are not set stay in the tree. Raises
-    ConfigError with every mistake.
+    translated. `keep_unset`: see `Kept`. Raises ConfigError with every mistake.
     """
     problems: list[Problem] = []
     draft, overrides = read_draft(source, parse_overrides(words, problems), spec_words)

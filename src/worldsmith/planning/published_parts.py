@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Config
-from worldsmith.config.declare.value_types import is_reference
 from worldsmith.files.errors import UserError
 from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
 
@@ -30,16 +29,13 @@ class Stated:
 
 @contextmanager
 def with_published_parts(config: Any) -> Iterator[Stated]:
-    """The run tree `config` with its frozen parts at hand, within the block.
+    """The run tree `config`, whose references are resolved, with its frozen parts at hand, within the block.
 
     A part whose files are neither in the folder that is named nor in the cache of the hub is replaced by a folder with
-    the config of the published one. Nothing is downloaded. References to variables that are not set may be left in
-    `config`; their names stand for them.
+    the config of the published one. Nothing is downloaded.
     """
     config, said, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
-        for section, name in unset(config):
-            setattr(section, name, getattr(section, name).replace("${oc.env:", "$").replace("}", ""))
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
             part: PublishedPart | None = section.published()
             name = "" if part is None else getattr(section, part.field)
@@ -62,16 +58,6 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
         value = getattr(section, field.name)
         if isinstance(value, Config):
             yield from sections(value, f"{path}.{field.name}")
-
-
-def unset(section: Config) -> Iterator[tuple[Config, str]]:
-    """Every text of a tree that still refers to something, with its section: nothing can be built of it."""
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if isinstance(value, Config):
-            yield from unset(value)
-        elif is_reference(value):
-            yield section, field.name
 
 
 def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.cli.main import main
+from worldsmith.cli.main import main, read_command
+from worldsmith.cli.plan import load, unset_variables
 
 VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
 
@@ -57,6 +58,25 @@ def test_what_is_known_at_once_says_of_which_gpus_it_is(capsys: pytest.CaptureFi
     assert (found["degrees"]["shard"], found["gpu"]["memory"]) == (8, 24 * 10**9)
 
 
+def test_names_stand_for_variables_that_are_not_set() -> None:
+    args = read_command("plan", ["vision_sft_nano", "--", "dataloader_train.dataset.path=${oc.env:CLIPS}/a"])[1]
+    loaded = load(args)
+    assert loaded.tree.dataloader_train.dataset.path == "$CLIPS/a"
+    assert loaded.raw.dataloader_train.dataset.path == "${oc.env:CLIPS}/a"
+    assert unset_variables(loaded.raw) == ["WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "CLIPS"]
+    assert not {*VARIABLES, "CLIPS"} & set(os.environ)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["trainer.max_iter=${oc.env:CLIPS}", "model.config.precision=${oc.env:CLIPS}"],
+)
+def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err, code = said(capsys, "vision_sft_nano", "--quick", "--", word)
+    assert (out, code) == ("", 2)
+    assert f"{word.partition('=')[0]}: the environment variable 'CLIPS' is not set" in err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -94,6 +114,7 @@ def test_what_fits_best_is_a_command_and_a_file_to_train_from(
     assert (code, err) == (0, "")
     assert "worldsmith launch --nproc-per-node 2 train wan21_t2v_tiny -- \\ dataloader_train.max_samples" in out
     assert f"written: {best}" in out
+    assert "${oc.env:DATASET_PATH}" in best.read_text()
     assert "on 2 GPUs" in said(capsys, str(best), "--quick", "--gpus", "2")[0]
     assert "best.yaml" in said(capsys, *words, "-o", str(best))[1]  # which is there already
     out, _, code = said(capsys, *words[:3], "--gpu", "1GB", "--fit")

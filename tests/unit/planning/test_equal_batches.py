@@ -9,7 +9,7 @@ from recipe_environment import PLACES
 
 import worldsmith.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.tree.references import resolve
 from worldsmith.planning.batches import assumed_batches
 from worldsmith.planning.published_parts import with_published_parts
 from worldsmith.planning.simulation.simulated_run import simulate
@@ -19,7 +19,7 @@ from worldsmith.planning.simulation.simulated_run import simulate
 def test_a_step_of_five_equal_batches_is_found_from_three(every_pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PLACES:
         monkeypatch.delenv(name, raising=False)
-    config = try_resolve(get_recipe("cogvideox_2b_tiny"), keep_unset=True)[0]
+    config = resolve(get_recipe("cogvideox_2b_tiny"), keep_unset="names")
     config.trainer.grad_accum_iter = 5
     config.model.config.parallelism.reduce_every_pack = every_pack
     with with_published_parts(config) as stated:

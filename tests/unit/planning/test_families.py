@@ -12,7 +12,7 @@ from recipe_environment import PLACES
 
 import worldsmith.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.planning.batches import assumed_batches
 from worldsmith.planning.published_parts import with_published_parts
@@ -47,7 +47,7 @@ def nowhere(monkeypatch):
 
 
 def run_tree(recipe: str) -> Any:
-    return try_resolve(get_recipe(recipe), keep_unset=True)[0]
+    return resolve(get_recipe(recipe), keep_unset="names")
 
 
 def real_step(config: Any, batches: Any) -> StepWork:

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import worldsmith.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.tree.references import resolve
 from worldsmith.planning.published_parts import with_published_parts
 
 DEPTHS = ("num_hidden_layers", "num_layers", "num_single_layers")
@@ -44,7 +44,7 @@ def test_frozen_parts_have_their_published_sizes(recipe):
 
 def run_tree(recipe: str):
     """As it stands where no variable is set."""
-    return try_resolve(get_recipe(recipe), keep_unset=True)[0]
+    return resolve(get_recipe(recipe), keep_unset="names")
 
 
 def size_of(part) -> int:

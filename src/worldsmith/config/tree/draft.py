@@ -15,7 +15,7 @@ from worldsmith.config.tree.contradictions import alternatives, degree_problems,
 from worldsmith.config.tree.difference import changes, differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
-from worldsmith.config.tree.references import try_resolve
+from worldsmith.config.tree.references import Kept, try_resolve
 from worldsmith.config.words.overrides import Override, apply_overrides
 
 Recipes = list[tuple[str, Config]]
@@ -85,11 +85,10 @@ class Loaded:
         return try_resolve(recipes[-1][1], now=self.now, keep_unset=True)[0] if recipes else None
 
 
-def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: bool = False) -> Loaded:
+def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept = False) -> Loaded:
     """Applies flags and override words, resolves references and checks everything.
 
-    Raises ConfigError with every mistake of all stages. With `keep_unset`, a reference to an environment variable that
-    is not set is no mistake and stays in the tree.
+    Raises ConfigError with every mistake of all stages. `keep_unset`: see `Kept`.
     """
     if draft.tree is None:
         raise ConfigError(draft.problems)

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from worldsmith.config.declare.configurable import Config, children, field_hints, field_names
-from worldsmith.config.declare.value_types import fit, is_reference, item_hint
+from worldsmith.config.declare.value_types import fit, fits, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.text_file import MAX_DEPTH
 from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
@@ -30,14 +30,17 @@ from worldsmith.config.write.values import WORD, write
 _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
+Kept = bool | Literal["names"]
+"""What becomes of a reference to an environment variable that is not set: a mistake, or it stays as it is, or $NAME
+stands for it, which is a mistake where no text may stand."""
 
 
-def resolve(tree: _Tree, *, now: datetime | None = None) -> _Tree:
+def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = False) -> _Tree:
     """A copy of the tree without references, every value type-checked and every section's `check()` run.
 
     Raises ConfigError with every mistake: cycles, dangling references, missing environment variables, contradictions.
     """
-    resolved, problems = try_resolve(tree, now=now)
+    resolved, problems = try_resolve(tree, now=now, keep_unset=keep_unset)
     if problems:
         raise ConfigError(problems)
     return resolved
@@ -49,12 +52,12 @@ def try_resolve(
     now: datetime | None = None,
     broken: Iterable[Path] = (),
     sources: dict[Path, list[str | Path]] | None = None,
-    keep_unset: bool = False,
+    keep_unset: Kept = False,
 ) -> tuple[_Tree, list[Problem]]:
     """`resolve`, with its mistakes as a list.
 
     `broken` are the paths that are known to be wrong: no further complaint about them is made. `sources` receives what
-    each reference was resolved with. With `keep_unset`, a reference to a variable that is not set stays as it is.
+    each reference was resolved with. `keep_unset`: see `Kept`.
     """
     resolver = _Resolver(tree, now or datetime.now(), keep_unset, broken)
     try:
@@ -82,7 +85,7 @@ def said_once(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]
 class _Resolver:
     """Walks the tree once; a value that others refer to is resolved on first use and remembered."""
 
-    def __init__(self, tree: Config, now: datetime, keep_unset: bool, broken: Iterable[Path]) -> None:
+    def __init__(self, tree: Config, now: datetime, keep_unset: Kept, broken: Iterable[Path]) -> None:
         self.broken = set(broken)
         self.tree = tree
         self.now = now
@@ -205,9 +208,9 @@ class _Resolver:
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
             return found if not problems else value  # text stays text where text is asked
-        if not comma and self.keep_unset:
+        if not comma and (fits("", hint) if self.keep_unset == "names" else self.keep_unset):
             self.came_from(f"{name} is not set")
-            return f"${{oc.env:{argument}}}"
+            return f"${name}" if self.keep_unset == "names" else f"${{oc.env:{argument}}}"
         if not comma:
             return self.fail(
                 f"the environment variable '{name}' is not set",
