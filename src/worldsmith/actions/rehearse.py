@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from worldsmith.actions.action import Action, Result
@@ -25,6 +26,8 @@ class Rehearse(Action):
     def run(self) -> Result:
         from worldsmith.planning.rehearsal.rehearse import rehearse
 
+        if sys.stderr.isatty():
+            print("every process is simulated; this can take a minute …", file=sys.stderr, flush=True)
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 

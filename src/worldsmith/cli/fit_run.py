@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from copy import copy
@@ -29,7 +30,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
     gpu, output = find_gpu(args.gpu), args.output and Path(args.output)
     if output and output.suffix not in FORMS:
-        raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}")
+        raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}; name such a file")
     if output and output.exists():
         raise UserError(f"{output} is there already; name another file")
     ranks = args.gpus or least_ranks(load(args).tree)
@@ -43,11 +44,10 @@ def run_fit(args: argparse.Namespace) -> int:
     if output and fits.best:
         best = read(fits.best[0].setting.words)
         write_new(str(output), convert(best, FORMS[output.suffix]).text, False)
-    processes = ["launch", "--nproc-per-node", str(ranks)] if 1 < ranks <= gpu.per_machine else []
-    command = ["worldsmith", *processes, "train", *run_words(args)]
-    lines = [*fit_lines(fits, gpu, command)]
+    start = ["worldsmith", *launch_words(ranks, gpu.per_machine), "train"]
+    lines = [*fit_lines(fits, gpu, [*start, *run_words(args)])]
     if output and fits.best:
-        lines += ["", f"written: {output}; worldsmith train {output}"]
+        lines += ["", f"written: {output}; {shlex.join([*start, str(output)])}"]
     code = 0 if fits.best else 1
     return show(Result(() if args.json else lines, fit_facts(fits), code), as_json=args.json)
 
@@ -57,6 +57,13 @@ def with_words(args: argparse.Namespace, words: Sequence[str]) -> argparse.Names
     changed = copy(args)
     changed.overrides = [*args.overrides, *words]
     return changed
+
+
+def launch_words(ranks: int, per_machine: int) -> list[str]:
+    """What starts so many processes. R and HOST are each machine's number and the address of the first."""
+    machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
+    several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
+    return ["launch", *several, "--nproc-per-node", str(ranks // machines)] if ranks > 1 else []
 
 
 def run_words(args: argparse.Namespace) -> list[str]:

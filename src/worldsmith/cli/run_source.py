@@ -113,9 +113,7 @@ def sources(args: argparse.Namespace) -> list[Any]:
 def source_name(args: argparse.Namespace) -> str:
     """The one file or recipe that the words name. Raises UserError if there is none, or more than one."""
     if sum(value is not None for value in sources(args)) != 1:
-        ways = (
-            "`worldsmith train RECIPE`, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
-        )
+        ways = "a recipe's name, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")
     if (args.module is None) != (args.config is None):
         raise UserError("--module and --config go together, such as `--module my_recipes --config NAME`")

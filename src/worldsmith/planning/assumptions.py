@@ -39,12 +39,17 @@ def assumptions(
     if encoders:
         found["encoders"] = "on the GPU beside a step, as they are until steps find everything in the latent cache"
     if open_variables:
-        found["not set"] = f"{', '.join(open_variables)}: what they name was not looked at"
+        found["not set"] = (
+            f"{', '.join(open_variables)}: what they name was not looked at; export them to plan with that"
+        )
     if parts:
         found["not at hand"] = "; ".join(parts)
-    found["margins"] = f"context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak in pieces"
+    found["margins"] = (
+        f"the driver's context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak in pieces that nothing "
+        "fits into"
+    )
     if ranks > 1:
-        found["margins"] += f", collectives {COMMUNICATION / GIB:g} GiB"
+        found["margins"] += f", buffers of collectives {COMMUNICATION / GIB:g} GiB"
     found["machine"] = (
         f"{gpu.per_machine} GPUs; main memory of a process {PROCESS / GIB:g} GiB, a reader {WORKER / GIB:g} GiB"
     )

@@ -37,7 +37,7 @@ class PlannedBatches:
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
     """The largest of the first batches of the data where they are at hand, else assumed ones, and why."""
     task = task_for(stated.config, ranks)
-    why = "its tokenizer is not at hand"
+    why = "the run's tokenizer is not on this machine"
     if stated.reads_texts:
         try:
             return read_batches(stated.config, task)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WIDTH = 100
+FIT = "`worldsmith plan … --fit` looks for settings that fit"
 TIE = "\u00a0"
 """A space at which no line ends."""
 FIRST = 13
@@ -55,7 +56,7 @@ def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: obje
     yield from line("model", numbers)
     yield from line("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
     if sum(quick.states.values()) > gpu.memory:
-        yield from line("", f"more than {gpu.name} has, before anything is computed")
+        yield from line("", f"more than {gpu.name} has, before anything is computed; {FIT}")
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -93,18 +94,21 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])
     yield from line("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
     if worst.kinds.get("activations"):
-        yield from line("", f"activations of {parts_of(dict(makers(worst).most_common(MAKERS)))}")
+        made = {name: count for name, count in makers(worst).most_common(MAKERS) if count >= 2**20}
+        yield from line("", f"activations of {parts_of(made)}" if made else "")
     holders = memory.holders
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
     yield from line("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
+    if memory.word != "fits":
+        yield from line("to do", FIT)
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:
     """Bytes of activations by the part that made them; what is within a layer counts as that of all such layers."""
-    found = Counter[str]()
+    found, outside = Counter[str](), "the encoders" if phase.name == "encoding" else "the rest"
     for name, count in phase.modules:
         head, star, _ = name.partition(".*")
-        found[head + star or "the rest"] += count
+        found[head + star or outside] += count
     return found
 
 
@@ -131,7 +135,7 @@ def in_order(found: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
 
 def time_lines(plan: Plan) -> Iterator[str]:
     work, step, time = plan.work, plan.step, plan.time
-    held = f"{short_number(plan.samples)} samples, {short_number(plan.tokens)} tokens"
+    held = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
     done = f"{flops(work.model_flops)} for the model"
     if work.hardware_flops > work.model_flops:
         done += f", {flops(work.hardware_flops)} with what is computed again"
@@ -141,7 +145,7 @@ def time_lines(plan: Plan) -> Iterator[str]:
         yield from line("time", f"not known: {plan.untimed}")
         return
     yield from line("step", f"{span(step.total)} for {held}; most of it {step.bound}")
-    yield from line("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's")
+    yield from line("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's (MFU)")
     hours = time.total * (plan.ranks / 3600)
     yield from line("time", f"{span(time.total)} for {time.count} steps, {figure(hours)} GPU-hours{besides(time)}")
 

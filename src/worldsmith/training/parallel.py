@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from worldsmith.config.errors import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, fit_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def plan_degrees(model: Model.Config, processes: int) -> Degrees:
-    """How the processes are arranged. Raises ValueError with the degrees that would work."""
+    """How the processes are arranged. Raises WrongValueError with the degrees that would work."""
     asked = model.parallelism
     model.check_context(asked.context_parallel_shard_degree)
-    return fit_degrees(
-        asked.data_parallel_shard_degree,
-        asked.data_parallel_replicate_degree,
-        processes,
-        context=asked.context_parallel_shard_degree,
-    )
+    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+    try:
+        return fit_degrees(shard, replicate, processes, context=asked.context_parallel_shard_degree)
+    except WrongValueError as error:
+        error.args = (f"model.config.parallelism: {error}",)
+        raise
 
 
 def join_world(model: Model.Config) -> World:

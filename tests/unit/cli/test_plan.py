@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from worldsmith.cli.fit_run import launch_words
 from worldsmith.cli.main import main, read_command
 from worldsmith.cli.plan import load, unset_variables
 
@@ -80,7 +81,7 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["vision_sft_nano", "--gpus", "6"], "their product needs 8 processes, but the run has 6 processes"),
+        (["vision_sft_nano", "--gpus", "6"], "model.config.parallelism: data_parallel_shard_degree = 8"),
         (["vision_sft_nano", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
         (["vision_sft_nano", "--gpus", "0"], "expected a whole number from 1 on, found '0'"),
         (["vision_sft_nan"], "vision_sft_nano"),
@@ -105,6 +106,19 @@ def test_the_quick_answer_comes_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (1, ""),
+        (8, "launch --nproc-per-node 8"),
+        (12, "launch --nnodes 2 --node-rank R --master-addr HOST --nproc-per-node 6"),
+        (9, "launch --nnodes 3 --node-rank R --master-addr HOST --nproc-per-node 3"),
+    ],
+)
+def test_the_best_is_started_in_all_its_processes(ranks: int, words: str) -> None:
+    assert " ".join(launch_words(ranks, 8)) == words
+
+
 @pytest.mark.slow
 def test_what_fits_best_is_a_command_and_a_file_to_train_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -113,7 +127,7 @@ def test_what_fits_best_is_a_command_and_a_file_to_train_from(
     out, err, code = said(capsys, *words, "-o", str(best), "--", "dataloader_train.max_samples_per_batch=3")
     assert (code, err) == (0, "")
     assert "worldsmith launch --nproc-per-node 2 train wan21_t2v_tiny -- \\ dataloader_train.max_samples" in out
-    assert f"written: {best}" in out
+    assert f"written: {best}; worldsmith launch --nproc-per-node 2 train {best}" in out
     assert "${oc.env:DATASET_PATH}" in best.read_text()
     assert "on 2 GPUs" in said(capsys, str(best), "--quick", "--gpus", "2")[0]
     assert "best.yaml" in said(capsys, *words, "-o", str(best))[1]  # which is there already

@@ -38,7 +38,7 @@ def test_without_data_they_are_assumed_and_it_is_said_why(config):
 
 def test_with_another_tokenizer_the_data_are_not_read(config):
     found = plan_batches(Stated(config, [], False), ranks=1)
-    assert "its tokenizer is not at hand" in found.described
+    assert "the run's tokenizer is not on this machine" in found.described
 
 
 def test_a_cache_keeps_latents_and_without_one_pixels_come(config):

@@ -33,13 +33,13 @@ def fit_lines(fits: Fits, gpu: Gpu, command: Sequence[str]) -> Iterator[str]:
         yield ""
         yield "the first against those that differ in one thing:"
         for name, others in fits.others.items():
-            told = "; ".join(f"{o.setting.knobs[name]} {compared(o, fits.best[0])}" for o in others)
+            told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
             yield from row(f"  {name}", told, first=FIRST + 2)
     yield ""
     yield from row("tried", f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them")
     yield from row("data", f"{fits.data}; longer samples than {fits.longest:,} tokens may not go into smaller packs")
     if fits.pace is not gpu:
-        yield from row("seconds", f"of a {fits.pace.name}: of {gpu.name} the memory alone is known")
+        yield from row("seconds", f"those of {fits.pace.name}, since of {gpu.name} the memory alone is known")
     yield from row("not there", NOT_THERE)
 
 

@@ -22,6 +22,7 @@ from worldsmith.planning.rehearsal.record import Finding, RankRecord
 from worldsmith.planning.rehearsal.save_plan import check_save, join_plans
 from worldsmith.planning.rehearsal.shallow import shorten
 from worldsmith.planning.rehearsal.weights import compare_weights
+from worldsmith.planning.text import line, size
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
@@ -63,27 +64,30 @@ class Rehearsal:
         """For people: what is wrong, else what was seen."""
         if self.findings:
             yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
-            yield from (f"  {finding}" for finding in self.findings)
+            for finding in self.findings:
+                yield from line("", str(finding), first=2)
             return
         some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
         first = self.records[0]
-        yield f"ranks        {self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}"
-        yield (
-            f"first step   {count(len(first.trace))} a step, the same on all; {len(first.weights):,} weights, "
-            f"{sum(weight.trained for weight in first.weights.values()):,} trained"
-        )
+        yield "found        nothing that would go wrong"
+        yield from line("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
+        trained = sum(weight.trained for weight in first.weights.values())
+        weights = f"{len(first.weights):,} weights, {trained:,} trained"
+        yield from line("first step", f"{count(len(first.trace))} a step, the same on all; {weights}")
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
         of_these = " of this shorter network" if self.layers else ""
-        whole = f"{self.checkpoint_bytes / 2**30:.1f} GiB"
-        yield f"save         {tensors:,} tensors{of_these}, each number once; a checkpoint of the run takes {whole}"
-        yield f"resume       on {', '.join(map(str, self.resumed))} ranks"
-        yield from (f"export       {name}: {words}" for name, words in self.exports.written.items())
-        yield from (f"export       {name}: not for this model: {why}" for name, why in self.exports.refused.items())
-        yield from (f"assumed      {line}" for line in self.assumptions)
+        whole = f"a checkpoint of the run takes {size(self.checkpoint_bytes)}"
+        yield from line("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
+        yield from line("resume", f"on {', '.join(map(str, self.resumed))} ranks")
+        refused = {name: f"not for this model: {why}" for name, why in self.exports.refused.items()}
+        for name, words in (self.exports.written | refused).items():
+            yield from line("export", f"{name}: {words}")
+        for assumption in self.assumptions:
+            yield from line("assumed", assumption)
         yield f"seconds      {self.seconds:.1f}"
-        yield "not rehearsed: torch.compile, the kernels of a GPU, memory, the data themselves, values of any tensor"
+        yield from line("left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor")
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
@@ -170,6 +174,6 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
     if ranks <= MOST:
         return list(range(ranks))
     borders = {0, 1, ranks - 2, ranks - 1}
-    for size in (degrees.context, degrees.weights, degrees.shard):
-        borders |= {size - 1, size, ranks - size - 1, ranks - size}
+    for group in (degrees.context, degrees.weights, degrees.shard):
+        borders |= {group - 1, group, ranks - group - 1, ranks - group}
     return sorted(rank for rank in borders if 0 <= rank < ranks)
