@@ -48,5 +48,6 @@ def test_a_step_has_the_operations_that_pytorch_counts(case: str, worlds: Path) 
         with FlopCounterMode(display=False) as backward:
             loss.backward()
     task.loss(samples, seed=0)
-    assert task.count_flops(samples) == forward + backward.get_total_flops() > 2 * forward
+    assert task.count_flops(samples) == forward + backward.get_total_flops()
+    assert backward.get_total_flops() > forward * (0.5 if case.endswith("adapters") else 1)
     assert task.count_flops(samples[:1]) is None
