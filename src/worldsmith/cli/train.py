@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     is_main = is_first()
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
     for warning in loaded.warnings if is_main else ():
+        if args.gpus and "WORLD_SIZE" in warning:
+            continue  # --gpus says how many processes there are
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}

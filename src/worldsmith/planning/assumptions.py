@@ -39,9 +39,9 @@ def assumptions(
     if encoders:
         found["encoders"] = "on the GPU beside a step, as they are until steps find everything in the latent cache"
     if open_variables:
-        found["not set"] = (
-            f"{', '.join(open_variables)}: what they name was not looked at; export them to plan with that"
-        )
+        named, them = ("it names", "it") if len(open_variables) == 1 else ("they name", "them")
+        why = f"what {named} was not looked at; export {them} to plan with that"
+        found["not set"] = f"{', '.join(open_variables)}: {why}"
     if parts:
         found["not at hand"] = "; ".join(parts)
     found["margins"] = (

@@ -36,9 +36,11 @@ class PlannedBatches:
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
     """The largest of the first batches of the data where they are at hand, else assumed ones, and why."""
-    task = task_for(stated.config, ranks)
-    why = "the run's tokenizer is not on this machine"
-    if stated.reads_texts:
+    task, data = task_for(stated.config, ranks), stated.config.dataloader_train
+    why, path = "the run's tokenizer is not on this machine", str(getattr(data.dataset, "path", ""))
+    if path.startswith("$"):
+        why = f"{path} is not set"
+    elif stated.reads_texts:
         try:
             return read_batches(stated.config, task)
         except (DataError, UserError, ConfigError, OSError, ValueError, ImportError) as error:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WIDTH = 100
-FIT = "`worldsmith plan … --fit` looks for settings that fit"
 TIE = "\u00a0"
 """A space at which no line ends."""
 FIRST = 13
@@ -56,7 +55,7 @@ def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: obje
     yield from line("model", numbers)
     yield from line("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
     if sum(quick.states.values()) > gpu.memory:
-        yield from line("", f"more than {gpu.name} has, before anything is computed; {FIT}")
+        yield from line("", f"more than {gpu.name} has, before anything is computed")
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -100,7 +99,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
     yield from line("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
     if memory.word != "fits":
-        yield from line("to do", FIT)
+        yield from line("to do", "`worldsmith plan … --fit` looks for settings that fit")
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.rehearse import Rehearse
+from worldsmith.cli import train
 from worldsmith.cli.main import main
 
 
@@ -27,6 +28,19 @@ def test_words_that_would_change_nothing_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "no_such_recipe", *words]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_dry_run_of_so_many_gpus_does_not_ask_for_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(train, "dryrun", lambda tree, **_: 0)
+    monkeypatch.setenv("DATASET_PATH", "/nowhere")
+    shard = ["--", "model.config.parallelism.data_parallel_shard_degree=2"]
+    assert main(["train", "vision_sft_tiny", "--dryrun", *shard]) == 0
+    assert "WORLD_SIZE is not set" in caplog.text
+    caplog.clear()
+    assert main(["train", "vision_sft_tiny", "--dryrun", "--gpus", "2", *shard]) == 0
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

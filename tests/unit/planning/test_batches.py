@@ -36,6 +36,12 @@ def test_without_data_they_are_assumed_and_it_is_said_why(config):
     assert found.num_samples is None
 
 
+def test_data_that_a_variable_would_name_are_not_looked_for(config):
+    data = replace(config.dataloader_train, dataset=replace(config.dataloader_train.dataset, path="$CLIPS"))
+    found = plan_batches(Stated(replace(config, dataloader_train=data), [], True), ranks=1)
+    assert found.described.endswith("(the data are not read: $CLIPS is not set)")
+
+
 def test_with_another_tokenizer_the_data_are_not_read(config):
     found = plan_batches(Stated(config, [], False), ranks=1)
     assert "the run's tokenizer is not on this machine" in found.described
