@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 os.environ["OMP_NUM_THREADS"] = "1"
 # Tests are about the code that runs anywhere, and ranks of theirs would share one GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Hundreds of processes start here: each would compile all sources of ours again where no bytecode is written.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How quick an example is depends on what else the machine does. A fixture may serve all examples of a test.
 settings.register_profile(
