@@ -156,3 +156,15 @@ def test_any_tree_survives_yaml_and_json_text(
     )
     assert from_yaml(to_yaml(tree, custom=True)) == tree
     assert from_dict(json.loads(json.dumps(to_dict(tree, custom=True)))) == tree
+
+
+def test_who_changes_what_was_read_changes_it_for_nobody_else() -> None:
+    """A text that is read again is not parsed again."""
+    text = "a: {b: [1, 2]}\n"
+    first = read_yaml(text, "f.yaml")
+    first.data["a"]["b"].append(3)
+    first.spans.clear()
+    again = read_yaml(text, "f.yaml")
+    assert again.data == {"a": {"b": [1, 2]}}
+    assert again.spans[("a", "b")].key.line == 1
+    assert read_yaml(text, "other.yaml").spans[("a", "b")].key.file == "other.yaml"

@@ -7,11 +7,13 @@ Tags are refused, so no code is named; a key that is given twice and a merge key
 
 from __future__ import annotations
 
+import copy
 import datetime
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -111,6 +113,13 @@ def dump_yaml(data: Any) -> str:
 
 def read_yaml(text: str, file: str) -> Document:
     """Reads one document. Raises ConfigError for bad syntax, repeated keys, tags and texts that expand without end."""
+    document = _read_once(text, file)
+    return Document(copy.deepcopy(document.data), dict(document.spans))
+
+
+@lru_cache(maxsize=8)
+def _read_once(text: str, file: str) -> Document:
+    """Whoever asks what kind of file this is has read it before it is read."""
     reader = _Reader(text, file)
     try:
         data = reader.read()
