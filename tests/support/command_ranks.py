@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 import torch
+from imported_once import import_for_videos
 from launch import fork_ranks
 
 from worldsmith.actions.outputs import sample_order  # noqa: F401 (imported once, before the ranks are forked)
 from worldsmith.cli.main import main
-from worldsmith.models.cosmos3 import generator, network  # noqa: F401
 from worldsmith.sampling import generate, sample_args, video_writer  # noqa: F401
 
 
@@ -20,4 +20,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
+    import_for_videos()
     sys.exit(fork_ranks(run))

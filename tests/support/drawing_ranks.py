@@ -10,6 +10,7 @@ from pathlib import Path
 import reasoner_runs
 import tiny_runs
 import torch
+from imported_once import import_for_videos
 from launch import fork_ranks
 
 from worldsmith.distributed.world import stop_world
@@ -52,4 +53,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    import_for_videos()
     sys.exit(fork_ranks(partial(main, Path(sys.argv[1]))))

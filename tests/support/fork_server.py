@@ -26,12 +26,10 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint
 import toy_runs
+from imported_once import import_for_reasoners, import_for_videos
 from launch import fork_ranks, meeting_point
 from mortal import Mortal
 
-import worldsmith.training.parallel
-import worldsmith.training.run_state
-import worldsmith.training.step  # noqa: F401
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.step import Step
 from worldsmith.training.trainer import Trainer
@@ -97,19 +95,6 @@ def make_config(world: Path, **settings: Any) -> Trainer.Config:
     return tiny_runs.tiny_config(world, **settings)
 
 
-def import_for_all() -> None:
-    """What a run of the family imports on its way, once for all forks."""
-    if FAMILY == "tiny":
-        import worldsmith.data.clips.sample_maker
-        import worldsmith.models.cosmos3.network
-        import worldsmith.objectives.flow_matching
-    elif FAMILY != "reasoner":
-        pass
-    else:
-        import worldsmith.models.vision_language.forward
-        import worldsmith.models.vision_language.initialization  # noqa: F401
-
-
 def run_job(job: dict[str, Any]) -> None:
     config = make_config(Path(job["world"]), steps=job["steps"], workers=job["workers"], layers=job.get("layers", 1))
     config.checkpoint = dataclasses.replace(config.checkpoint, **job["checkpoint"])
@@ -136,8 +121,10 @@ def run_job(job: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    if FAMILY != "toy":
-        import_for_all()
+    if FAMILY == "reasoner":
+        import_for_reasoners()
+    elif FAMILY != "toy":
+        import_for_videos()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:
         job = json.loads(line)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from imported_once import import_for_videos
 from launch import fork_ranks
 from tiny_generator import WIDER, generator_config
 
@@ -46,4 +47,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    import_for_videos()
     sys.exit(fork_ranks(partial(main, Path(sys.argv[1]))))

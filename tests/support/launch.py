@@ -5,6 +5,7 @@ The script ends with `sys.exit(fork_ranks(function))`, and a test calls `launch(
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -41,6 +42,8 @@ def fork_ranks(function: Callable[[], None]) -> int:
 
     Returns the first exit code that is not 0, negative for a signal; the others are killed then, as a launcher would.
     """
+    gc.freeze()  # no rank looks for garbage in what it shares with the others
+    gc.enable()
     children = set()
     for rank in range(int(os.environ["WORLD_SIZE"])):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import imported_once  # noqa: F401
 import torch
 import toy_runs
 from launch import fork_ranks

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import imported_once  # noqa: F401
 import torch
 import toy_runs
 from launch import fork_ranks

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import imported_once  # noqa: F401
 import psutil
 import torch
 import torch.distributed.checkpoint

@@ -21,6 +21,7 @@ import pytest
 import reasoner_runs
 import tiny_runs
 import torch
+from imported_once import import_for_videos
 from launch import fork_ranks
 from torch.distributed.fsdp import FSDPModule
 
@@ -168,4 +169,5 @@ def main(worlds: Path, out: Path, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    import_for_videos()
     sys.exit(fork_ranks(partial(main, Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))

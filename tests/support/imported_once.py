@@ -1,0 +1,49 @@
+"""What runs import on their way: imported before the ranks are forked, it is imported once for all of them."""
+# ruff: noqa: F401
+
+from __future__ import annotations
+
+import psutil
+import rich.style
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.tensor
+
+import worldsmith.checkpoint.run.writer_process
+import worldsmith.distributed.compile
+import worldsmith.training.parallel
+import worldsmith.training.records.lineage
+import worldsmith.training.run_state
+import worldsmith.training.start_lines
+import worldsmith.training.step
+import worldsmith.training.validation
+
+
+def import_for_reasoners() -> None:
+    """Also what networks of transformers and their data are of."""
+    import av.subtitles
+    import transformers.models.auto.tokenization_auto
+
+    import worldsmith.checkpoint.formats.convert
+    import worldsmith.data.conversations.chat_maker
+    import worldsmith.models.vision_language.forward
+    import worldsmith.models.vision_language.initialization
+    import worldsmith.sampling.video_writer
+    import worldsmith.tasks.cogvideox
+    import worldsmith.tasks.cosmos3
+    import worldsmith.tasks.flux
+    import worldsmith.tasks.vision_language
+    import worldsmith.tasks.wan
+
+
+def import_for_videos() -> None:
+    """Also the networks of videos, and diffusers with what it imports: half of all."""
+    import_for_reasoners()
+    import diffusers
+
+    import worldsmith.data.clips.sample_maker
+    import worldsmith.models.cosmos3.initialization
+    import worldsmith.models.cosmos3.network
+    import worldsmith.objectives.flow_matching
+
+    diffusers.AutoencoderKLWan  # noqa: B018 (imported when it is asked for)
