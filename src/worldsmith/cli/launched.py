@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
+from worldsmith.__main__ import COLLECTED
 from worldsmith.cli.main import main
 from worldsmith.distributed.launch_desk import tell_end
 from worldsmith.distributed.process_signals import follow_launcher
@@ -13,6 +15,7 @@ from worldsmith.monitor.process_log import copy_output
 
 def launched() -> int:
     """The exit code for torchrun, which ends all other processes when it is not 0."""
+    gc.set_threshold(*COLLECTED)
     follow_launcher()
     copy_output()
     code = main()

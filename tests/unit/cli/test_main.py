@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import signal
 import subprocess
 import sys
 import types
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from worldsmith import __version__
+from worldsmith.__main__ import COLLECTED, program
 from worldsmith.cli import main as cli
 from worldsmith.config import ConfigError, Problem, UserError
 
@@ -186,3 +189,16 @@ def test_help_and_a_config_error_answer_at_once_and_import_nothing_heavy(tmp_pat
         assert min(times) < 0.5, times
     assert "bad.toml:3:1: job.nam" in err
     assert "did you mean 'job.name'?" in err
+
+
+def test_the_program_looks_for_garbage_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["worldsmith", "--version"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        with pytest.raises(SystemExit) as end:
+            program()
+        assert end.value.code == 0
+        assert gc.get_threshold() == COLLECTED
+    finally:
+        gc.set_threshold(*usual)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,15 @@ OF_CLIPS = {"dataloader_train.dataset.caption_suffix='a, b'", "dataloader_train.
 
 
 def words_for(name: str, words: list[str]) -> list[str]:
-    """Those words that fit the recipe's family; a reasoner has no captions."""
+    """Those words that fit the recipe's family."""
+    return [word for word in words if word not in unfit(name)]
+
+
+@cache
+def unfit(name: str) -> set[str]:
+    """A reasoner has no captions."""
     tree = load(name, [], keep_unset=True).raw
-    unfit = {MULTIPLIERS} if tree.optimizer.lr_multipliers else set()
-    return [word for word in words if word not in (unfit if tree.job.task == "vfm" else unfit | OF_CLIPS)]
+    return ({MULTIPLIERS} if tree.optimizer.lr_multipliers else set()) | (set() if tree.job.task == "vfm" else OF_CLIPS)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -180,6 +186,15 @@ def test_what_the_toml_cannot_say_is_refused_or_given_as_words(
     toml, words = str(tmp_path / "run.toml"), tmp_path / "words.txt"
     assert main(["config", "convert", tree, "--to", "toml", "-o", toml, "--overrides", str(words)]) == 0
     assert same(loaded(toml, shlex.split(words.read_text(encoding="utf-8"))).raw, first.raw)
+
+
+def test_the_words_beside_the_toml_are_printed_and_files_are_overwritten_by_force_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = loaded("moving_shapes", words_for("moving_shapes", [*CHANGED, *BEYOND]))
+    tree = source(convert(first, "yaml").text, tmp_path, "run.yaml")
+    toml, words = str(tmp_path / "run.toml"), tmp_path / "words.txt"
+    assert main(["config", "convert", tree, "--to", "toml", "-o", toml, "--overrides", str(words)]) == 0
     capsys.readouterr()
     assert main(["config", "convert", tree, "--to", "toml", "-o", toml, "--print-overrides"]) == 2
     assert "--force overwrites it" in capsys.readouterr().err
