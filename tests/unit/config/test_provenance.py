@@ -178,7 +178,8 @@ class TestShippedRecipes:
         return names
 
     def test_every_value_of_every_recipe_has_an_origin_that_is_true(self) -> None:
-        for name in self.shipped():
+        shipped = self.shipped()
+        for name in shipped:
             loaded = load(name, ["trainer.max_iter=77"])
             tables = [path for path in loaded.sources if isinstance(find(loaded.tree, path), (dict, list))]
             within = {path for path in leaf_paths(loaded) if path[:-1] in tables}
@@ -189,7 +190,7 @@ class TestShippedRecipes:
                 else:
                     assert found.kind in ("default", "recipe")
                 if found.kind == "recipe":
-                    assert found.where in self.shipped()
+                    assert found.where in shipped
             written = [found for found in loaded.provenance.values() if found.kind == "recipe"]
             assert len(written) > 5
             assert DEFAULT in loaded.provenance.values()
