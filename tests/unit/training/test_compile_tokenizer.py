@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import tiny_runs
+import torch
 
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
@@ -23,6 +24,13 @@ def _quick_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced and run as it is: code from inductor takes minutes here, and has its own slow test."""
     compile_encoder: Callable[..., None] = WanVAE.compile_encoder
     monkeypatch.setattr(WanVAE, "compile_encoder", lambda vae: compile_encoder(vae, "eager"))
+
+
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """What is compiled is called as it is: tracing takes a second for each size, and one test of this file does it."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def config_with(world: Path, *, cache: bool = False, steps: int = 3, **fields) -> Trainer.Config:
@@ -57,6 +65,7 @@ def test_the_encoder_is_compiled_after_the_given_steps_and_losses_stay(world: Pa
         assert loss == pytest.approx(other_loss, rel=1e-5)
 
 
+@pytest.mark.usefixtures("untraced")
 def test_a_resumed_run_compiles_before_its_first_step(world: Path, tmp_path: Path) -> None:
     config = config_with(world, steps=4, enabled=True, compile_after_iterations=1)
     first = Trainer(config, run_folder=tmp_path / "run")
@@ -67,6 +76,7 @@ def test_a_resumed_run_compiles_before_its_first_step(world: Path, tmp_path: Pat
     assert compiled_at(Trainer(config, run_folder=tmp_path / "run")) == [True, True]
 
 
+@pytest.mark.usefixtures("untraced")
 def test_tiers_are_compiled_ahead_of_use(world: Path, tmp_path: Path) -> None:
     """All five sizes of the tier, for the clip length that the data set fixes."""
     config = config_with(world, enabled=True, compile_after_iterations=0, warmup_resolutions=["64"])
