@@ -118,7 +118,7 @@ def simulated(run: Run) -> dict[str, Any]:
         shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in parameters]
     del work["seconds"], work["rank"], work["model_flops"]
     for phase in work["phases"]:
-        del phase["modules"]
+        del phase["modules"], phase["main_memory"]
     return {
         "layout": {name: getattr(run, name) for name in ("shard", "replicate", "context")},
         "parameters": quick.parameters,

@@ -15,7 +15,7 @@ from worldsmith.planning.plan import Plan
 from worldsmith.planning.quick import QuickPlan
 from worldsmith.planning.run_time import run_time
 from worldsmith.planning.seconds import step_seconds
-from worldsmith.planning.surroundings import disk, host_memory, staged_bytes
+from worldsmith.planning.surroundings import disk, host_memory
 from worldsmith.planning.work import PhaseMemory, StepWork, Traffic
 
 QUICK = QuickPlan(
@@ -28,9 +28,9 @@ DATA = PlannedBatches((), "assumed: 46 clips of 61 frames of 320x192 pixels", 50
 DEGREES = Degrees(2, 8)
 
 
-def phase(name: str, *modules: tuple[str, int], **gib: float) -> PhaseMemory:
+def phase(name: str, *modules: tuple[str, int], main_memory: float = 0, **gib: float) -> PhaseMemory:
     kinds = {kind: int(amount * GIB) for kind, amount in gib.items()}
-    return PhaseMemory(name, sum(kinds.values()), kinds, modules)
+    return PhaseMemory(name, sum(kinds.values()), kinds, modules, int(main_memory * GIB))
 
 
 STATES = {"parameters": 7.0, "gradients": 26.0, "moments": 6.0, "average": 7.0}
@@ -39,9 +39,11 @@ WORK = StepWork(
     ranks=16,
     phases=(
         phase("building", parameters=7, average=7),
+        phase("loading", parameters=7, average=7, main_memory=2.3),
         phase("forward", **STATES, activations=18.5, gathered=1.1, inputs=0.3),
         phase("backward", ("36 layers", 18 * GIB), ("head", 2 * GIB), **STATES, activations=20.5, gathered=1.1),
         phase("optimizer", parameters=7, gradients=3.2, moments=6, average=7, other=0.4),
+        phase("saving", parameters=7, moments=6, average=7, main_memory=10.625),
     ),
     traffic=(
         Traffic("all_gather", "dp_shard", 8, 8, 74, 60 * GIB),
@@ -62,8 +64,7 @@ WORK = StepWork(
 def fixed_plan(word: str = "h100-80", **changes: Any) -> Plan:
     """Of Nano on two machines; `changes` are those of its work."""
     config, gpu, work = load("vision_sft_nano", keep_unset=True).tree, find_gpu(word), replace(WORK, **changes)
-    step, staged = step_seconds(work, gpu, compiled=True), staged_bytes(QUICK.checkpoint_bytes, DEGREES)
-    saved = {"checkpoint_bytes": QUICK.checkpoint_bytes}
+    step, checkpoint, staged = step_seconds(work, gpu, compiled=True), QUICK.checkpoint_bytes, int(10.625 * GIB)
     return Plan(
         name="vision_sft_nano",
         family="cosmos3",
@@ -73,10 +74,10 @@ def fixed_plan(word: str = "h100-80", **changes: Any) -> Plan:
         work=work,
         data=DATA.described,
         memory=MemoryVerdict(gpu, worst_moment(work)[0].peak, work.ranks),
-        host=host_memory(config, DEGREES, per_machine=8, sample_bytes=DATA.sample_bytes, **saved),
-        disk=disk(config, cached_bytes=0, **saved),
+        host=host_memory(config, DEGREES, per_machine=8, staged=staged, sample_bytes=DATA.sample_bytes),
+        disk=disk(config, cached_bytes=0, checkpoint_bytes=checkpoint),
         step=step,
-        time=step and run_time(config, step, ranks=work.ranks, staged_bytes=staged, **saved),
+        time=step and run_time(config, step, ranks=work.ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
         untimed="" if step else "its memory alone is known",
         assumptions=assumptions(
             config, gpu, work.ranks, DATA, timed=step is not None, open_variables=["DATASET_PATH", "WAN_VAE_PATH"]

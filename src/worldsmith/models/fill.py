@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from worldsmith.models.real_values import real_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +27,18 @@ def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
 
 
-def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copies a whole value into a parameter, or this rank's shard of it into a sharded one; nothing is sent."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+def fill(parameter: Tensor, value: Any) -> None:
+    """Copies a whole value into a parameter, or this rank's part of it into a sharded one; nothing is sent.
 
-    if isinstance(parameter, DTensor):
-        own = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.to_local().copy_(own.to_local())
-    else:
-        parameter.copy_(value)
+    The value is a tensor, or one in a file of which parts can be read. It stays whole where it is: a device gets no
+    more than the part, as it would by `distribute_tensor`.
+    """
+    if not hasattr(parameter, "__create_chunk_list__"):
+        parameter.copy_(value[...])
+        return
+    local = parameter.to_local()  # type: ignore[attr-defined]
+    if local.numel():
+        with real_values():  # places of shards are read from tensors
+            chunk = parameter.__create_chunk_list__()[0]
+        part = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
+        local.copy_(value[part])

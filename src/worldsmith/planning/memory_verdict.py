@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from worldsmith.distributed.gpus import GIB, Gpu, holding
-from worldsmith.planning.work import PhaseMemory, StepWork
+from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
 
 CONTEXT = int(0.8 * GIB)
 """Assumed: what the driver, the kernels and the workspaces of matrix products take in a process."""
@@ -79,7 +79,7 @@ def worst_moment(work: StepWork) -> tuple[PhaseMemory, int]:
     encoders = max((phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding"), default=0)
 
     def beside(phase: PhaseMemory) -> int:
-        return max(0, encoders - phase.kinds.get("encoders", 0))
+        return 0 if phase.name in BEFORE else max(0, encoders - phase.kinds.get("encoders", 0))
 
     worst = max(work.phases, key=lambda phase: phase.peak + beside(phase))
     return worst, beside(worst)

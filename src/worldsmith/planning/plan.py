@@ -13,7 +13,7 @@ from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
 from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.planning.run_time import RunTime, run_time
 from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
-from worldsmith.planning.surroundings import Parts, disk, host_memory, staged_bytes
+from worldsmith.planning.surroundings import Parts, disk, host_memory
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
 
@@ -94,12 +94,18 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
     checkpoint, untimed = quick.checkpoint_bytes, why_untimed(config, gpu)
     step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
-    staged = staged_bytes(checkpoint, degrees)
+    beside = {phase.name: phase.main_memory for phase in work.phases}
+    staged = beside["saving"]
     time = None
     if step is not None:
         time = run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint)
     host = host_memory(
-        config, degrees, per_machine=gpu.per_machine, checkpoint_bytes=checkpoint, sample_bytes=data.sample_bytes
+        config,
+        degrees,
+        per_machine=gpu.per_machine,
+        staged=staged,
+        loaded=beside["loading"],
+        sample_bytes=data.sample_bytes,
     )
     cached = data.cache_bytes * (data.num_samples or 0)
     worst, encoders = worst_moment(work)

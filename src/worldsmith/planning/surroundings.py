@@ -33,24 +33,20 @@ class Parts:
         return {"total_bytes": self.total, "parts": dict(self.parts)}
 
 
-def staged_bytes(checkpoint_bytes: int, degrees: Degrees) -> int:
-    """What a rank of the replica that writes holds of a checkpoint."""
-    return -(-checkpoint_bytes // degrees.weights)
-
-
 def host_memory(
-    config: Trainer.Config, degrees: Degrees, *, per_machine: int, checkpoint_bytes: int, sample_bytes: int
+    config: Trainer.Config, degrees: Degrees, *, per_machine: int, staged: int, loaded: int = 0, sample_bytes: int
 ) -> Parts:
-    """Of the machine that needs most, with so many GPUs at most; a sample that is held ready takes `sample_bytes`."""
+    """Of a machine with so many GPUs at most, when it needs most.
+
+    A rank copies `staged` bytes for a save, those of each replica, and has `loaded` bytes of weights on their way to
+    its GPU at the start, when no reader runs. A sample that is held ready takes `sample_bytes`.
+    """
     here, loader = min(per_machine, degrees.data * degrees.context), config.dataloader_train
-    workers = here * loader.num_workers
-    writing = min(here, degrees.weights)
-    parts = {
-        "processes": here * PROCESS,
-        "copies for saves": writing * staged_bytes(checkpoint_bytes, degrees) if config.checkpoint.async_save else 0,
-        "readers": workers * (WORKER + loader.prefetch_factor * sample_bytes),
-    }
-    return Parts({name: count for name, count in parts.items() if count})
+    readers = here * loader.num_workers * (WORKER + loader.prefetch_factor * sample_bytes)
+    starting = {"weights on their way": here * loaded}
+    running = {"copies for saves": here * staged, "readers": readers}
+    most = max(running, starting, key=lambda parts: sum(parts.values()))
+    return Parts({name: count for name, count in {"processes": here * PROCESS, **most}.items() if count})
 
 
 def disk(config: Trainer.Config, *, checkpoint_bytes: int, cached_bytes: int) -> Parts:

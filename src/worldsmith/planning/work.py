@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
-BESIDE = ("encoding", "validation", "sampling")
+BESIDE = ("loading", "encoding", "validation", "sampling", "saving")
 """Phases that are no part of a step."""
+BEFORE = ("building", "loading")
+"""Those before the first one, and before anything is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +18,15 @@ class PhaseMemory:
     """The worst moment of one phase of a run, in bytes of tensors on the device."""
 
     name: str
-    """building, encoding, forward, backward, optimizer, average, validation, sampling, …"""
+    """building, loading, encoding, forward, backward, optimizer, average, validation, sampling, saving."""
     peak: int
     kinds: Mapping[str, int]
     """At that moment; their sum is the peak: parameters, gradients, moments, average, activations, gathered (weights),
     communication (its buffers), inputs, other."""
     modules: Sequence[tuple[str, int]]
     """Parts of the network whose activations are held then, layers of a kind together, largest first."""
+    main_memory: int = 0
+    """The most that it holds beside the device: a weight on its way there, the copy from which a save is written."""
 
 
 @dataclass(frozen=True, slots=True)

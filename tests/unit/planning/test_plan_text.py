@@ -17,7 +17,7 @@ from worldsmith.planning.plan import Plan
 from worldsmith.planning.seconds import Range
 from worldsmith.planning.text import WIDTH, figure, flops, makers, plan_lines, quick_lines, size, span
 
-BACKWARD = WORK.phases[2]
+BACKWARD = WORK.phases[3]
 """The one that needs most."""
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plans" / "vision_sft_nano.txt"

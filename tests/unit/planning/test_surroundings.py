@@ -12,7 +12,7 @@ from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, GPUS
 from worldsmith.planning.run_time import FORWARD, run_time
 from worldsmith.planning.seconds import NOTHING, step_seconds
-from worldsmith.planning.surroundings import PROCESS, WORKER, disk, host_memory, staged_bytes
+from worldsmith.planning.surroundings import PROCESS, WORKER, disk, host_memory
 
 
 def config(*words: str) -> Any:
@@ -20,23 +20,25 @@ def config(*words: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "copies"), [(Degrees(1, 8), 80), (Degrees(2, 8), 80), (Degrees(1, 16), 40), (Degrees(16, 1), 80)]
+    ("degrees", "copies"), [(Degrees(1, 8), 80), (Degrees(2, 8), 80), (Degrees(1, 4), 40), (Degrees(16, 1), 80)]
 )
 def test_copies_for_saves(degrees: Degrees, copies: int) -> None:
-    """Of the ranks of the first machine, of which one replica writes."""
-    parts = host_memory(config(), degrees, per_machine=8, checkpoint_bytes=80 * GIB, sample_bytes=0).parts
+    """Of all ranks of a machine: also those copy whose replica does not write."""
+    parts = host_memory(config(), degrees, per_machine=8, staged=10 * GIB, sample_bytes=0).parts
     assert parts["copies for saves"] == copies * GIB
-    assert parts["processes"] == 8 * PROCESS
+    assert parts["processes"] == copies // 10 * PROCESS
+
+
+def test_a_start_that_needs_more_than_what_follows() -> None:
+    needed = {"per_machine": 8, "staged": GIB, "sample_bytes": 0}
+    parts = host_memory(config("dataloader_train.num_workers=0"), Degrees(1, 8), loaded=2 * GIB, **needed).parts
+    assert parts == {"processes": 8 * PROCESS, "weights on their way": 16 * GIB}
 
 
 def test_readers_hold_samples_ready() -> None:
-    words = ["dataloader_train.num_workers=3", "dataloader_train.prefetch_factor=4", "checkpoint.async_save=false"]
-    parts = host_memory(config(*words), Degrees(1, 2), per_machine=8, checkpoint_bytes=GIB, sample_bytes=1000).parts
+    words = ["dataloader_train.num_workers=3", "dataloader_train.prefetch_factor=4"]
+    parts = host_memory(config(*words), Degrees(1, 2), per_machine=8, staged=0, sample_bytes=1000).parts
     assert parts == {"processes": 2 * PROCESS, "readers": 6 * (WORKER + 4000)}
-
-
-def test_a_rank_of_a_replica_holds_its_share() -> None:
-    assert staged_bytes(100, Degrees(2, 4)) == staged_bytes(100, Degrees(1, 2, 2)) == 25
 
 
 def test_disk_counts_the_checkpoints_that_are_kept() -> None:

@@ -60,7 +60,7 @@ class SafetensorsWeights(WeightSource):
             if key is None:
                 raise KeyError(f"{self.describe} has no weight {name}")
             try:
-                copy_shard(self._slice(key), tensor)
+                fill(tensor, self._slice(key))
             except SafetensorError as error:
                 raise UserError(f"{self.files[key]}: {key} cannot be read ({error})") from error
 
@@ -103,18 +103,6 @@ class SafetensorsWeights(WeightSource):
     @cached_property
     def _handles(self) -> dict[Path, Any]:
         return {}
-
-
-def copy_shard(stored: Any, target: Tensor) -> None:
-    """Copies a stored tensor, or the part of it that is this rank's shard of a DTensor."""
-    if not hasattr(target, "__create_chunk_list__"):
-        target.copy_(stored[...])
-        return
-    local = target.to_local()  # type: ignore[attr-defined]
-    if local.numel():
-        chunk = target.__create_chunk_list__()[0]
-        part = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
-        local.copy_(stored[part])
 
 
 def has_safetensors(root: Path) -> bool:

@@ -39,15 +39,16 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         value = value.to(self.device, torch.float32)
         self.taken = WeightSum.of(value)
         blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
-        if in_simulation():  # the library chooses by values
-            self.scale, self.zero = blocks[:, :1].bfloat16(), blocks[:, :1].to(torch.int8)
-            self.packed = blocks.to(torch.int8) if self.bits == 8 else blocks[:, : BLOCK * self.bits // 32].int()
-            return
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
         scale, self.zero = calculate_qparams(*ends, form)
         self.scale = scale.bfloat16()
         whole = quantize(blocks, self.scale.float(), self.zero, form, dtype=torch.int8)
-        self.packed = whole if self.bits == 8 else pack_to_int32(whole, self.bits)
+        if self.bits == 8:
+            self.packed = whole
+        elif in_simulation():  # the library chooses by values; packing needs less than rounding
+            self.packed = whole[:, : BLOCK * self.bits // 32].int()
+        else:
+            self.packed = pack_to_int32(whole, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""

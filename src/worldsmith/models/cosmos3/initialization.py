@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import in_simulation
 
 if TYPE_CHECKING:
     from worldsmith.models.cosmos3.network import Cosmos3Network
@@ -70,5 +71,7 @@ def adapter_value(value: Tensor, name: str, *, generator: torch.Generator) -> Te
 
 
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
+    if in_simulation():  # it draws again until all numbers lie within
+        return value
     std = fan_in**-0.5
     return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)

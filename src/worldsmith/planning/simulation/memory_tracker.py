@@ -43,6 +43,8 @@ class Held:
     """The innermost module whose forward made it; "" for none."""
     kind: str
     """What it is as far as its birth tells; `MemoryTracker.tag` knows better."""
+    elsewhere: bool
+    """Whether it lies in main memory, whatever the run's device is."""
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -63,6 +65,7 @@ class MemoryTracker(TorchDispatchMode):
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
         self._phase = ""
+        self._elsewhere = False
         self._modules: list[str] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -78,6 +81,15 @@ class MemoryTracker(TorchDispatchMode):
             yield
         finally:
             self._enter_phase(before)
+
+    @contextmanager
+    def in_main_memory(self, elsewhere: bool = True) -> Iterator[None]:
+        """What is made within the block is not on the run's device; False, inside such a block: it is again."""
+        before, self._elsewhere = self._elsewhere, elsewhere
+        try:
+            yield
+        finally:
+            self._elsewhere = before
 
     def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
         """From now on each call of `owner.method` is a phase of its own; `before` is called ahead of it."""
@@ -129,12 +141,17 @@ class MemoryTracker(TorchDispatchMode):
     def phases(self) -> list[PhaseMemory]:
         """The worst moment of each phase since the last `restart`, in the order in which they began."""
         peaks: dict[str, tuple[int, int]] = {}
-        total = 0
-        for place, (_, change, phase) in enumerate(self.events):
+        beside: dict[str, int] = defaultdict(int)
+        total = elsewhere = 0
+        for place, (number, change, phase) in enumerate(self.events):
+            if number >= 0 and self.held[number].elsewhere:
+                elsewhere += change
+                beside[phase] = max(beside[phase], elsewhere)
+                continue
             total += change
             if phase and total > peaks.get(phase, (-1, 0))[0]:
                 peaks[phase] = total, place
-        return [self._moment(phase, place) for phase, (_, place) in peaks.items()]
+        return [self._moment(phase, place, beside[phase]) for phase, (_, place) in peaks.items()]
 
     def __enter__(self) -> MemoryTracker:
         resize = torch.UntypedStorage.resize_
@@ -216,7 +233,7 @@ class MemoryTracker(TorchDispatchMode):
         if known is not None and known[1]() is storage:
             return known[0]
         number = len(self.held)
-        self.held.append(Held(storage.nbytes(), self._phase, self.module, kind))
+        self.held.append(Held(storage.nbytes(), self._phase, self.module, kind, self._elsewhere))
         self._numbers[key] = number, weakref.ref(storage, partial(self._freed, key, number))
         self.events.append((number, storage.nbytes(), self._phase))
         return number
@@ -244,21 +261,22 @@ class MemoryTracker(TorchDispatchMode):
         if self._modules:
             self._modules.pop()
 
-    def _moment(self, phase: str, place: int) -> PhaseMemory:
-        """What is alive right after the event at `place`."""
+    def _moment(self, phase: str, place: int, main_memory: int) -> PhaseMemory:
+        """What is alive on the device right after the event at `place`."""
         alive: dict[int, int] = defaultdict(int)
         for number, change, _ in self.events[: place + 1]:
             alive[number] += change
         kinds: dict[str, int] = defaultdict(int)
         modules: dict[str, int] = defaultdict(int)
         for number, size in alive.items():
-            if size:
+            if size and not self.held[number].elsewhere:
                 kind = self._kind(number)
                 kinds[kind] += size
                 if kind == "activations":
                     modules[self.held[number].module] += size
         found = sorted(modules.items(), key=lambda item: (-item[1], item[0]))
-        return PhaseMemory(phase, sum(kinds.values()), dict(sorted(kinds.items(), key=lambda k: -k[1])), found)
+        kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+        return PhaseMemory(phase, sum(kinds.values()), kinds, found, main_memory)
 
     def _kind(self, number: int) -> str:
         return self.tags.get(number) or self.held[number].kind

@@ -11,6 +11,7 @@ import torch
 
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.real_values import real_values
+from worldsmith.planning.simulation.first_and_last import save
 from worldsmith.planning.work import PhaseMemory
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
@@ -25,8 +26,7 @@ STEPS, NEW_TOKENS = 1, 2
 
 
 def other_phases(run: TrackedRun, names: Collection[str]) -> list[PhaseMemory]:
-    """The worst moments of these phases, "encoding", "validation" and "sampling", after a step; those that the run does
-    not have are left out."""
+    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out."""
     found = []
     for name in names:
         work = PHASES[name](run)
@@ -76,7 +76,11 @@ def sampling(run: TrackedRun) -> Callable[[], None] | None:
     return (lambda: draw_answers(run, drawn)) if isinstance(drawn, DrawAnswers.Config) else None
 
 
-PHASES = {"encoding": encoding, "validation": validation, "sampling": sampling}
+def saving(run: TrackedRun) -> Callable[[], None]:
+    return lambda: save(run)
+
+
+PHASES = {"encoding": encoding, "validation": validation, "sampling": sampling, "saving": saving}
 
 
 def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:

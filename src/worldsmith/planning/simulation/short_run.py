@@ -91,7 +91,8 @@ def combined(works: Sequence[StepWork], join: Callable[..., int]) -> StepWork:
             kind: join(*(other.kinds.get(kind, 0) for other in alike))
             for kind in {kind: None for other in alike for kind in other.kinds}
         }
-        phases.append(PhaseMemory(phase.name, join(*(other.peak for other in alike)), kinds, phase.modules))
+        peak, beside = (join(*(getattr(other, name) for other in alike)) for name in ("peak", "main_memory"))
+        phases.append(PhaseMemory(phase.name, peak, kinds, phase.modules, beside))
     for sent in first.traffic:
         same = [find_traffic(work, sent) for work in works]
         calls, payload = (join(*(getattr(other, name) for other in same)) for name in ("calls", "payload"))

@@ -16,10 +16,11 @@ from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed.world import World
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.planning.simulation.fake_world import fake_world, without_memory
+from worldsmith.planning.simulation.first_and_last import WithoutFiles, load
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.other_phases import other_phases
-from worldsmith.planning.work import StepWork
+from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.optimizer import trainable_parameters
@@ -65,15 +66,16 @@ class TrackedRun(Trainer):
         cut(self.model, world)
         tracker.name_modules(self.model.network)
 
-    def build(self) -> None:
-        """Everything that lives as long as the run. The weights have no values."""
+    def build(self, *, loads: bool = False) -> None:
+        """Everything that lives as long as the run. `loads`: the weights get their first values, in their own phase."""
         from worldsmith.training.run_state import RunState
 
         config, tracker = self.config, self.tracker
         with tracker.phase("building"):
             self.model.materialize(self.world.device)
-            for layer in self.model.held.values():
-                layer.hold(torch.zeros(layer.weight.shape))
+            if not loads:
+                for layer in self.model.held.values():
+                    layer.hold(torch.zeros(layer.weight.shape))
             self.task: Task = task_of(config.model.name)(
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
@@ -81,6 +83,8 @@ class TrackedRun(Trainer):
                 self.task.assume_cached()
             place: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
+        if loads:
+            load(self, WithoutFiles(self.model) if tracker.fake_mode is not None else None)
         self.callbacks = {
             name: callback.build(folder=None)
             for name, callback in config.trainer.callbacks.items()
@@ -144,6 +148,7 @@ def simulated_run(
     prepare: Callable[[Model], None] = lambda model: None,
     only_traffic: bool = False,
     mode: FakeTensorMode | None = None,
+    loads: bool = False,
 ) -> Iterator[TrackedRun]:
     """A built run of one rank of `ranks`, without memory; steps and all else are to be made within the block.
 
@@ -163,7 +168,7 @@ def simulated_run(
         stack.enter_context(mode)
         stack.enter_context(run.tracker)
         run.tracker.traffic.names = group_names(degrees, rank, ranks)
-        run.build()
+        run.build(loads=loads)
         yield run
 
 
@@ -176,11 +181,9 @@ def simulate(
     """
     start = time.perf_counter()
     simulated, repeats = different(batches)
-    with simulated_run(config, simulated, ranks=ranks, rank=rank) as run:
+    with simulated_run(config, simulated, ranks=ranks, rank=rank, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
-        if not phases:
-            return work
-        others = other_phases(run, phases)
+        others = other_phases(run, [name for name in phases if name != "loading"])
         return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
 
 
@@ -194,7 +197,7 @@ def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
 def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
     """A steady step, in which the second of three equal batches comes so many times more."""
     tracker = run.tracker
-    building = [phase for phase in tracker.phases() if phase.name == "building"]
+    building = [phase for phase in tracker.phases() if phase.name in BEFORE]
     run.prime()
     tracker.restart()
     step = run.step()

@@ -1,0 +1,111 @@
+"""What becomes of the weights before the steps and after them, by the run's own code: their first values, and saves.
+
+Files are not touched: what would be read from one, or written to it, has its size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from worldsmith.checkpoint.run.staging import lay_out
+from worldsmith.checkpoint.sources import warm_start
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import real_values, with_real_values
+
+if TYPE_CHECKING:
+    from worldsmith.models.model import Model
+    from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+    from worldsmith.planning.simulation.simulated_run import TrackedRun
+
+STORED = torch.bfloat16
+"""In which weights are published."""
+
+
+class WithoutFiles(WeightSource):
+    """Weights as a folder of safetensors has them: a rank reads its part of each."""
+
+    def __init__(self, model: Model) -> None:
+        self.path, self.describe, self.settings = Path(), "weights that are not looked at", {}
+        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        names = native_parameters(model.network)
+        self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        for name, tensor in tensors.items():
+            fill(tensor, Stored(self.shapes[name]))
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return STORED
+
+
+class Stored:
+    """A tensor in a file, of which a part can be read."""
+
+    def __init__(self, shape: list[int]) -> None:
+        self.shape = shape
+
+    def __getitem__(self, part: Any) -> Tensor:
+        sizes = [piece.stop - piece.start for piece in part] if isinstance(part, tuple) else self.shape
+        return torch.empty(sizes, dtype=STORED)
+
+
+def load(run: TrackedRun, source: WeightSource | None = None) -> None:
+    """The phase "loading": the first weights of a new run, drawn, or read from `source`; None: from its own files.
+
+    Values are made and read in main memory, and copied; what a layer that holds its weight in another form makes of it
+    is on the device.
+    """
+    tracker = run.tracker
+    for layer in run.model.held.values():
+        vars(layer)["hold"] = held_on_device(layer.hold, tracker)
+    with opened(source), tracker.phase("loading"), tracker.in_main_memory():
+        run.state._start_weights()
+
+
+def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:
+    @wraps(hold)
+    def run(value: Tensor) -> None:
+        with tracker.in_main_memory(False):
+            hold(value.to(torch.float32, copy=True))  # as to a device that is not the processor
+
+    return run
+
+
+@contextmanager
+def opened(source: WeightSource | None) -> Iterator[None]:
+    """Within the block a run that reads its first weights finds these."""
+    if source is None:
+        yield
+        return
+    before, found = warm_start.open_weights, source
+    warm_start.open_weights = lambda *_, **__: found
+    try:
+        yield
+    finally:
+        warm_start.open_weights = before
+
+
+def save(run: TrackedRun) -> None:
+    """A save as the run makes it, up to the first file: one in the background is written from a copy in main memory."""
+    state: Any = run.state
+
+    def keep(iteration: int, parts: Mapping[str, Mapping[str, Any]], *, background: bool, **others: Any) -> None:
+        with real_values():
+            size = lay_out(parts).size
+        with run.tracker.in_main_memory():
+            torch.empty(size * background, dtype=torch.uint8)
+
+    state.checkpointer, state.loader = SimpleNamespace(world=run.world, save=keep), SimpleNamespace(state_dict=dict)
+    state._rng_state = with_real_values(state._rng_state)
+    state.save(background=run.config.checkpoint.async_save)
