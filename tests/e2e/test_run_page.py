@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from browser import DRAWN, PROGRAM, TOO_WIDE, Browser, open_browser
 from run_folders import EVIL, add_samples, write_lines, write_run
 
+from worldsmith.cli.main import main
 from worldsmith.monitor.page import samples
 from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_page import write_page
@@ -39,17 +39,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a demo, at its smallest."""
     folder, name = tmp_path_factory.mktemp(request.param), request.param
-    environment = {**os.environ, "DATASET_PATH": str(folder / "data"), "WORLDSMITH_OUTPUT_ROOT": str(folder / "runs")}
-    environment["WORLDSMITH_LATENT_CACHE"] = str(folder / "latents")
     train = ["train", f"--sft-toml={RECIPES / name}.toml", "--", *SMALL]
     train += ["scheduler.warm_up_steps=[1]"] if name == "falling_objects" else []
-    for words in (DEMOS[name], train):
-        command = [sys.executable, "-m", "worldsmith", *words]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    found = folder / f"runs/worldsmith/demo/{name}"
-    assert f"run page     {found / 'report.html'}" in done.stderr
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DATASET_PATH", str(folder / "data"))
+        patch.setenv("WORLDSMITH_OUTPUT_ROOT", str(folder / "runs"))
+        patch.setenv("WORLDSMITH_LATENT_CACHE", str(folder / "latents"))
+        for words in (DEMOS[name], train):
+            assert main(words) == 0, words
+    return folder / f"runs/worldsmith/demo/{name}"
 
 
 def test_the_page_of_a_demo_stands_alone(run: Path, browser: Browser) -> None:
