@@ -18,6 +18,7 @@ LAYERS = 2
 QUICK = [
     *("--trainer.cpu_threads", "1", "--trainer.grad_accum_iter", "1", "--model.config.compile.enabled", "false"),
     *("--model.config.network.num_hidden_layers", str(LAYERS), "--dataloader_train.dataset.num_video_frames", "9"),
+    *("--dataloader_train.max_sequence_length", "null", "--dataloader_train.max_samples_per_batch", "4"),
 ]
 
 
