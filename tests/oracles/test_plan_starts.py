@@ -62,7 +62,7 @@ def require_equal(case: str, ranks: int, rank: int, real: dict[str, dict[str, in
     if not case.startswith(("cosmos3", "vision_language")):  # heads drawn by a loop that needs more; mapped files
         assert loading.main_memory == pytest.approx(real["loading"]["main_memory"], rel=0.05)
     resumed = real["resuming"]["peak"]  # holds what a save holds; where it reads no weights, they are compared first
-    assert resumed < 1.05 * max(device.values())
+    assert resumed < 1.05 * max(device.values()) + RANDOM_STATES
     assert config.checkpoint.save_weights == "trained" or resumed > 0.95 * device["saving"]
 
 

@@ -83,3 +83,15 @@ def test_gradients_stay_when_the_graph_is_gone() -> None:
     backward = tracker.phases()[1]
     assert backward.kinds["gradients"] >= WEIGHT
     assert 0 < backward.peak <= 6 * WEIGHT + 6 * ACTIVATION
+
+
+def test_main_memory_is_no_part_of_the_device() -> None:
+    tracker = MemoryTracker()
+    with tracker, tracker.phase("loading"), tracker.in_main_memory():
+        value = torch.zeros(ROWS, WIDTH)
+        with tracker.in_main_memory(False):
+            copy = value + 1
+        kept = torch.cat([value, copy])
+    (loading,) = tracker.phases()
+    assert (loading.peak, loading.main_memory) == (ACTIVATION, 3 * ACTIVATION)
+    assert len(kept) == 2 * ROWS

@@ -54,3 +54,16 @@ def test_what_the_run_does_not_do_is_left_out(config):
     loop = replace(config.trainer, run_validation=False, callbacks=callbacks)
     with simulated_run(replace(config, trainer=loop), assumed_batches(config).batches, ranks=2) as run:
         assert other_phases(run, ["validation", "sampling"]) == []
+
+
+def test_each_replica_copies_what_it_holds_for_a_save(config):
+    """Though only the first one writes."""
+    batches, copies = assumed_batches(config).batches, {}
+    for replicas in (1, 2):
+        degrees = replace(config.model.config.parallelism, data_parallel_replicate_degree=replicas)
+        model = replace(config.model, config=replace(config.model.config, parallelism=degrees))
+        with simulated_run(replace(config, model=model), batches, ranks=4, loads=True) as run:
+            run.prime()
+            (saving,) = other_phases(run, ["saving"])
+        copies[replicas] = saving.main_memory
+    assert copies[2] == pytest.approx(2 * copies[1], rel=0.05)

@@ -52,6 +52,14 @@ def test_one_that_fits_as_long_as_memory_is_whole() -> None:
     assert tight.memory.word == "tight"
 
 
+def test_a_start_that_needs_more_than_a_step() -> None:
+    plan = fixed_plan(phases=[phase("loading", parameters=60, other=16), BACKWARD, phase("encoding", encoders=9)])
+    assert worst_moment(plan.work)[0] is BACKWARD  # encoders come after the start
+    plan = fixed_plan(phases=[phase("loading", parameters=60, other=20), BACKWARD])
+    assert "DOES NOT FIT: 85.3 GiB of 79.1 GiB" in told(plan)
+    assert "peak         in the phase loading: parameters 60.0 GiB, other 20.0 GiB" in told(plan)
+
+
 def test_encoders_are_beside_a_step_while_a_cache_is_filled() -> None:
     encoding = phase("encoding", parameters=60, encoders=9)
     step = replace(WORK, phases=[*WORK.phases, encoding])
