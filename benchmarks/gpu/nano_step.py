@@ -37,7 +37,8 @@ from worldsmith.models.cosmos3.architecture import NetworkConfig, nano, tiny
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.step_flops import StepCounter
 from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.ema import PowerEMA, shard
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.local_part import local_part
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.tasks.cosmos3 import Cosmos3Task
@@ -103,7 +104,7 @@ def measure(case: Case, world: World, steps: int) -> Result:
 def fill(network: torch.nn.Module) -> None:
     """Random weights, drawn on the device: a run draws them by name, which takes minutes for so many."""
     for parameter in network.parameters():
-        local = shard(parameter.detach())
+        local = local_part(parameter.detach())
         local.fill_(1.0) if parameter.ndim == 1 else local.normal_(0, 0.02)
 
 
