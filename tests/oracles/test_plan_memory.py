@@ -39,6 +39,8 @@ ALL_ON_FOUR = [
     *("cosmos3.hsdp.bf16.full", "cosmos3.hsdp.cp2", "cosmos3.cp2.bf16.lora", "cosmos3.twice.average", "wan.hsdp"),
     *("vision_language.hsdp.twice.every_pack", "flux.selective.average", "cogvideox.full.twice"),
 ]
+HEADERS = 400
+"""Bytes that a message takes at most beside its own: gloo announces it, and the system acknowledges each packet."""
 Measured = Callable[[int, str], list[dict[str, Any]]]
 
 
@@ -92,13 +94,20 @@ def test_each_rank_holds_what_was_predicted(ranks: int, case: str, measured: Mea
     batches = case_batches(case, config)
     for rank, found in zip((0, ranks - 1), measured(ranks, case), strict=True):
         predicted = simulate(config, batches, ranks=ranks, rank=rank)
-        require_equal(predicted.to_json(), found)
-        payloads = [{t["op"]: t["payload"] for t in work["traffic"]} for work in (predicted.to_json(), found["work"])]
+        largest = max(traffic.payload // traffic.calls for traffic in predicted.traffic)
+        require_equal(
+            predicted.to_json(), found, inside=largest
+        )  # gloo sums in a copy, and drops it when it comes to it
+        payloads = [
+            {(sent["op"], sent["group"]): sent["payload"] for sent in work["traffic"]}
+            for work in (predicted.to_json(), found["work"])
+        ]
         assert payloads[0] == pytest.approx(payloads[1], rel=0.01, abs=2000)
         # Gloo has no operation that reduces and scatters: it sums everywhere.
-        sent = sum(traffic.sent * (1 + (traffic.op == "reduce_scatter")) for traffic in predicted.traffic)
-        if found["carried"] is not None and sent > 2**21:  # where headers, and what the ranks agree on, are little
-            assert ranks * sent == pytest.approx(found["carried"], rel=0.01)
+        sent = ranks * sum(traffic.sent * (1 + (traffic.op == "reduce_scatter")) for traffic in predicted.traffic)
+        messages = ranks * sum(traffic.calls * 2 * (traffic.ranks - 1) for traffic in predicted.traffic)
+        if found["carried"] is not None and sent > 2**22:  # where what the ranks agree on is little
+            assert 0.99 * sent < found["carried"] < 1.01 * sent + HEADERS * messages
 
 
 @pytest.mark.parametrize("family", slow(list(FAMILIES), ["cosmos3"]))
@@ -124,8 +133,9 @@ def test_operations_are_those_that_pytorch_counts(family: str, parts: Path) -> N
         assert counted == pytest.approx(predicted.model_flops, rel=0.01)
 
 
-def require_equal(predicted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Every phase to 5 %, of building what stays; the whole step by the profiler too."""
+def require_equal(predicted: dict[str, Any], found: dict[str, Any], *, inside: int = 0) -> None:
+    """Every phase to 5 %, of building what stays; the whole step by the profiler too, which also sees what is held
+    `inside` collectives."""
     real = found["work"]
     assert predicted["hardware_flops"] == real["hardware_flops"]
     assert predicted["model_flops"] == real["model_flops"]
@@ -138,4 +148,4 @@ def require_equal(predicted: dict[str, Any], found: dict[str, Any]) -> None:
         for kind in ("parameters", "moments", "average"):
             assert phase["kinds"].get(kind, 0) == pytest.approx(other["kinds"].get(kind, 0), rel=0.05), kind
     peak = max(phase["peak"] for phase in predicted["phases"] if phase["name"] != "building")
-    assert peak == pytest.approx(found["allocated"], rel=0.05, abs=2**19)  # workspaces do not shrink
+    assert peak == pytest.approx(found["allocated"], rel=0.05, abs=2**19 + inside)  # workspaces do not shrink
