@@ -26,6 +26,7 @@ from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.planning.batches import assumed_batches
+from worldsmith.planning.memory_verdict import worst_moment
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
 from worldsmith.planning.work import StepWork
@@ -77,7 +78,7 @@ def measured(config: Trainer.Config) -> tuple[int, int, int]:
     for event in sorted(events, key=lambda event: event.start_ns()):
         total += event.nbytes()
         largest = max(largest, total)
-    return work.worst.peak, tracker.total + largest, grown
+    return worst_moment(work)[0].peak, tracker.total + largest, grown
 
 
 def resident(name: str) -> int:
@@ -95,7 +96,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for mode, lora in [("full", False)] if quick else product(MODES, (False, True)):
         config = twin(mode, lora=lora, width=128 if quick else 1024)
-        peak = predicted(config).worst.peak
+        peak = worst_moment(predicted(config))[0].peak
         with multiprocessing.get_context("fork").Pool(1) as fresh:  # whose largest size is of this case alone
             found = fresh.apply(measured, (config,))
         columns = "".join(f" {value / 2**20:.0f} | {peak / value:.3f} |" for value in found)

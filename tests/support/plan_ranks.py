@@ -54,7 +54,7 @@ def carry_out(case: str, world: World) -> dict[str, Any]:
         run.step()
     return {
         "work": work.to_json(),
-        "allocated": held_now(tracker) + largest_sum(allocations(seen)),
+        "allocated": tracker.total + largest_sum(allocations(seen)),
         "carried": sum(carried) if carried else None,
     }
 
@@ -90,11 +90,6 @@ def leave_network() -> None:
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
     PRIVATE.append(True)
-
-
-def held_now(tracker: MemoryTracker) -> int:
-    """Bytes that are alive."""
-    return sum(change for _, change, _ in tracker.events)
 
 
 def allocations(seen: profile) -> list[int]:

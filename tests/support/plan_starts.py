@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from launch import fork_ranks
 from plan_cases import case_config, use_parts
-from plan_ranks import allocations, held_now, largest_sum
+from plan_ranks import allocations, largest_sum
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
 from torch.profiler import ProfilerActivity, profile
 
@@ -101,7 +101,7 @@ def elsewhere(tracker: MemoryTracker, function: Any) -> Any:
 
 @contextmanager
 def judged(found: dict[str, dict[str, int]], name: str, tracker: MemoryTracker) -> Iterator[None]:
-    before = held_now(tracker)
+    before = tracker.total
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         yield
     phase = next(phase for phase in tracker.phases() if phase.name == name)

@@ -129,6 +129,11 @@ class MemoryTracker(TorchDispatchMode):
         self._enter_phase(self._phase)
 
     @property
+    def total(self) -> int:
+        """Bytes that are held now, on the device and in main memory."""
+        return sum(change for _, change, _ in self.events)
+
+    @property
     def now(self) -> str:
         """The phase that goes on."""
         return self._phase
