@@ -22,7 +22,7 @@ class PhaseMemory:
     peak: int
     kinds: Mapping[str, int]
     """At that moment; their sum is the peak: parameters, gradients, moments, average, activations, gathered (weights),
-    communication (its buffers), inputs, other."""
+    communication (its buffers), inputs, encoders, other."""
     modules: Sequence[tuple[str, int]]
     """Parts of the network whose activations are held then, layers of a kind together, largest first."""
     main_memory: int = 0

@@ -311,5 +311,5 @@ class Flag:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The shard of a DTensor; any other tensor as it is."""
+    """As that of `worldsmith.models.local_part`, but by no operation, which would be noted as one of the run's."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -177,7 +177,7 @@ def simulate(
 ) -> StepWork:
     """What a step over `batches` needs of one rank. The optimizer has its states by then.
 
-    `phases`: what else is carried out then, see `other_phases`.
+    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`.
     """
     start = time.perf_counter()
     simulated, repeats = different(batches)
