@@ -56,17 +56,13 @@ def assumed_chats(
 
 def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
     """Patches in time, rows and columns of a picture of the assumed size; a video has all frames that may be taken."""
-    from worldsmith.data.conversations.media.sizes import image_size, video_size
-
     if kind == "image":
         limits: Any = media.images
-        least, most = media.image_pixels()
-        size = image_size(HEIGHT, WIDTH, factor=limits.factor, least=least, most=most)
+        size = media.image_size(HEIGHT, WIDTH)
         return 1, size[0] // limits.patch, size[1] // limits.patch
     limits, config = media.videos, media.config
     frames = config.nframes or config.max_frames or limits.max_frames
-    least, most = media.video_pixels(frames)
-    size = video_size(frames, HEIGHT, WIDTH, factor=limits.factor, temporal=limits.temporal, least=least, most=most)
+    size = media.video_size(frames, HEIGHT, WIDTH)
     return -(-frames // limits.temporal), size[0] // limits.patch, size[1] // limits.patch
 
 

@@ -151,10 +151,10 @@ class ChatProcessor(Configurable):
         if self.media is None:
             raise SampleError("text_only_model", f"the model in {self.folder} takes no images or videos")
         if part.kind == "image":
-            return self.media.plan_image(part.source)
+            return self.media.plan_image(part.source, part.resized)
         if isinstance(part.source, bytes):
             raise SampleError("bad_record", "a video must be a file")
-        return self.media.plan_video(part.source, part.fps)
+        return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
         """The text with, for each video, its times and a placeholder for each of them. Raises SampleError."""

@@ -30,6 +30,8 @@ class Part:
     """Of an image or a video: the file; for an image also its bytes or a data URI."""
     fps: float | None = None
     """Frames per second of a video that the data set states; None = as the file says."""
+    resized: tuple[int, int] | None = None
+    """(height, width) in pixels that the data set asks for, before rounding; None = as the loader's settings say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ class ChatFile(ChatDataset):
         """Key, and what a conversation shows and says, whatever it and its files are called."""
         for index, entry in enumerate(self.entries):
             turns = self.turns(index)
-            parts = [[p.kind, p.text, self._mark(p.source), p.fps] for turn in turns for p in turn.parts]
+            parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def _mark(self, source: str | bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn, role_of
@@ -16,6 +17,8 @@ MEDIA: dict[str, Literal["image", "video"]] = {
     "video": "video",
     "video_url": "video",
 }
+RESIZED = ("resized_height", "resized_width")
+"""Keys of a part with the size that an image, or each frame of a video, is brought to."""
 UNREAD = ("weight", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Keys of a message that would change what is trained, and that are not read."""
 
@@ -50,10 +53,11 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in (*TEXTS, *MEDIA):
         raise SampleError("bad_record", f"{where} has a part of type {kind!r}; known: {', '.join([*TEXTS, *MEDIA])}")
-    further = sorted(set(part) - {"type", "text", "detail", "image", "video", "image_url", "video_url"})
+    given = {name for name, value in part.items() if value is not None}
+    further = sorted(given - {"type", "text", "detail", "image", "video", "image_url", "video_url", *RESIZED})
     if further:
         raise SampleError(
-            "bad_record", f"{where}: '{further[0]}' of a part is not read; sizes and rates are set for all"
+            "bad_record", f"{where}: '{further[0]}' of a part is not read; limits and rates are set for all"
         )
     if kind in TEXTS:
         if not isinstance(part.get("text"), str):
@@ -62,7 +66,18 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
     named = part.get("image_url" if kind == "input_image" else kind)
     if isinstance(named, dict):
         named = named.get("url")
-    return medium(MEDIA[kind], named)
+    return replace(medium(MEDIA[kind], named), resized=parse_size(part, where))
+
+
+def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
+    """(height, width) that a part asks for, as qwen-vl-utils reads them; None = it asks for none."""
+    height, width = (part.get(name) for name in RESIZED)
+    if height is None and width is None:
+        return None
+    if type(height) is not int or type(width) is not int or min(height, width) < 1:
+        found = f"found {shown(height)} and {shown(width)}"
+        raise SampleError("bad_record", f"{where}: {' and '.join(RESIZED)} must both be whole numbers from 1, {found}")
+    return height, width
 
 
 def shown(value: Any) -> str:

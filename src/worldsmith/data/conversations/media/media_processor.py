@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from worldsmith.data.video_file import VideoInfo
 
 
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
     """How an image will be read, known from its header."""
 
     source: str | bytes
-    size: tuple[int, int]
-    """(H, W) in pixels."""
+    size: Size
     grid: tuple[int, int, int]
     """Patches in time, rows and columns."""
     tokens: int
@@ -40,7 +43,7 @@ class VideoPlan:
     """The frames of the file that are used."""
     times: list[float]
     """Seconds from the first frame, one for each row of the grid's time."""
-    size: tuple[int, int]
+    size: Size
     grid: tuple[int, int, int]
     frame_tokens: int
     """Tokens of one time."""
@@ -76,8 +79,19 @@ class MediaProcessor(Configurable):
         """Most pixels of an image or of a frame; unset = as the model folder says."""
         total_pixels: Count | None = None
         """Most pixels of a video, over its frames; a token is 2 frames of 32 x 32. Unset = as the model folder says."""
+        resized_height: Count | None = None
+        """Rows of every image and frame, rounded to what the model takes; their own proportions are not kept."""
+        resized_width: Count | None = None
+        """Columns of every image and frame. Set both or neither; they leave no room for limits of pixels."""
 
         def check(self) -> None:
+            if (self.resized_height is None) != (self.resized_width is None):
+                why = "a size has a height and a width"
+                raise wrong(self, "resized_height", "resized_width", why=why, remedy="set both or neither")
+            for limit in ("min_pixels", "max_pixels", "total_pixels"):
+                if self.resized_height is not None and getattr(self, limit) is not None:
+                    why = "all images and frames have the size that is set, whatever the limit"
+                    raise wrong(self, "resized_height", limit, why=why, remedy=f"leave {limit} out")
             if self.fps is not None and self.nframes is not None:
                 raise wrong(self, "fps", "nframes", why="both say how many frames are taken", remedy="set one of them")
             if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
@@ -99,21 +113,26 @@ class MediaProcessor(Configurable):
         self.videos: VideoLimits
         self.images, self.videos = read_limits(Path(folder))
 
-    def plan_image(self, source: str | bytes) -> ImagePlan:
-        """Size and tokens of an image: a file, its bytes or a data URI. Raises SampleError."""
+    def plan_image(self, source: str | bytes, resized: Size | None = None) -> ImagePlan:
+        """Size and tokens of an image: a file, its bytes or a data URI. Raises SampleError.
+
+        Args:
+            resized: (height, width) in pixels that the image asks for itself, before rounding.
+        """
         from worldsmith.data.conversations.media.images import image_shape
-        from worldsmith.data.conversations.media.sizes import image_size
 
         limits = self.images
-        least, most = self.image_pixels()
-        size = image_size(*image_shape(source), factor=limits.factor, least=least, most=most)
+        size = self.image_size(*image_shape(source), resized)
         grid = (1, size[0] // limits.patch, size[1] // limits.patch)
         return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
 
-    def plan_video(self, path: str, fps: float | None = None) -> VideoPlan:
-        """Frames, times, size and tokens of a video; `fps` replaces the container's rate. Raises SampleError."""
+    def plan_video(self, path: str, fps: float | None = None, resized: Size | None = None) -> VideoPlan:
+        """Frames, times, size and tokens of a video; `fps` replaces the container's rate. Raises SampleError.
+
+        Args:
+            resized: (height, width) in pixels that the video asks for itself, before rounding.
+        """
         from worldsmith.data.conversations.media.frames import choose_frames, patch_times
-        from worldsmith.data.conversations.media.sizes import video_size
         from worldsmith.data.video_file import examine
 
         limits, config = self.videos, self.config
@@ -128,18 +147,35 @@ class MediaProcessor(Configurable):
             max_frames=config.max_frames or max(limits.max_frames, config.min_frames or 0),
         )
         count = max(len(indices), limits.temporal)  # a single frame is shown twice
-        least, most = self.video_pixels(count)
-        size = video_size(
-            count, info.height, info.width, factor=limits.factor, temporal=limits.temporal, least=least, most=most
-        )
+        size = self.video_size(count, info.height, info.width, resized)
         times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
         grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
         return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, fps)
 
-    def image_pixels(self) -> tuple[int, int]:
-        """(least, most) pixels of an image."""
+    def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
+        """(height, width) of an image as the model takes it. Raises SampleError."""
+        from worldsmith.data.conversations.media.sizes import fixed_size, image_size
+
         limits, config = self.images, self.config
-        return config.min_pixels or limits.min_pixels, config.max_pixels or limits.max_pixels
+        if (wanted := resized or self.resized()) is not None:
+            return fixed_size(*wanted, factor=limits.factor)
+        least, most = config.min_pixels or limits.min_pixels, config.max_pixels or limits.max_pixels
+        return image_size(height, width, factor=limits.factor, least=least, most=most)
+
+    def video_size(self, frames: int, height: int, width: int, resized: Size | None = None) -> Size:
+        """(height, width) of a video's frames as the model takes them. Raises SampleError."""
+        from worldsmith.data.conversations.media.sizes import fixed_size, video_size
+
+        limits = self.videos
+        if (wanted := resized or self.resized()) is not None:
+            return fixed_size(*wanted, factor=limits.factor)
+        least, most = self.video_pixels(frames)
+        return video_size(frames, height, width, factor=limits.factor, temporal=limits.temporal, least=least, most=most)
+
+    def resized(self) -> Size | None:
+        """(height, width) that all images and frames are brought to, before rounding."""
+        height, width = self.config.resized_height, self.config.resized_width
+        return None if height is None or width is None else (height, width)
 
     def video_pixels(self, frames: int) -> tuple[int, int]:
         """(least, most) pixels of a video of so many frames, over all of them."""

@@ -10,11 +10,26 @@ import math
 from worldsmith.data.stream.errors import SampleError
 
 MAX_ASPECT = 200
+LEAST_TOKENS, MOST_TOKENS = 4, 16384
+"""Of an image, or of a frame counted alone, whose size is asked for."""
 
 
 def image_size(height: int, width: int, *, factor: int, least: int, most: int) -> tuple[int, int]:
     """(height, width) of an image with `least` <= height * width <= `most`. Raises SampleError for a mere line."""
     return resized(height, width, 1, 1, factor, least, most)
+
+
+def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
+    """The size that is asked for, rounded, within 4 to 16384 tokens.
+
+    Source: `resized_height` and `resized_width` of qwen-vl-utils, which has the same limits for images and videos.
+
+    Raises SampleError for a mere line.
+    """
+    rows, columns = (max(1, round(side / factor)) for side in (height, width))
+    if LEAST_TOKENS <= rows * columns <= MOST_TOKENS and max(height, width) <= MAX_ASPECT * min(height, width):
+        return rows * factor, columns * factor
+    return image_size(height, width, factor=factor, least=LEAST_TOKENS * factor**2, most=MOST_TOKENS * factor**2)
 
 
 def video_size(

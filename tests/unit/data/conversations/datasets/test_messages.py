@@ -85,6 +85,7 @@ def test_parts_without_a_name_take_the_next_medium(tmp_path: Path) -> None:
         (asks("text"), "bad_record", "part of type None"),
         (asks({"type": "text"}), "bad_record", "a text part needs text"),
         (asks({"type": "video", "video": "v", "fps": 2}), "bad_record", "'fps' of a part is not read"),
+        (asks({"type": "video", "video": "v", "resized_width": 2}), "bad_record", "must both be whole numbers"),
         (asks({"type": "image"}), "bad_record", "neither it nor 'images' names"),
         (asks({"type": "text", "text": "x"}, images=["a"]), "bad_record", "no part shows {'image': 1}"),
         (asks({"type": "image_url", "image_url": {"url": "http://x/a.png"}}), "remote_path", "http://x/a.png"),
@@ -97,3 +98,10 @@ def test_bad_lines_are_left_out_with_their_number(tmp_path: Path, line: Any, rea
     assert (rejection.key, rejection.reason, rejection.line) == ("messages.jsonl:2", reason, 2)
     assert words in rejection.detail
     assert len(dataset) == 1
+
+
+def test_a_part_may_ask_for_its_size(tmp_path: Path) -> None:
+    part = {"type": "video", "video": "v", "resized_height": 540, "resized_width": 960, "fps": None}
+    dataset = build(tmp_path, asks(part))
+    assert dataset.rejections == []
+    assert dataset.turns(0)[0].parts[0].resized == (540, 960)

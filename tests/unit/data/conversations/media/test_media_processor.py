@@ -206,3 +206,25 @@ def png(pixels: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
+
+
+def test_a_size_that_is_asked_for_is_that_of_every_image_and_frame(
+    tmp_path: Path, write_clip: Callable, build: Callable
+) -> None:
+    video = str(write_clip(tmp_path / "a.mp4", frames=5, width=130, height=70))
+    Image.new("RGB", (50, 20)).save(tmp_path / "a.png")
+    media = build(resized_height=100, resized_width=70, nframes=4)
+    plans = media.plan_image(str(tmp_path / "a.png")), media.plan_video(video)
+    assert [plan.size for plan in plans] == [(96, 64), (96, 64)]
+    assert [media.read(plan).shape for plan in plans] == [(6 * 4, 1536), (2 * 6 * 4, 1536)]
+    own = media.plan_image(str(tmp_path / "a.png"), (64, 128)), media.plan_video(video, resized=(64, 128))
+    assert [plan.size for plan in own] == [(64, 128), (64, 128)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"resized_height": 64}, {"resized_height": 64, "resized_width": 64, "total_pixels": 65536}],
+)
+def test_half_a_size_and_limits_beside_a_size_are_refused(build: Callable, settings: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="resized_height"):
+        build(**settings)

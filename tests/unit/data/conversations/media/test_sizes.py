@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as judge_of_images
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as judge_of_videos
 
-from worldsmith.data.conversations.media.sizes import image_size, video_size
+from worldsmith.data.conversations.media.sizes import fixed_size, image_size, video_size
 from worldsmith.data.stream.errors import SampleError
 
 IMAGE = {"factor": 32, "least": 65536, "most": 16777216}
@@ -40,6 +40,36 @@ def test_videos(frames: int, height: int, width: int, size: tuple[int, int], tok
 
 
 sides = st.integers(1, 3000)
+
+
+@pytest.mark.parametrize(
+    ("asked", "factor", "size"),
+    [
+        ((540, 960), 32, (544, 960)),
+        ((540, 960), 28, (532, 952)),
+        ((720, 1280), 32, (704, 1280)),
+        ((10, 10), 32, (64, 64)),
+        ((10, 300), 32, (32, 288)),
+        ((9000, 9000), 32, (4096, 4096)),
+        ((50, 4000), 32, (64, 4000)),
+    ],
+)
+def test_a_size_that_is_asked_for_as_qwen_vl_utils_rounds_it(
+    asked: tuple[int, int], factor: int, size: tuple[int, int]
+) -> None:
+    assert fixed_size(*asked, factor=factor) == size
+
+
+@given(st.integers(32, 9000), st.integers(32, 9000))
+def test_a_size_that_is_asked_for_as_transformers_has_it(height: int, width: int) -> None:
+    limits = {"min_pixels": 4 * 32**2, "max_pixels": 16384 * 32**2}
+    try:
+        expected = judge_of_images(height, width, factor=32, **limits)
+    except ValueError:
+        with pytest.raises(SampleError, match="extreme_aspect"):
+            fixed_size(height, width, factor=32)
+    else:
+        assert fixed_size(height, width, factor=32) == expected
 
 
 @given(sides, sides, st.integers(1, 300000), st.integers(1, 64))
