@@ -46,6 +46,7 @@ def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], No
 
     A stated rate that disagrees with the stream stays unless `replace`. `shown` is called with (done, all).
     """
+    dataset.open_media()
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
     changed: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(READERS) as pool:

@@ -6,16 +6,19 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
-from worldsmith.data.conversations.datasets.record_flags import NO_FPS, flags_of, rates
+from worldsmith.data.conversations.datasets.record_flags import LOOKED_AT, NO_FPS, flags_of, rates
+from worldsmith.data.conversations.media_archives import is_archive, media_folders
 from worldsmith.data.report.flag import Flag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -117,7 +120,11 @@ class ChatFile(ChatDataset):
         path: str = ""
         """The file of the records, or its folder."""
         media_root: str = ""
-        """Folder to which media paths are relative; "" = that of the file."""
+        """Folder to which media paths are relative, or its archive (.tar, .tar.gz, .zip); "" = that of the file."""
+        skip: NotNegative = 0
+        """Records at the beginning of the file that are left out."""
+        limit: NotNegative = 0
+        """At most so many of the records that follow; 0 = all."""
         video_fps: Literal["optional", "require", "probe"] = "optional"
         """A record's own `video_fps`: used where there is one, required of all, or not used (the video's rate is)."""
 
@@ -137,15 +144,18 @@ class ChatFile(ChatDataset):
     def __init__(self, config: Config) -> None:
         """Raises DataError when there is no file or it cannot be read; its bad records are in `rejections`."""
         self.config = config
-        self.file = find_file(config.path, self.file_name)
+        self.file = self.find()
         self.name = str(self.file)
-        self.media_root = Path(config.media_root or self.file.parent)
+        self.media_root = Path(config.media_root or (self.file if self.file.is_dir() else self.file.parent))
         self.num_records = 0
         self.rejections = []
+        self.media_roots = [self.media_root]
+        self._media_open = False
         self.entries: list[Entry] = []
         self._order: list[int | Rejection] = []
         seen: dict[str, int] = {}
-        for number, line, record in self.read_records():
+        last = config.skip + config.limit if config.limit else None
+        for number, line, record in islice(self.read_records(), config.skip, last):
             self.num_records += 1
             place = f"{self.file.name}:{line}" if line is not None else f"{self.file.name}[{number}]"
             key = unique(name_of(record) or place, seen)
@@ -161,6 +171,27 @@ class ChatFile(ChatDataset):
                 self._order.append(len(self.entries))
                 shows = any(part.kind == "video" for turn in turns for part in turn.parts)
                 self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
+
+    def find(self) -> Path:
+        """The file of the records. Raises DataError."""
+        return find_file(self.config.path, self.file_name)
+
+    def open_media(self) -> None:
+        """Unpacks the media that lie in archives, when the first of them is needed. Raises DataError.
+
+        Paths are then relative to the unpacked folder, or to the folder in it that has the files.
+        """
+        if self._media_open:
+            return
+        self._media_open = True
+        named = list(islice((file for entry in self.entries for file in entry.files), LOOKED_AT))
+        if not named or (not is_archive(self.media_root) and all(map(os.path.exists, named))):
+            return
+        inside = [os.path.relpath(file, self.media_root) for file in named]
+        folders = [best_root(folder, inside) for folder in media_folders(self.media_root)]
+        if folders:
+            self.media_roots = folders if is_archive(self.media_root) else [self.media_root, *folders]
+            self.entries = [replace(entry, files=files_of(self.parse(entry.record))) for entry in self.entries]
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
@@ -179,6 +210,7 @@ class ChatFile(ChatDataset):
         return len(self.entries)
 
     def turns(self, index: int) -> tuple[Turn, ...]:
+        self.open_media()
         turns = self.parse(self.entries[index].record)
         return tuple(with_system(turns, self.config.system_prompt))
 
@@ -197,6 +229,7 @@ class ChatFile(ChatDataset):
         return self.entries[index].number
 
     def flags(self) -> Iterable[Flag]:
+        self.open_media()
         return flags_of(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
@@ -211,10 +244,12 @@ class ChatFile(ChatDataset):
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Records, and marks of what their images and videos hold; see `content_marks`."""
+        self.open_media()
         return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
 
     @cached_property
     def _marks(self) -> dict[str, str]:
+        self.open_media()
         return content_marks(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
@@ -227,7 +262,10 @@ class ChatFile(ChatDataset):
         if "://" in path or path.startswith("data:"):
             raise SampleError("remote_path", f"'{path[:200]}' is no local {kind}; copy it beside the data set file")
         fps = self._fps(stated_fps) if kind == "video" else None
-        return Part(kind, source=os.path.join(self.media_root, path), fps=fps)
+        first, *others = (os.path.join(root, path) for root in self.media_roots)
+        if others and not os.path.exists(first):
+            first = next(filter(os.path.exists, others), first)
+        return Part(kind, source=first, fps=fps)
 
     def _fps(self, stated: Any) -> float | None:
         if self.config.video_fps == "probe":
@@ -239,6 +277,12 @@ class ChatFile(ChatDataset):
         if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
             raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")
         return float(stated)
+
+
+def best_root(folder: Path, names: Sequence[str]) -> Path:
+    """The folder, or one directly in it, that has the most of the files, by their relative paths."""
+    places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir())]
+    return max(places, key=lambda place: sum((place / name).exists() for name in names))
 
 
 def find_file(path: str, name: str) -> Path:

@@ -229,3 +229,20 @@ def test_files_that_are_no_list_are_errors(tmp_path: Path) -> None:
     (tmp_path / "annotations.json").write_text("[{]")
     with pytest.raises(DataError, match=r"cannot be read as JSON: .*line 1 column 3"):
         config.build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"skip": 2}, ["2", "3"]),
+        ({"limit": 2}, ["0", "1"]),
+        ({"skip": 1, "limit": 2}, ["1", "2"]),
+        ({"skip": 4}, []),
+        ({"limit": 9}, ["0", "1", "2", "3"]),
+    ],
+)
+def test_a_part_of_the_records(tmp_path: Path, settings: dict[str, int], kept: list[str]) -> None:
+    dataset = build(tmp_path, *(chat("Which?", "b", id=str(number)) for number in range(4)), **settings)
+    assert [entry.key for entry in dataset.entries] == kept
+    assert (len(dataset), dataset.num_records) == (len(kept), len(kept))
+    assert [dataset.number(index) for index in range(len(dataset))] == [int(key) for key in kept]
