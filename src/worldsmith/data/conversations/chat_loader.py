@@ -14,6 +14,7 @@ from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
+from worldsmith.data.conversations.datasets.saved import SavedDataset
 from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
@@ -67,5 +68,5 @@ class ChatLoader(PackingDataLoader):
 
     @classmethod
     def dataset_at(cls, path: str) -> ChatDataset.Config | None:
-        kinds = (LlavaDataset, ManifestDataset, MessagesDataset)
+        kinds = (LlavaDataset, ManifestDataset, MessagesDataset, SavedDataset)
         return next((kind.Config(path=path) for kind in kinds if kind.is_at(Path(path))), None)

@@ -1,3 +1,10 @@
 """Data sets of conversations. Who imports one has all of them, since files and words name loaded classes shortly."""
 
-from worldsmith.data.conversations.datasets import llava, llava_onevision, manifest, messages, mixed  # noqa: F401
+from worldsmith.data.conversations.datasets import (  # noqa: F401
+    llava,
+    llava_onevision,
+    manifest,
+    messages,
+    mixed,
+    saved,
+)

@@ -77,17 +77,22 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
     waiting = {"image": list(images), "video": list(videos)}
     tags = {kind: len(re.findall(f"<{kind}>", asked)) for kind in waiting}
     if not any(tags.values()) and (media := [*images, *videos]):
-        first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
-        if first is None:
-            raise SampleError("bad_record", "no turn of the user shows the record's images or videos")
-        turns[first] = Turn("user", (*media, *turns[first].parts))
-        return turns
+        return show_first(turns, media)
     for kind, media in waiting.items():
         if tags[kind] != len(media):
             raise SampleError(
                 "bad_record", f"the texts hold {tags[kind]} <{kind}>, the record has {len(media)} {kind}s"
             )
     return [Turn("user", tuple(split(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
+
+
+def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
+    """The turns with the media before the first text of the user. Raises SampleError when the user says nothing."""
+    first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
+    if first is None:
+        raise SampleError("bad_record", "no turn of the user shows the record's images or videos")
+    turns[first] = Turn("user", (*media, *turns[first].parts))
+    return turns
 
 
 def split(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:

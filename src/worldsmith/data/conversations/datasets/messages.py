@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,17 +44,22 @@ class MessagesDataset(ChatFile):
             record = {"messages": record}
         if not isinstance(record, dict):
             raise SampleError("bad_record", f"expected an object or a list of messages, found {record!r:.80}")
-        waiting = {kind: list(named(record, kind)) for kind in ("image", "video")}
+        return message_turns(record, self.medium)
 
-        def medium(kind: Literal["image", "video"], path: Any) -> Part:
-            if path is None:
-                if not waiting[kind]:
-                    raise SampleError("bad_record", f"a part shows a {kind} that neither it nor '{kind}s' names")
-                path = waiting[kind].pop(0)
-            return self.medium(kind, path, record.get("video_fps"))
 
-        turns = parse_messages(record.get("messages"), medium)
-        left = {kind: len(paths) for kind, paths in waiting.items() if paths}
-        if left:
-            raise SampleError("bad_record", f"no part shows {left} of the line's images or videos")
-        return turns
+def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> list[Turn]:
+    """Turns of `messages`; parts without a name take the next of the record's images or videos. Raises SampleError."""
+    waiting = {kind: list(named(record, kind)) for kind in ("image", "video")}
+
+    def medium(kind: Literal["image", "video"], path: Any) -> Part:
+        if path is None:
+            if not waiting[kind]:
+                raise SampleError("bad_record", f"a part shows a {kind} that neither it nor '{kind}s' names")
+            path = waiting[kind].pop(0)
+        return open_medium(kind, path, record.get("video_fps"))
+
+    turns = parse_messages(record.get("messages"), medium)
+    left = {kind: len(paths) for kind, paths in waiting.items() if paths}
+    if left:
+        raise SampleError("bad_record", f"no part shows {left} of the line's images or videos")
+    return turns

@@ -1,0 +1,168 @@
+"""Data sets that the `datasets` library saved in a folder, or that it loads from one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.data.conversations.conversation import Part, Turn
+from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.llava import named, no_parts, show_first, tagged_turns
+from worldsmith.data.conversations.datasets.messages import message_turns
+from worldsmith.data.conversations.datasets.typed_content import parse_messages
+from worldsmith.data.json_records import parse_json
+from worldsmith.data.stream.errors import DataError, SampleError
+
+MARKS = ("dataset_dict.json", "state.json")
+"""Files of a folder that `save_to_disk` wrote: of several splits, and of one."""
+STORED = "stored"
+"""Key of what stands in a record for a medium whose bytes are in the data set."""
+MEDIA = ("image", "images", "video", "videos")
+
+
+class SavedDataset(ChatFile):
+    """Records with a column of conversations, and of images and videos where the conversations do not name them.
+
+    A conversation is a list of messages, or JSON text of one: `{"role", "content"}` with typed parts, as in
+    `messages.jsonl`, or `{"from", "value"}` with tags, as in `annotations.json`. Images may be stored in the columns.
+    """
+
+    class Config(ChatFile.Config):
+        """`path` is the folder."""
+
+        column: str = "conversations"
+        """Name of the column with the conversations."""
+        split: str = ""
+        """Splits to read, such as train or train+validation; "" = the only one."""
+        subset: str = ""
+        """Name of the subset, for folders that were not written by `save_to_disk`; "" = the only one."""
+
+    config: Config
+    file_name = MARKS[0]
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        return path.is_dir() and any((path / name).is_file() for name in MARKS)
+
+    def find(self) -> Path:
+        folder = Path(self.config.path)
+        if not self.config.path or not folder.is_dir():
+            raise DataError(
+                f"the data set folder '{self.config.path}' does not exist: expected a folder that `save_to_disk` of "
+                "the library 'datasets' wrote. Give its path as dataloader_train.dataset.path"
+            )
+        return folder
+
+    def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
+        self.rows = load_rows(self.config)
+        if self.config.column not in self.rows.column_names:
+            raise DataError(
+                f"{self.name} has no column '{self.config.column}': found {', '.join(self.rows.column_names)}. Set "
+                "dataloader_train.dataset.column (train.train_policy.conversation_column_name of a spec)"
+            )
+        for number, row in enumerate(self.rows):
+            yield number, None, self._record(number, row)
+
+    def _record(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row as plain data, without the bytes of its media and without other columns of nested values."""
+        record: dict[str, Any] = {}
+        for name, value in row.items():
+            if name == self.config.column:
+                record[name] = rows_of(value)
+            elif name in MEDIA and value is not None:
+                items = value if isinstance(value, list) else [value]
+                record[name] = [self._medium(number, name, place, item) for place, item in enumerate(items)]
+            elif value is None or isinstance(value, (str, int, float, bool)):
+                record[name] = value
+        return record
+
+    def _medium(self, number: int, column: str, place: int, item: Any) -> Any:
+        """A path, or where the bytes of a medium are stored with a short hash of them."""
+        if not isinstance(item, dict):
+            return item
+        if not item.get("bytes"):
+            return item.get("path")
+        return {STORED: [number, column, place], "sha256": hashlib.sha256(item["bytes"]).hexdigest()[:12]}
+
+    def parse(self, record: Any) -> list[Turn]:
+        conversation = record[self.config.column]
+        if isinstance(conversation, str):
+            conversation = parse_json(conversation.encode(errors="surrogatepass"))
+        messages = [message for message in conversation or () if isinstance(message, dict)]
+        tagged = any("from" in message for message in messages)
+        if not tagged and any(isinstance(message.get("content"), list) for message in messages):
+            return message_turns({**record, "messages": conversation}, self.medium)
+        images = [self.medium("image", path) for path in named(record, "image")]
+        videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
+        if tagged:
+            return tagged_turns(conversation, images, videos)
+        turns = parse_messages(conversation, no_parts)
+        return show_first(turns, [*images, *videos]) if images or videos else turns
+
+    def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
+        if not isinstance(path, dict) or STORED not in path:
+            return super().medium(kind, path, stated_fps)
+        if kind == "video":
+            raise SampleError("bad_record", "the bytes of a video are stored in the data set; write them to a file")
+        number, column, place = path[STORED]
+        found = self.rows[number][column]
+        return Part("image", source=(found if isinstance(found, list) else [found])[place]["bytes"])
+
+
+def rows_of(value: Any) -> Any:
+    """A list of structs, which the library may hand out as a struct of lists."""
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        return [dict(zip(value, items)) for items in zip(*value.values())]
+    return value
+
+
+def load_rows(config: SavedDataset.Config) -> Any:
+    """The rows, their media not decoded. Raises DataError."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{config.path} is read with the library 'datasets', which is not installed; "
+            "install it with `pip install 'worldsmith[datasets]'`"
+        ) from None
+    folder = Path(config.path)
+    try:
+        if SavedDataset.is_at(folder):
+            found = datasets.load_from_disk(str(folder))
+        else:
+            found = datasets.load_dataset(str(folder), config.subset or None)
+        if isinstance(found, datasets.DatasetDict):
+            found = datasets.concatenate_datasets([found[name] for name in splits_of(config, list(found))])
+        elif config.split and str(found.split) != config.split:
+            raise DataError(
+                f"{folder} is saved as one data set without splits: found split '{config.split}'. Leave it out"
+            )
+        return undecoded(found, datasets)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder} cannot be loaded by the library 'datasets': {error}") from error
+
+
+def splits_of(config: SavedDataset.Config, there: list[str]) -> list[str]:
+    """The names of the splits that are read. Raises DataError."""
+    asked = config.split.split("+") if config.split else there
+    missing = [name for name in asked if name not in there]
+    if missing or (len(asked) > 1 and not config.split):
+        what = f"no split '{missing[0]}'" if missing else "several splits, and none is chosen"
+        raise DataError(f"{config.path} has {what}: found {', '.join(there)}. Set dataset.split, such as {there[0]}")
+    return asked
+
+
+def undecoded(rows: Any, datasets: Any) -> Any:
+    """The rows with images and videos as paths or bytes."""
+    off = {name: getattr(datasets, name)(decode=False) for name in ("Image", "Video") if hasattr(datasets, name)}
+    for name, feature in (rows.features or {}).items():
+        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+        if type(feature).__name__ in off:
+            rows = rows.cast_column(name, off[type(feature).__name__])
+        elif type(inner).__name__ in off:
+            rows = rows.cast_column(name, datasets.List(off[type(inner).__name__]))
+    return rows
