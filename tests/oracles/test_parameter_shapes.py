@@ -117,6 +117,23 @@ BACKBONES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", **TEXT},
     "qwen2": {"model_type": "qwen2", **{key: TEXT[key] for key in TEXT if key != "head_dim"}},
     "qwen3": {"model_type": "qwen3", **TEXT, "attention_bias": True},
+    "as Qwen2.5-VL files are written": {
+        "model_type": "qwen2_5_vl",
+        **{key: TEXT[key] for key in TEXT if key != "head_dim"},
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 0, 0]},
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_heads": 2,
+            "in_chans": 3,
+            "patch_size": 14,
+            "spatial_patch_size": 14,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+    },
     "qwen3_moe": {"model_type": "qwen3_moe", **TEXT, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
 }
 

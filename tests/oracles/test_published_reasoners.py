@@ -14,14 +14,19 @@ COUNTS = {
     "32B": 33_357_390_064,
     "30B-A3B": 31_070_754_032,
     "235B-A22B": 235_670_022_896,
+    "2.5 3B": 3_754_622_976,
+    "2.5 7B": 8_292_166_656,
+    "2.5 32B": 33_452_718_336,
+    "2.5 72B": 73_410_777_344,
 }
+NAMES = {size: name for name, size in reversed(PUBLISHED.items())}
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_transformers_makes_a_network_of_the_published_size(size: str) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    found = published_config(f"Qwen/Qwen3-VL-{size}-Instruct")
+    found = published_config(NAMES[size])
     assert found is not None
     with torch.device("meta"):
         network = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**found))
@@ -30,5 +35,6 @@ def test_transformers_makes_a_network_of_the_published_size(size: str) -> None:
 
 def test_names_that_are_known() -> None:
     assert all(published_config(f"hf://{name}@main") == SIZES[size] for name, size in PUBLISHED.items())
+    assert PUBLISHED["nvidia/Cosmos-Reason1-7B"] == PUBLISHED["Qwen/Qwen2.5-VL-7B-Instruct"]
     assert published_config("nvidia/Cosmos3-Edge") is None
     assert published_config("/nowhere/Qwen3-VL-8B-Instruct") is None

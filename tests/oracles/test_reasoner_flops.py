@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_reasoner import conversation, decoder, make_task, model_config, qwen3_vl, write_folder
+from tiny_reasoner import conversation, decoder, make_task, model_config, qwen2_5_vl, qwen3_vl, write_folder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,6 +25,9 @@ CASES: dict[str, Any] = {
     "a frozen language model": (qwen3_vl(), MEDIA, {"freeze": FreezeConfig(freeze_llm=True)}),
     "adapters": (qwen3_vl(), MEDIA, ADAPTERS),
     "a mixture": (qwen3_vl(model_type="qwen3_vl_moe", **EXPERTS), MEDIA, {}),
+    "windows": (qwen2_5_vl(), MEDIA, {}),
+    "windows and a frozen encoder": (qwen2_5_vl(), MEDIA, {"freeze": FreezeConfig(freeze_vision_encoder=True)}),
+    "windows and adapters": (qwen2_5_vl(), MEDIA, ADAPTERS),
     "a text decoder": (decoder("llama"), [], {}),
     "tied": (decoder("qwen3"), [], {}),
 }
@@ -35,9 +38,9 @@ def test_a_step_has_the_operations_that_pytorch_counts(case: str, tmp_path: Path
     """PyTorch counts the half of a causal score matrix that is masked, too, and the few products of rotary tables."""
     config, media, settings = CASES[case]
     task = make_task(model_config(write_folder(tmp_path / "model", config), **settings).build(seed=0))
-    batch = [conversation(position, media, text=40) for position in (3, 7)]
+    batch = [conversation(position, media, text=40, backbone=config.model_type) for position in (3, 7)]
     (length,) = {sample.num_tokens for sample in batch}
-    frames = [24, 16, 16] * 2 if media else []
+    frames = [(4, 6), (4, 4), (4, 4)] * 2 if media else []
     supervised = sum(sample.num_supervised for sample in batch)
     found = StepCounter(task.model.network, [length] * 2, frames, supervised).count()
     assert task.count_flops(batch) == found.total

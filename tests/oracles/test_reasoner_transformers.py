@@ -15,6 +15,7 @@ from tiny_reasoner import (
     mixed_batch,
     model_config,
     plain_losses,
+    qwen2_5_vl,
     qwen3_vl,
     write_folder,
 )
@@ -33,6 +34,8 @@ BACKBONES: dict[str, Any] = {
     "qwen3_vl": qwen3_vl,
     "qwen3_vl tied": lambda: qwen3_vl(tied=True),
     "qwen3_vl_moe": lambda: qwen3_vl(model_type="qwen3_vl_moe", **MIXTURE),
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_5_vl tied": lambda: qwen2_5_vl(tied=True),
 }
 
 
@@ -72,7 +75,8 @@ def test_a_batch_of_images_videos_and_text_equals_separate_samples(name: str, pa
     config = BACKBONES[name]()
     model = model_config(write_folder(tmp_path, config), sequence_packing=packing).build(seed=1)
     assert model.packs == packing
-    require_equal(one_step(model, mixed_batch()), judge(model.network, config), mixed_batch())
+    batch = mixed_batch(name)
+    require_equal(one_step(model, batch), judge(model.network, config), batch)
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])

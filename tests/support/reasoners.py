@@ -39,6 +39,63 @@ def write_reasoner(folder: Path, *, tied: bool = False, dtype: str = "float32", 
     return save(model, folder, source, dtype, shard)
 
 
+TEMPLATE_2_5 = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] in ('image', 'video') %}<|vision_start|><|{{ part['type'] }}_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What the released template writes: a system prompt of its own, and one pair of vision tokens around each medium."""
+LIMITS_2_5 = {
+    "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 64, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor",
+}  # fmt: skip
+"""The released file, with smaller images; there is none for videos."""
+VIDEOS_2_5 = {
+    **{key: value for key, value in LIMITS_2_5.items() if not key.endswith("pixels")},
+    "size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 16},
+    "video_processor_type": "Qwen2VLVideoProcessor",
+}
+
+
+def qwen2_5_config(*, tied: bool = False) -> Any:
+    """A tiny Qwen2.5-VL with the ids of the shipped tokenizer; windows of 2 x 2 tokens in the first vision layer."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        "qwen2_5_vl",
+        text_config={
+            "vocab_size": 512, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_window_layers": 2, "pad_token_id": 505,
+            "bos_token_id": 505, "eos_token_id": 507,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]},
+        },
+        vision_config={
+            "hidden_size": 32, "depth": 2, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 48,
+            "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2,
+        },
+        image_token_id=510, video_token_id=511, vision_start_token_id=508, vision_end_token_id=509,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def write_qwen2_5(folder: Path, *, tied: bool = False, videos: bool = True) -> Any:
+    """A tiny Qwen2.5-VL with random weights as a whole model folder; `videos`: with a file of their limits."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    model: Any = Qwen2_5_VLForConditionalGeneration(qwen2_5_config(tied=tied))
+    save(model, folder, asset_path("tiny_reasoner"), "float32", "5GB", TOKENIZER)
+    (folder / "chat_template.jinja").write_text(TEMPLATE_2_5)
+    (folder / "preprocessor_config.json").write_text(json.dumps(LIMITS_2_5))
+    if videos:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS_2_5))
+    return model
+
+
 def write_decoder(folder: Path, kind: str = "llama", *, dtype: str = "float32", **settings: Any) -> Any:
     """A text decoder of this model type with random weights, as a whole model folder; returns the model."""
     from transformers import AutoConfig

@@ -92,7 +92,7 @@ class VisionLanguageTask(Task):
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
         with real_values():
-            frames = [rows * columns for grid in grids for t, rows, columns in grid.tolist() for _ in range(t)]
+            frames = [(rows, columns) for grid in grids for t, rows, columns in grid.tolist() for _ in range(t)]
             supervised = sum(sample.num_supervised for sample in batch)
         found = step_flops(self.model.network, [sample.num_tokens for sample in batch], frames, supervised)
         return None if found is None else found.total

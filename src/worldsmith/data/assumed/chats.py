@@ -68,7 +68,13 @@ def grid_of(media: MediaProcessor, kind: Kind) -> tuple[int, int, int]:
 
 def tokens_of(grid: tuple[int, int, int], media: MediaProcessor | None) -> int:
     """Of a picture with what encloses it."""
-    return 0 if media is None else grid[0] * (grid[1] * grid[2] // media.images.merge**2 + BETWEEN)
+    return 0 if media is None else sum(spans_of(grid, media)) + BETWEEN * len(spans_of(grid, media))
+
+
+def spans_of(grid: tuple[int, int, int], media: MediaProcessor) -> list[int]:
+    """Tokens of each of the spans in which a picture is shown: one for each time, or one for all of a video."""
+    tokens = grid[1] * grid[2] // media.images.merge**2
+    return [tokens] * grid[0] if media.videos.style.times_as_text else [tokens * grid[0]]
 
 
 def size_of(grid: tuple[int, int, int], kind: Kind, media: Any) -> str:
@@ -91,8 +97,8 @@ def sample_of(
     types: list[int] = []
     for grid in grids:
         assert media is not None
-        for _ in range(grid[0]):
-            types += [0] * BETWEEN + [TYPES[kind]] * (grid[1] * grid[2] // media.images.merge**2)
+        for tokens in spans_of(grid, media):
+            types += [0] * BETWEEN + [TYPES[kind]] * tokens
     types += [0] * text
     token_types = torch.tensor(types)
     ids = torch.ones_like(token_types).masked_fill(token_types == TYPES[kind], placeholders.get(kind, 0))
@@ -100,6 +106,9 @@ def sample_of(
     answer = min(ANSWER_TOKENS, text - 1)
     labels[-answer:] = ids[-answer:]
     shown: dict[str, Any] = {f"{kind}_grids": torch.tensor(grids)} if grids else {}
+    if grids and media is not None and kind == "video":
+        rate = media.config.fps or media.videos.fps
+        shown["video_seconds"] = torch.full((len(grids),), media.videos.temporal / rate)
     sample = ChatSample(f"assumed_{place}", place, len(ids), ids, labels, token_types, **shown)
     return sample if media is None else with_patches(sample, media)
 

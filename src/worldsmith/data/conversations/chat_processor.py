@@ -50,7 +50,8 @@ class ChatProcessor(Configurable):
     """Tokenizer, chat template and picture limits of a model folder at work.
 
     A placeholder of an image becomes as many as the image has tokens. That of a video becomes, for each time, the text
-    `<1.5 seconds>` and the frame between its own vision tokens. A text that holds a special token is refused.
+    `<1.5 seconds>` and the frame between its own vision tokens, or, for a network to which positions give the time
+    (Qwen2.5-VL), as many as all its frames have. A text that holds a special token is refused.
     """
 
     class Config(Configurable.Config):
@@ -79,6 +80,11 @@ class ChatProcessor(Configurable):
         self.media = config.media.build(folder=self.folder) if sees else None
         if self.media is not None:
             self._find_vision_tokens(settings)
+            if config.outer_vision_tokens and not self.media.videos.style.times_as_text:
+                raise DataError(
+                    f"outer_vision_tokens = true: {self.folder} is a {settings.get('model_type')}, whose chat template "
+                    "writes one pair of vision tokens around a whole video; leave outer_vision_tokens out"
+                )
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -123,7 +129,7 @@ class ChatProcessor(Configurable):
             for kind, token_id in self._pads.items():
                 places = np.flatnonzero(ids == token_id)
                 types[places] = KINDS[kind]
-                repeats[places] = [n for m in media if kind_of(m) == kind for n in tokens_by_pad(m)]
+                repeats[places] = [n for m in media if kind_of(m) == kind for n in self._tokens_by_pad(m)]
         ids, labels, types = (np.repeat(values, repeats) for values in (ids, labels, types))
         return ChatPlan(ids, labels, types, media)
 
@@ -137,6 +143,8 @@ class ChatProcessor(Configurable):
             patches = [self._read(medium) for medium in plans] if read else []
             shown[f"{kind}_patches"] = torch.cat(patches) if patches else None
             shown[f"{kind}_grids"] = torch.tensor([medium.grid for medium in plans]) if plans else None
+        seconds = [medium.seconds for medium in plan.media if isinstance(medium, VideoPlan)]
+        shown["video_seconds"] = torch.tensor(seconds) if seconds else None
         ids, labels, types = (torch.from_numpy(v) for v in (plan.input_ids, plan.labels, plan.token_types))
         return ChatSample(key, position, len(plan), ids, labels, types, **shown)
 
@@ -157,11 +165,17 @@ class ChatProcessor(Configurable):
         return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
-        """The text with, for each video, its times and a placeholder for each of them. Raises SampleError."""
+        """The text with, for each video, its times and a placeholder for each of them. Raises SampleError.
+
+        For a network to which positions give the time it is the text as it is.
+        """
+        assert self.media is not None
         image, video, start, end = self._vision_tokens
         found = re.findall(f"{re.escape(image)}|{re.escape(video)}", text)
         if found != [video if isinstance(medium, VideoPlan) else image for medium in media]:
             raise SampleError("template", f"the chat template shows {len(found)} of {len(media)} images and videos")
+        if not self.media.videos.style.times_as_text:
+            return text
         outer = (start, end) if self.config.outer_vision_tokens else ("", "")
         videos = iter([medium for medium in media if isinstance(medium, VideoPlan)])
 
@@ -170,6 +184,13 @@ class ChatProcessor(Configurable):
             return "".join([outer[0], *frames, outer[1]])
 
         return re.sub(f"(?:{re.escape(start)})?{re.escape(video)}(?:{re.escape(end)})?", written, text)
+
+    def _tokens_by_pad(self, medium: ImagePlan | VideoPlan) -> list[int]:
+        """Tokens of each placeholder in the text: one of an image, one of each time of a video, or of all of it."""
+        assert self.media is not None
+        if isinstance(medium, VideoPlan) and self.media.videos.style.times_as_text:
+            return [medium.frame_tokens] * len(medium.times)
+        return [medium.tokens]
 
     def _check_special(self, text: str, ids: np.ndarray) -> None:
         """Raises SampleError when the tokenizer finds other special tokens than the template has written."""
@@ -206,11 +227,6 @@ def naming(source: str | bytes) -> Iterator[None]:
 
 def kind_of(medium: ImagePlan | VideoPlan) -> str:
     return "video" if isinstance(medium, VideoPlan) else "image"
-
-
-def tokens_by_pad(medium: ImagePlan | VideoPlan) -> list[int]:
-    """Tokens of each placeholder in the text: one of an image, one of each time of a video."""
-    return [medium.frame_tokens] * len(medium.times) if isinstance(medium, VideoPlan) else [medium.tokens]
 
 
 def model_settings(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,8 @@ class ChatSample(ThroughPipe):
     """One conversation as ids and patches, complete. The sequence tensors are int64 [N].
 
     `labels` are not shifted: the label of a token is its own id, or `IGNORED`. Patches are uint8, before the
-    normalisation, as rows of 3·2·16·16 values; all images come in the order of their placeholders, all videos, too.
+    normalisation, as rows of 3·frames·side·side values (1536 of Qwen3-VL, 1176 of Qwen2.5-VL); all images come in the
+    order of their placeholders, all videos, too.
     """
 
     key: str
@@ -32,12 +33,14 @@ class ChatSample(ThroughPipe):
     token_types: Tensor
     """0 text, 1 image, 2 video placeholder."""
     image_patches: Tensor | None = None
-    """uint8 [patches, 1536]."""
+    """uint8 [patches, values]."""
     image_grids: Tensor | None = None
     """int64 [images, 3]: frames (t), rows, columns, in patches."""
     video_patches: Tensor | None = None
     video_grids: Tensor | None = None
     """int64 [videos, 3]."""
+    video_seconds: Tensor | None = None
+    """float32 [videos]: from one time of a grid to the next."""
 
     @property
     def num_supervised(self) -> int:

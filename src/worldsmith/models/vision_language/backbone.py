@@ -18,8 +18,8 @@ from worldsmith.models.vision_language.attention import choose_attention
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
 from worldsmith.models.vision_language.forward import loss_of
 
-VISUAL = ("qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images and videos are understood here: patches, positions in four rows, deepstack features."""
+VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Model types whose images and videos are understood here: patches of two frames, and positions in four rows."""
 REFUSED = {
     "cosmos3_edge": "its pictures are cut into patches of one frame with the colours last, those of Qwen3-VL into "
     "patches of two frames with the colours first, and nothing here makes the former yet",

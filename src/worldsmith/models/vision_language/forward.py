@@ -52,9 +52,8 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
     start = 0
     for kind, count in inputs.visual_tokens.items():
         taken = slice(start, start + count)
-        features[kind] = type(encoded)(
-            pooler_output=[encoded.pooler_output[taken]],
-            deepstack_features=[[level[taken]] for level in encoded.deepstack_features],
-        )
+        levels = getattr(encoded, "deepstack_features", None)  # those of Qwen3-VL
+        added = {} if levels is None else {"deepstack_features": [[level[taken]] for level in levels]}
+        features[kind] = type(encoded)(pooler_output=[encoded.pooler_output[taken]], **added)
         start += count
     return features

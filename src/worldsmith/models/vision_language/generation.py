@@ -47,6 +47,9 @@ def generate(
     if visual_of(network) is not None:
         given["mm_token_type_ids"] = rows([prompt.token_types for prompt in prompts], 0)
         given |= media(prompts, normalize=normalize, dtype=network.dtype, device=device)
+        seconds = [prompt.video_seconds for prompt in prompts if prompt.video_seconds is not None]
+        if seconds and hasattr(network.config.vision_config, "tokens_per_second"):
+            given["second_per_grid_ts"] = torch.cat(seconds).to(device)
     draws = [Drawn(decoding, seeds)] if decoding.temperature else []
     out = network.generate(
         **given,

@@ -41,6 +41,9 @@ class Conversation(Protocol):
     def video_patches(self) -> Tensor | None: ...
     @property
     def video_grids(self) -> Tensor | None: ...
+    @property
+    def video_seconds(self) -> Tensor | None:
+        """float32 [videos]: from one time of a grid to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
         mm_token_type_ids=sample.token_types[None],
         image_grid_thw=sample.image_grids,
         video_grid_thw=sample.video_grids,
+        second_per_grid_ts=sample.video_seconds,
     )
     return torch.cat((plain, axes[:, 0]))
 

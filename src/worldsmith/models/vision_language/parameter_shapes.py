@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeated
 
-DENSE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_vl")
+DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")
 """Each token passes through some of the experts of a layer."""
 TABLES = ("embed_tokens", "pos_embed", "mlp.gate")
@@ -21,9 +21,11 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
     if kind not in DENSE + MIXTURES or "quantization_config" in config:
         return None
     visual = "vision_config" in config
-    text, path = (config["text_config"], "model.language_model") if visual else (config, "model")
+    # released Qwen2.5-VL files have the settings of the text beside those of the vision
+    text, path = (config.get("text_config", config), "model.language_model") if visual else (config, "model")
     try:
-        shapes = _visual(config["vision_config"]) if visual else Shapes()
+        encoder = _windowed if kind == "qwen2_5_vl" else _visual
+        shapes = encoder(config["vision_config"]) if visual else Shapes()
         words = (text["vocab_size"], text["hidden_size"])
         shapes |= {f"{path}.embed_tokens.weight": words}
         for index in range(text["num_hidden_layers"]):
@@ -48,7 +50,7 @@ def linear_layers(shapes: Shapes) -> list[str]:
 def _attention(kind: str, text: Mapping[str, Any]) -> Shapes:
     hidden, heads, shapes = text["hidden_size"], text["num_attention_heads"], Shapes()
     head = text["head_dim"] if kind.startswith("qwen3") else text.get("head_dim") or hidden // heads
-    bias, out_bias = (True, False) if kind == "qwen2" else (bool(text.get("attention_bias")),) * 2
+    bias, out_bias = (True, False) if kind.startswith("qwen2") else (bool(text.get("attention_bias")),) * 2
     for part, count in (("q", heads), ("k", text["num_key_value_heads"]), ("v", text["num_key_value_heads"])):
         shapes |= linear(f"self_attn.{part}_proj", hidden, count * head, bias=bias)
     shapes |= linear("self_attn.o_proj", heads * head, hidden, bias=out_bias)
@@ -65,11 +67,15 @@ def _feed_forward(kind: str, text: Mapping[str, Any], index: int) -> Shapes:
         shapes |= {"mlp.experts.gate_up_proj": (experts, 2 * inside, hidden)}
         shapes |= {"mlp.experts.down_proj": (experts, hidden, inside), "mlp.gate.weight": (experts, hidden)}
     else:
-        inside, bias = text["intermediate_size"], bool(text.get("mlp_bias"))
-        for part in ("gate", "up"):
-            shapes |= linear(f"mlp.{part}_proj", hidden, inside, bias=bias)
-        shapes |= linear("mlp.down_proj", inside, hidden, bias=bias)
+        shapes |= _gated("mlp", hidden, text["intermediate_size"], bias=bool(text.get("mlp_bias")))
     return shapes | norm("input_layernorm", hidden) | norm("post_attention_layernorm", hidden)
+
+
+def _gated(path: str, hidden: int, inside: int, *, bias: bool) -> Shapes:
+    shapes = linear(f"{path}.gate_proj", hidden, inside, bias=bias) | linear(
+        f"{path}.up_proj", hidden, inside, bias=bias
+    )
+    return shapes | linear(f"{path}.down_proj", inside, hidden, bias=bias)
 
 
 def is_mixture(text: Mapping[str, Any], index: int) -> bool:
@@ -92,4 +98,16 @@ def _visual(vision: Mapping[str, Any]) -> Shapes:
     shapes |= {f"merger.{name}": shape for name, shape in (norm("norm", d, bias=True) | merger).items()}
     count = len(vision["deepstack_visual_indexes"])
     shapes |= repeated("deepstack_merger_list", count, norm("norm", merged, bias=True) | merger)
+    return {f"model.visual.{name}": shape for name, shape in shapes.items()}
+
+
+def _windowed(vision: Mapping[str, Any]) -> Shapes:
+    """The vision encoder of Qwen2.5-VL with its merger."""
+    d, frames, patch = vision["hidden_size"], vision.get("temporal_patch_size", 2), vision["patch_size"]
+    merged, channels = d * vision["spatial_merge_size"] ** 2, vision.get("in_channels", vision.get("in_chans", 3))
+    block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
+    block |= _gated("mlp", d, vision["intermediate_size"], bias=True)
+    shapes: Shapes = {"patch_embed.proj.weight": (d, channels, frames, patch, patch)}
+    shapes |= repeated("blocks", vision["depth"], block) | norm("merger.ln_q", d)
+    shapes |= linear("merger.mlp.0", merged, merged) | linear("merger.mlp.2", merged, vision["out_hidden_size"])
     return {f"model.visual.{name}": shape for name, shape in shapes.items()}

@@ -8,7 +8,7 @@ from typing import Literal
 from worldsmith.config import Config, wrong
 from worldsmith.config.sections import check_patterns
 from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
-from worldsmith.models.vision_language.published import PICTURES, published_config
+from worldsmith.models.vision_language.published import pictures_of, published_config
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is read of a model folder beside its weights."""
@@ -27,7 +27,7 @@ class BackboneConfig(Config):
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
-        contents = {"config.json": settings, **PICTURES, **tokenizer_files("tiny_reasoner")}
+        contents = {"config.json": settings, **pictures_of(settings), **tokenizer_files("tiny_reasoner")}
         return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:

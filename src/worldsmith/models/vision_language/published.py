@@ -42,6 +42,29 @@ def _qwen3_vl(
     }  # fmt: skip
 
 
+def _qwen2_5_vl(
+    hidden: int, layers: int, inside: int, heads: tuple[int, int], *, vision: int = 3420, words: int = 152064
+) -> dict[str, Any]:
+    """`vision`: channels in a feed-forward layer of the vision encoder; `words`: the vocabulary's size."""
+    tied = words == 151936
+    return {
+        "model_type": "qwen2_5_vl",
+        "tie_word_embeddings": tied,
+        "text_config": {
+            "model_type": "qwen2_5_vl_text",
+            "vocab_size": words, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads[0],
+            "num_key_value_heads": heads[1], "intermediate_size": inside, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 128000, "tie_word_embeddings": tied, "use_sliding_window": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": vision, "num_heads": 16, "in_channels": 3,
+            "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": hidden,
+            "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+        },
+    }  # fmt: skip
+
+
 SIZES = {
     "2B": _qwen3_vl(2048, 28, 6144, (16, 8), large=False),
     "4B": _qwen3_vl(2560, 36, 9728, (32, 8), large=False),
@@ -52,6 +75,14 @@ SIZES = {
 }
 PUBLISHED = {f"Qwen/Qwen3-VL-{size}-{kind}": size for size in SIZES for kind in ("Instruct", "Thinking")}
 PUBLISHED |= {f"nvidia/Cosmos-Reason2-{size}": size for size in ("2B", "8B")}  # trained on from those of Qwen
+SIZES |= {
+    "2.5 3B": _qwen2_5_vl(2048, 36, 11008, (16, 2), words=151936),
+    "2.5 7B": _qwen2_5_vl(3584, 28, 18944, (28, 4)),
+    "2.5 32B": _qwen2_5_vl(5120, 64, 27648, (40, 8), vision=3456),
+    "2.5 72B": _qwen2_5_vl(8192, 80, 29568, (64, 8), vision=3456),
+}
+PUBLISHED |= {f"Qwen/Qwen2.5-VL-{size}-Instruct": f"2.5 {size}" for size in ("3B", "7B", "32B", "72B")}
+PUBLISHED |= {"nvidia/Cosmos-Reason1-7B": "2.5 7B"}
 
 _PATCHES = {
     "patch_size": 16,
@@ -64,7 +95,19 @@ PICTURES: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
     "video_preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 4096, "longest_edge": 25165824}},
 }
-"""Sizes of images and videos of all of them, by the files that say them."""
+"""Sizes of images and videos of a Qwen3-VL, by the files that say them."""
+PICTURES_2_5: dict[str, dict[str, Any]] = {
+    "preprocessor_config.json": {
+        "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+}  # fmt: skip
+"""Those of a Qwen2.5-VL, which has no file for videos."""
+
+
+def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sizes of images and videos of a released model with these settings in its config.json, by file."""
+    return PICTURES_2_5 if settings["model_type"] == "qwen2_5_vl" else PICTURES
 
 
 def published_config(name: str) -> dict[str, Any] | None:

@@ -9,13 +9,15 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.backbone import visual_of
 from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
 
-COUNTED = ("qwen3_vl", "qwen3_vl_moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+COUNTED = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers are walked here."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
-def step_flops(network: Any, lengths: Sequence[int], frames: Sequence[int], supervised: int) -> StepFlops | None:
-    """Operations for samples of so many tokens, with frames and images of so many patches; None: not known.
+def step_flops(
+    network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
+) -> StepFlops | None:
+    """Operations for samples of so many tokens, with frames and images of (rows, columns) patches; None: not known.
 
     Logits are made for `supervised` tokens alone.
     """
@@ -27,7 +29,9 @@ def step_flops(network: Any, lengths: Sequence[int], frames: Sequence[int], supe
 class StepCounter(ProductCounter):
     """Walks the network as a step does."""
 
-    def __init__(self, network: Any, lengths: Sequence[int], frames: Sequence[int], supervised: int) -> None:
+    def __init__(
+        self, network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
+    ) -> None:
         parameters = native_parameters(network)
         super().__init__(parameters)
         self.text: Any = network.config.get_text_config()
@@ -36,6 +40,7 @@ class StepCounter(ProductCounter):
         head = network.get_output_embeddings().weight  # which may be the table of embeddings
         self.head = next(name for name, parameter in parameters.items() if parameter is head)
         self.lengths, self.frames, self.supervised = lengths, frames, supervised
+        self.patches = sum(rows * columns for rows, columns in frames)
 
     def count(self) -> StepFlops:
         """The operations of the whole step; call once."""
@@ -49,27 +54,45 @@ class StepCounter(ProductCounter):
 
     def look(self) -> list[bool]:
         """The vision encoder. Whether its output carries gradients, and what the first layers of the text add."""
-        config, path, tokens = self.vision, "model.visual", sum(self.frames)
+        config, path, tokens = self.vision, "model.visual", self.patches
         stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
-        pairs = sum(patches**2 for patches in self.frames)
+        whole = sum((rows * columns) ** 2 for rows, columns in self.frames)
+        windowed = self.window_pairs()
         added: list[bool] = []
         for index in range(config.depth):
             block = f"{path}.blocks.{index}"
             seen = self.linear(f"{block}.attn.qkv", tokens, stream | self.is_trained(f"{block}.norm1"))
+            pairs = whole if windowed is None or index in config.fullatt_block_indexes else windowed
             seen = self.attention(config.hidden_size, pairs, 0, seen, (seen, seen), (False, False))
             stream |= self.linear(f"{block}.attn.proj", tokens, seen)
             stream |= self.two_layers(f"{block}.mlp", tokens, stream | self.is_trained(f"{block}.norm2"))
-            if index in config.deepstack_visual_indexes:
+            if index in getattr(config, "deepstack_visual_indexes", ()):
                 added.append(self.merge(f"{path}.deepstack_merger_list.{len(added)}", stream))
         return [self.merge(f"{path}.merger", stream), *added]
 
+    def window_pairs(self) -> int | None:
+        """Pairs of patches that attend to each other within windows (Qwen2.5-VL); None for an encoder without them."""
+        if not hasattr(self.vision, "window_size"):
+            return None
+        side = self.vision.window_size // self.vision.patch_size
+
+        def squares(length: int) -> int:
+            return length // side * side**2 + (length % side) ** 2
+
+        return sum(squares(rows) * squares(columns) for rows, columns in self.frames)
+
     def merge(self, path: str, stream: bool) -> bool:
         """Patches to tokens of the text."""
-        tokens = sum(self.frames) // self.vision.spatial_merge_size**2
-        return self.two_layers(path, tokens, stream | self.is_trained(f"{path}.norm"))
+        tokens = self.patches // self.vision.spatial_merge_size**2
+        normed = stream | self.is_trained(f"{path}.norm") | self.is_trained(f"{path}.ln_q")
+        return self.two_layers(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
 
     def two_layers(self, path: str, tokens: int, stream: bool) -> bool:
-        return self.linear(f"{path}.linear_fc2", tokens, self.linear(f"{path}.linear_fc1", tokens, stream))
+        """A feed-forward layer, gated or not, by the names of its matrices."""
+        if f"{path}.gate_proj.weight" in self.shapes:
+            return self.gated(path, tokens, stream)
+        first, second = ("0", "2") if f"{path}.0.weight" in self.shapes else ("linear_fc1", "linear_fc2")
+        return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
     def think(self, layer: str, stream: bool) -> bool:
         """A decoder layer. Whether its stream carries gradients."""
@@ -83,10 +106,9 @@ class StepCounter(ProductCounter):
         stream |= self.linear(f"{path}.o_proj", tokens, seen)
         normed = stream | self.is_trained(f"{layer}.post_attention_layernorm")
         mixed = f"{layer}.mlp.experts.gate_up_proj" in self.shapes
-        return stream | (self.experts(f"{layer}.mlp", normed) if mixed else self.gated(f"{layer}.mlp", normed))
+        return stream | (self.experts(f"{layer}.mlp", normed) if mixed else self.gated(f"{layer}.mlp", tokens, normed))
 
-    def gated(self, path: str, stream: bool) -> bool:
-        tokens = sum(self.lengths)
+    def gated(self, path: str, tokens: int, stream: bool) -> bool:
         inner = self.linear(f"{path}.gate_proj", tokens, stream) | self.linear(f"{path}.up_proj", tokens, stream)
         return self.linear(f"{path}.down_proj", tokens, inner)
 

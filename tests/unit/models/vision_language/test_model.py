@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_reasoner import DECODERS, decoder, model_config, qwen3_vl, write_folder
+from tiny_reasoner import DECODERS, decoder, model_config, qwen2_5_vl, qwen3_vl, write_folder
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith.config.errors import UserError
@@ -25,9 +25,12 @@ def make(tmp_path: Path, config: Any = None, *, device: str = "cpu", **settings:
     return model
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", *DECODERS])
+VISUAL = {"qwen3_vl": qwen3_vl, "qwen2_5_vl": qwen2_5_vl}
+
+
+@pytest.mark.parametrize("name", [*VISUAL, *DECODERS])
 def test_buffers_have_the_values_of_transformers(name: str, tmp_path: Path) -> None:
-    config = decoder(name) if name in DECODERS else qwen3_vl()
+    config = decoder(name) if name in DECODERS else VISUAL[name]()
     kind: Any = AutoModelForCausalLM if name in DECODERS else AutoModelForImageTextToText
     expected = dict(kind.from_config(config, dtype=torch.float32).named_non_persistent_buffers())
     model = make(tmp_path, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,43 @@ IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
     "video_preprocessor_config.json",
     "processor_config.json",
 )
+CONFIG_FILE = "config.json"
 BICUBIC = 3
 """The only resampling that is known here, by its number in PIL."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoStyle:
+    """How a network is shown videos, where its settings files leave that to the classes of transformers."""
+
+    times_as_text: bool = True
+    """Each time is written as `<1.5 seconds>` before its own frame; else positions give it (`second_per_grid_ts`)."""
+    per_frame: bool = False
+    """Limits of pixels are those of one frame, not of all frames of a video together."""
+    defaults: Mapping[str, Any] | None = None
+    """Settings of videos for a folder that states only those of images; None: such a folder is refused."""
+
+
+QWEN3_VL = VideoStyle()
+STYLES = {
+    "qwen2_5_vl": VideoStyle(
+        times_as_text=False,
+        per_frame=True,
+        # qwen-vl-utils, with which the released models were trained: 128 to 768 tokens a frame, 115,200 a video.
+        defaults={
+            "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+            "cap_pixels_per_frame": True,
+            "max_video_tokens": 128_000,
+        },
+    ),
+}
+"""By the `model_type` of config.json; all others are shown videos as Qwen3-VL."""
+CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
+"""Of `max_video_tokens`, what a video may have; and by how much a capped frame exceeds the least pixels."""
+UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +61,7 @@ class Limits:
     """Sizes in pixels; the patches are those of the vision tower, before `merge` x `merge` of them become a token."""
 
     min_pixels: int
-    """Least rows * columns of an image; of a video times its frames."""
+    """Least rows * columns of an image, or of a frame; of a video times its frames, unless its style is `per_frame`."""
     max_pixels: int
     patch: int
     merge: int
@@ -46,8 +83,11 @@ class VideoLimits(Limits):
     fps: float
     min_frames: int
     max_frames: int
-    frame_tokens: int | None
-    """Most tokens of a frame (`max_video_tokens` where `cap_pixels_per_frame` is set); None = no cap."""
+    frame_pixels: int | None
+    """Most pixels of a frame; None = no cap."""
+    frame_floor: int
+    """What a cap leaves a frame of a long video at least."""
+    style: VideoStyle
 
 
 def has_limits(folder: Path) -> bool:
@@ -62,16 +102,52 @@ def read_limits(folder: Path) -> tuple[Limits, VideoLimits]:
     """
     images, where = read_section(folder, IMAGE_FILE, "image_processor")
     common = common_limits(images, where)
-    videos, where = read_section(folder, VIDEO_FILE, "video_processor")
-    capped = int(videos.get("max_video_tokens", 768)) if videos.get("cap_pixels_per_frame") else None
+    style = find_style(folder)
+    if style.defaults is not None and not states_videos(folder):
+        logger.warning(
+            "%s has no %s: frames of videos are scaled as qwen-vl-utils scales them, to 128 to 768 tokens a frame and "
+            "115,200 a video; transformers would take the limits of images for them",
+            folder, VIDEO_FILE,
+        )  # fmt: skip
+        videos = {**images, **style.defaults}
+    else:
+        videos, where = read_section(folder, VIDEO_FILE, "video_processor")
+    stated = common_limits(videos, where)
     return Limits(**common), VideoLimits(
-        **common_limits(videos, where),
+        **stated | cap_of(videos, stated, style),
+        style=style,
         # The published files leave these to the class, which has this rate and these numbers for every model.
         fps=float(videos.get("fps") or 2),
         min_frames=int(videos.get("min_frames") or 4),
         max_frames=int(videos.get("max_frames") or 768),
-        frame_tokens=capped,
     )
+
+
+def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
+    """Most pixels of a video and of a frame, as transformers' processor of that style counts them."""
+    tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
+    area = (stated["patch"] * stated["merge"]) ** 2
+    floor = 0 if tokens == 0 else int(stated["min_pixels"] * LEAST_GROWTH)
+    if not style.per_frame:
+        frame = None if tokens == 0 else int(768 if tokens is None else tokens) * area
+        return {"frame_pixels": frame, "frame_floor": floor}
+    total = int((128_000 if tokens is None else tokens) * area * CAPPED_SHARE) * stated["temporal"]
+    return {
+        "frame_pixels": stated["max_pixels"],
+        "frame_floor": floor,
+        "max_pixels": total if total else UNBOUNDED,
+    }
+
+
+def find_style(folder: Path) -> VideoStyle:
+    """By the folder's config.json; a folder without one is shown videos as Qwen3-VL."""
+    kind = read_json_object(folder / CONFIG_FILE).get("model_type") if (folder / CONFIG_FILE).is_file() else None
+    return STYLES.get(str(kind), QWEN3_VL)
+
+
+def states_videos(folder: Path) -> bool:
+    joint = read_json_object(folder / JOINT_FILE) if (folder / JOINT_FILE).is_file() else {}
+    return (folder / VIDEO_FILE).is_file() or isinstance(joint.get("video_processor"), dict)
 
 
 def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, Any], str]:

@@ -47,6 +47,8 @@ class VideoPlan:
     grid: tuple[int, int, int]
     frame_tokens: int
     """Tokens of one time."""
+    seconds: float
+    """From one time of the grid to the next, by the mean rate of the chosen frames."""
     fps: float | None = None
     """The rate that took the place of the container's."""
 
@@ -150,7 +152,8 @@ class MediaProcessor(Configurable):
         size = self.video_size(count, info.height, info.width, resized)
         times = patch_times(self.frame_times(path, info, indices, fps), limits.temporal)
         grid = (len(times), size[0] // limits.patch, size[1] // limits.patch)
-        return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, fps)
+        seconds = limits.temporal * info.num_frames / (rate * len(indices))
+        return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, seconds, fps)
 
     def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
         """(height, width) of an image as the model takes it. Raises SampleError."""
@@ -164,12 +167,14 @@ class MediaProcessor(Configurable):
 
     def video_size(self, frames: int, height: int, width: int, resized: Size | None = None) -> Size:
         """(height, width) of a video's frames as the model takes them. Raises SampleError."""
-        from worldsmith.data.conversations.media.sizes import fixed_size, video_size
+        from worldsmith.data.conversations.media.sizes import fixed_size, image_size, video_size
 
         limits = self.videos
         if (wanted := resized or self.resized()) is not None:
             return fixed_size(*wanted, factor=limits.factor)
         least, most = self.video_pixels(frames)
+        if limits.style.per_frame:
+            return image_size(height, width, factor=limits.factor, least=least // frames, most=most // frames)
         return video_size(frames, height, width, factor=limits.factor, temporal=limits.temporal, least=least, most=most)
 
     def resized(self) -> Size | None:
@@ -181,13 +186,12 @@ class MediaProcessor(Configurable):
         """(least, most) pixels of a video of so many frames, over all of them."""
         limits, config = self.videos, self.config
         most = config.total_pixels or limits.max_pixels
-        if limits.frame_tokens is not None:
-            share = min(limits.frame_tokens * limits.factor**2, most // frames)
-            most = max(share, int(limits.min_pixels * 1.05)) * frames
+        if limits.frame_pixels is not None:
+            most = max(min(limits.frame_pixels, most // frames), limits.frame_floor) * frames
         if config.max_pixels is not None:
             most = min(most, config.max_pixels * frames)
-        least = min(limits.min_pixels if config.min_pixels is None else config.min_pixels * frames, most)
-        return least, most
+        stated = limits.min_pixels * frames if limits.style.per_frame else limits.min_pixels
+        return min(stated if config.min_pixels is None else config.min_pixels * frames, most), most
 
     def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
         """Seconds from the first frame; the container's where frames are unevenly spaced. Raises SampleError."""

@@ -16,7 +16,7 @@ def test_the_published_files(tmp_path: Path) -> None:
     images, videos = read_limits(write_limits(tmp_path))
     assert (images.min_pixels, images.max_pixels, images.factor) == (65536, 16777216, 32)
     assert (videos.min_pixels, videos.max_pixels, videos.factor) == (4096, 25165824, 32)
-    assert (videos.fps, videos.min_frames, videos.max_frames, videos.frame_tokens) == (2.0, 4, 768, None)
+    assert (videos.fps, videos.min_frames, videos.max_frames, videos.frame_pixels) == (2.0, 4, 768, None)
 
 
 def test_one_file_may_hold_both(tmp_path: Path) -> None:
