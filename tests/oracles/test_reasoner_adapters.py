@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from reasoners import from_pretrained, logits, model_config, write_decoder, write_reasoner, write_run
+from reasoners import from_pretrained, logits, model_config, write_decoder, write_qwen2_5, write_reasoner, write_run
 from safetensors.torch import load_file
 
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
@@ -23,13 +23,15 @@ from worldsmith.models.vision_language.model import VisionLanguageModel
 
 TARGETS = {
     "qwen3_vl": "q_proj,v_proj,language_model.layers.1.mlp.down_proj,attn.qkv,merger.linear_fc1",
+    "qwen2_5_vl": "q_proj,v_proj,language_model.layers.1.mlp.down_proj,attn.qkv,merger.mlp.0",
     "text": "q_proj,up_proj",
 }
+WRITERS = {"qwen3_vl": write_reasoner, "qwen2_5_vl": write_qwen2_5, "text": write_decoder}
 
 
-@pytest.fixture(params=["qwen3_vl", "text"])
+@pytest.fixture(params=list(WRITERS))
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    (write_reasoner if request.param == "qwen3_vl" else write_decoder)(tmp_path / "base")
+    WRITERS[request.param](tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -40,7 +42,7 @@ def adapted(base: Path, *, trained: bool = True) -> VisionLanguageModel:
         base, lora_enabled=True, lora_rank=4, lora_alpha=6, lora_target_modules=TARGETS.get(kind, TARGETS["text"])
     )
     model = VisionLanguageModel(config, seed=5)
-    weights, stream = load_file(base / "model.safetensors"), torch.Generator().manual_seed(3)
+    weights, stream = from_pretrained(base).state_dict(), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in native_parameters(model.network).items():
             if name in weights:

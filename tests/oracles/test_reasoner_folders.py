@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from reasoners import from_pretrained, logits, model_config, write_decoder, write_model, write_reasoner, write_run
+from reasoners import (
+    from_pretrained,
+    logits,
+    model_config,
+    write_decoder,
+    write_model,
+    write_qwen2_5,
+    write_reasoner,
+    write_run,
+)
 from safetensors.torch import load_file, save_file
 from tiny_reasoner import decoder
 from transformers import AutoTokenizer, GenerationConfig
@@ -24,11 +33,13 @@ from worldsmith.models.vision_language.model import VisionLanguageModel
 
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 PREPROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
-FORMS = [pytest.param("plain", id="plain"), pytest.param("tied", id="tied"), pytest.param("text", id="text")]
+FORMS = ["plain", "tied", "text", "2.5", "2.5 tied"]
 
 
 def write(folder: Path, form: str) -> Any:
-    return write_decoder(folder, "qwen3") if form == "text" else write_reasoner(folder, tied=form == "tied")
+    if form == "text":
+        return write_decoder(folder, "qwen3")
+    return (write_qwen2_5 if "2.5" in form else write_reasoner)(folder, tied="tied" in form)
 
 
 def load(path: Path, model: VisionLanguageModel, skip: tuple[str, ...] = ()) -> LoadReport:
@@ -69,7 +80,9 @@ def test_from_pretrained_loads_an_export_with_nothing_missing(tmp_path: Path, fo
     run = write_run(tmp_path / "run", model.config, model.network)
     export(find_model(run), tmp_path / "out", dtype="float32")
     assert (logits(from_pretrained(tmp_path / "out")) - ours).abs().max() < 1e-5 * ours.abs().max()
-    assert ("lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")) == (form != "tied")
+    before, after = (load_file(tmp_path / name / "model.safetensors").keys() for name in ("base", "out"))
+    assert before == after
+    assert ("lm_head.weight" in after) == ("tied" not in form)
     again = load_model(tmp_path / "out")  # as evaluation and inference open it
     assert torch.equal(logits(again.network), ours)
 

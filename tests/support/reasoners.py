@@ -22,6 +22,7 @@ from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfi
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 GRID = (1, 4, 6)
+VISUAL = ("qwen2_5_vl", "qwen3_vl")
 SMALL = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 505, "bos_token_id": 505, "eos_token_id": 507,
@@ -107,7 +108,7 @@ def write_model(folder: Path, config: Any, *, dtype: str = "float32") -> Any:
     """The model of this config with random weights, as a whole model folder without preprocessors; returns it."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind: Any = AutoModelForImageTextToText if config.model_type == "qwen3_vl" else AutoModelForCausalLM
+    kind: Any = AutoModelForImageTextToText if config.model_type in VISUAL else AutoModelForCausalLM
     model = kind.from_config(config)
     return save(model, folder, asset_path("tiny_reasoner"), dtype, "5GB", TOKENIZER)
 
@@ -159,7 +160,7 @@ def write_run(
 def question(model: Any) -> dict[str, Tensor]:
     """A sequence of text, and for a model that sees, of a picture too."""
     ids = torch.arange(20, 44)
-    if model.config.model_type != "qwen3_vl":
+    if model.config.model_type not in VISUAL:
         return {"input_ids": ids[None]}
     count = GRID[0] * GRID[1] * GRID[2]
     picture = torch.full((count // 4,), model.config.image_token_id)
@@ -169,7 +170,7 @@ def question(model: Any) -> dict[str, Tensor]:
     return {
         "input_ids": ids[None],
         "mm_token_type_ids": (ids == model.config.image_token_id).int()[None],
-        "pixel_values": torch.randn(count, 3 * 2 * 16 * 16, generator=stream),
+        "pixel_values": torch.randn(count, 3 * 2 * model.config.vision_config.patch_size**2, generator=stream),
         "image_grid_thw": torch.tensor([GRID]),
     }
 
@@ -185,7 +186,7 @@ def from_pretrained(folder: Path, **settings: Any) -> Any:
     """The model of a folder, if transformers misses no weight and finds none too many."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    visual = json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
+    visual = json.loads((folder / "config.json").read_text())["model_type"] in VISUAL
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     model, info = kind.from_pretrained(folder, output_loading_info=True, **settings)
     assert all(not found for found in info.values()), info
