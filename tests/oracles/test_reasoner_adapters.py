@@ -11,7 +11,6 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from reasoners import from_pretrained, logits, model_config, write_decoder, write_qwen2_5, write_reasoner, write_run
-from safetensors.torch import load_file
 
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
