@@ -96,6 +96,8 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     if ACTIONS[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
     words = sort(head, kinds)
+    if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
+        words.loose.insert(0, words.own.pop(SPEC))
     if SPEC in words.own:
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
@@ -153,7 +155,7 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:
     """The options of the front door that mean something for an action of a command."""
-    meant = {SPEC: reads_specs(name), PARENT: reads_model(kind)}
+    meant = {SPEC: reads_specs(name) or name == "tune", PARENT: reads_model(kind)}
     return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
 
 

@@ -101,6 +101,11 @@ class Results:
 
     @property
     def next(self) -> str:
+        """The command of the best run: of a spec its own words, to paste."""
+        best = self.record.best
+        if best is not None and self.source.is_spec:
+            words = line_of(best, self.record.path(best.number))["words"]
+            return f"worldsmith {shlex.join(self.source.command(words))}"
         return f"worldsmith train {shlex.quote(str(self.record.folder / BEST_RUN))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from worldsmith.config.declare.search import Search, Searched, search_space
 from worldsmith.config.load import load
+from worldsmith.config.specs.names import keys_of
+from worldsmith.config.specs.spec_file import Spec, read_spec
 from worldsmith.config.specs.train.draft import is_train_spec
+from worldsmith.config.specs.train.form import FORM
+from worldsmith.config.specs.translation import translate
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.training.trainer import Trainer
 
 SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")
+
+
+@dataclass(frozen=True)
+class SpecFields:
+    """The keys of the spec that describes a run, as a search names them."""
+
+    spec: Spec
+    targets: Mapping[str, Sequence[Path]]
+    """Fields of the run that each key sets."""
+    given: Sequence[Path] = ()
+    """Fields of the run that words set, whatever the spec says."""
+
+    def key(self, path: str) -> str | None:
+        """The full key of a name; None for the name of a field of the run."""
+        key = self.spec.form.aliases.get(path, path)
+        return None if first_part(key) in SECTIONS else key
+
+    def search_space(self) -> Iterator[Searched]:
+        """The marked fields under their keys, also in conditions and ratios."""
+        for found in search_space(self.spec.root):
+            marks = tuple(in_keys(mark) for mark in found.marks)
+            yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
+
+    def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
+        """The first of some fields of the run that sets what `key` sets; None if none does."""
+        targets = self.targets.get(key, ())
+        return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
 
 @dataclass(frozen=True)
@@ -25,18 +59,55 @@ class Source:
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
         """The run with further words. Raises ConfigError."""
-        of_spec, of_run = self.split()
-        return load(self.name, [*of_run, *words], keep_unset=keep_unset, spec_words=of_spec)
+        of_spec, of_run = self.split(words)
+        return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
 
     def command(self, words: Sequence[str] = ()) -> list[str]:
         """The words of the `worldsmith` command that trains it."""
-        of_spec, of_run = self.split()
+        of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
-        return ["train", *source, "--", *of_run, *words]
+        return ["train", *source, *(["--", *of_run] if of_run else [])]
 
-    def split(self) -> tuple[list[str] | None, list[str]]:
-        """The words of a spec, None without one, and those of the run."""
-        if not is_train_spec(self.name):
-            return None, list(self.words)
-        of_run = [word for word in self.words if word.lstrip("+~").partition("=")[0].partition(".")[0] in SECTIONS]
-        return [word for word in self.words if word not in of_run], of_run
+    def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
+        """The words of a spec, None without one, and those of the run; `words` come after its own."""
+        every = [*self.words, *words]
+        if not self.is_spec:
+            return None, every
+        of_run = [word for word in every if first_part(word.lstrip("+~").partition("=")[0]) in SECTIONS]
+        return [word for word in every if word not in of_run], of_run
+
+    @cached_property
+    def is_spec(self) -> bool:
+        return is_train_spec(self.name)
+
+    @cached_property
+    def spec(self) -> SpecFields | None:
+        """What a search can name of a spec; None for another source. The spec has no mistakes: `load` would tell."""
+        of_spec, of_run = self.split()
+        if of_spec is None:
+            return None
+        translation = translate(spec := read_spec(FORM, self.name, of_spec))
+        targets: dict[str, list[Path]] = {}
+        for to, key in translation.sources.items():
+            targets.setdefault(key, []).append(to)
+        return SpecFields(spec, targets, [parse_path(word.lstrip("+~").partition("=")[0]) for word in of_run])
+
+    def output_folder(self) -> str | None:
+        """The folder that a spec names for its results; None where nothing names one."""
+        named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
+        return next((folder for folder in named if folder), None)
+
+
+FOLDERS = ("results_dir", "train.output_dir")
+"""Keys of a spec that name the folder of the results; the first counts."""
+
+
+def in_keys(mark: Search) -> Search:
+    """A mark that names keys of a spec instead of fields of its classes."""
+    path, value = mark.condition
+    when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
+    return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
+
+
+def first_part(path: str) -> str:
+    return path.partition(".")[0]

@@ -1,5 +1,6 @@
-"""What a search may change: the marked fields of a run, and what `--search` words say.
+"""What a search may change: the marked fields of a run, or of its spec, and what `--search` words say.
 
+train.optm_lr, learning_rate                   keys of a spec, also by their short names
 optimizer.lr                                   as the field's own mark says
 optimizer.lr=log:1e-6..1e-3                    every order of magnitude as likely as another
 optimizer.weight_decay=0..0.1                  a span
@@ -17,13 +18,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from worldsmith.actions.tune.source import SpecFields
 from worldsmith.config.declare.configurable import Config, owner_of
 from worldsmith.config.declare.ranges import Mark, annotated_hints
 from worldsmith.config.declare.search import Search, search_space
 from worldsmith.config.declare.value_types import describe, fits, nested_config_classes, union_members
 from worldsmith.config.errors import Problem, UserError
+from worldsmith.config.specs.names import fields_of, in_keys
 from worldsmith.config.tree.access import ABSENT, find
-from worldsmith.config.tree.paths import parse_path
+from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.words.class_choice import named_class
 from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.words.overrides import find_parent, no_such_key
@@ -96,7 +99,7 @@ class Dimension:
         else:
             found = 2**drawn if mark.power_of_two else drawn
         if mark.ratio_of:
-            found = float(f"{base * found:.12g}")
+            found = base * found if isinstance(base * found, int) else float(f"{base * found:.12g}")
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
@@ -129,36 +132,60 @@ class Dimension:
 
 
 class Space:
-    """The dimensions of a search over the run `tree`, in an order in which each finds what it depends on."""
+    """The dimensions of a search over the run `tree`, in an order in which each finds what it depends on.
 
-    def __init__(self, tree: Config, words: Sequence[str] = (), *, keep: Sequence[str] = (), marked: bool = True):
+    With a `spec`, names are keys of the spec or fields of the run, and what is searched unasked are marked keys.
+    """
+
+    def __init__(
+        self,
+        tree: Config,
+        words: Sequence[str] = (),
+        *,
+        keep: Sequence[str] = (),
+        marked: bool = True,
+        spec: SpecFields | None = None,
+    ):
         """`keep` are fields that stay as they are, although they are marked. Raises UserError."""
-        self.tree = tree
+        self.tree, self.spec = tree, spec
+        self.kept: list[str] = []
+        """Why marked fields are not searched, of those that nobody asked to keep."""
         marks = {found.path: (found.marks, self.hint(found.path)) for found in search_space(tree)}
-        chosen = {path: found for path, found in marks.items() if marked and any(mark.on for mark in found[0])}
-        for path in keep:
+        own = {found.path: (found.marks, self.hint(found.path)) for found in spec.search_space()} if spec else marks
+        marks |= own
+        chosen = {path: found for path, found in own.items() if marked and any(mark.on for mark in found[0])}
+        for word in keep:
+            path = self.full(word)
             if path not in marks:
-                raise UserError(f"--keep {path}: the field is not marked for a search; {listed(chosen, 'searched')}")
+                raise UserError(f"--keep {word}: the field is not marked for a search; {listed(chosen, 'searched')}")
             chosen.pop(path, None)
-        given: set[str] = set()
+        given: dict[str, str] = {}
         for word in words:
             path, mark = self.read(word)
             if path in given:
                 raise UserError(f"--search {word}: {path} is given twice")
-            given.add(path)
+            given[path] = word
             if mark is None and path not in marks:
                 raise UserError(f"--search {word}: the field has no mark of its own; write {path}=… with {FORMS}")
             if mark is not None:
                 refuse_outside(word, mark, self.hint(path, declared=True))
             chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
+        self.leave_out(chosen, given)
         found = [
-            Dimension(path if len(found) == 1 else f"{path} if {mark.when}", path, mark, hint)
+            Dimension(f"{path} if {mark.when}" if len(found) > 1 and mark.when else path, path, mark, hint)
             for path, (found, hint) in ordered(chosen).items()
             for mark in found
         ]
         found.sort(key=lambda dimension: not nested_config_classes(dimension.hint))  # a class before its fields
-        self.dimensions = [d for d in found if self.holds(d.mark, {}) or d.mark.condition[0] in chosen]
-        for idle in (d for d in found if d.path in given and d not in self.dimensions):
+        self.dimensions: list[Dimension] = []
+        settled: set[str] = set()  # fields of which one mark always holds, so that no later one counts
+        for dimension in found:
+            may_change, holds = dimension.mark.condition[0] in chosen, self.holds(dimension.mark, {})
+            if dimension.path not in settled and (holds or may_change):
+                self.dimensions.append(dimension)
+            if holds and not may_change:
+                settled.add(dimension.path)
+        for idle in (d for d in found if d.path in given and d.path not in {d.path for d in self.dimensions}):
             raise UserError(f"--search {idle.path}: {idle.mark.when} holds never: it is not so, and is not searched")
         if not self.dimensions:
             raise UserError(
@@ -166,20 +193,42 @@ class Space:
                 f"such as --search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'marked')}"
             )
 
+    def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
+        """Takes marked fields out that no number can stand for, and keys of a spec that a field of the run replaces.
+
+        Raises UserError for such a key that was asked for.
+        """
+        searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
+        for path in list(chosen):
+            value = self.value(path, {})
+            to = self.spec.replaced_by(path, [*self.spec.given, *searched]) if self.spec else None
+            if to is not None and path in given:
+                raise UserError(
+                    f"--search {given[path]}: {format_path(to)} is given too, and counts; leave one of them out"
+                )
+            if to is not None:
+                self.kept.append(f"{path}: {format_path(to)} is given, and counts")
+            elif isinstance(value, dict | list) and path not in given:
+                self.kept.append(f"{path}: its value is no single one; --search {path}… says what to try")
+            else:
+                continue
+            del chosen[path]
+
     def read(self, word: str) -> tuple[str, Search | None]:
         """The path of a `--search` word, and what it says; None: what the field's mark says. Raises UserError."""
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
             raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
-        path, text, when = match[1].strip(), match[2], match[3]
+        path, text, when = self.full(match[1].strip()), match[2], match[3]
         hint = self.hint(path, word)
         if text is None:
             if when:
                 raise UserError(f"--search {word}: a condition goes with a range")
             return path, None
         if when:
-            self.hint(when.partition("=")[0].strip(), word)
-            when = "=".join(part.strip() for part in when.split("=", 1))
+            other, _, value = when.partition("=")
+            self.hint(self.full(other.strip()), word)
+            when = f"{self.full(other.strip())}={value.strip()}"
         try:
             mark = self.range(text.strip(), hint, word)
             return path, replace(mark, when=when or "")
@@ -202,7 +251,7 @@ class Space:
             return Search(low=low, high=high, log=span[1] == "log", power_of_two=span[1] == "pow2")
         ratio = _RATIO.fullmatch(text)
         if ratio:
-            self.hint(ratio[1], word)
+            self.hint(self.full(ratio[1]), word)
         parts = (ratio[2] if ratio else text).split("|")
         pairs = [part.rpartition("@") if "@" in part else (part, "", "1") for part in parts]
         choices = [self.choice(value.strip(), float | int if ratio else hint) for value, _, _ in pairs]
@@ -213,7 +262,7 @@ class Space:
         except ValueError:
             raise ValueError("what follows @ is a weight, a number") from None
         alike = len(set(weights)) == 1
-        return Search(choices=choices, weights=() if alike else weights, ratio_of=ratio[1] if ratio else "")
+        return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
 
     def choice(self, text: str, hint: Any) -> Any:
         """A value of a field; of a section the name of a class. Raises ValueError for one that it does not take."""
@@ -231,15 +280,25 @@ class Space:
         """The type of a field of the run, perhaps with what is declared about it. UserError if there is none."""
         problems: list[Problem] = []
         try:
-            keys = parse_path(path)
+            root, keys = self.locate(path)
         except ValueError as error:
             raise UserError(f"--search {word or path}: {error}") from None
-        found = find_parent(self.tree, keys, problems)
-        if found is None or find(self.tree, keys, ABSENT) is ABSENT:
-            problem = problems[0] if problems else no_such_key(self.tree, keys)
+        found = find_parent(root, keys, problems)
+        if found is None or find(root, keys, ABSENT) is ABSENT:
+            problem = in_keys(problems[0] if problems else no_such_key(root, keys))
             raise UserError(f"--search {word or path}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}")
         parent, hint = found
         return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
+
+    def full(self, name: str) -> str:
+        """The name of a field without abbreviation."""
+        return (self.spec and self.spec.key(name)) or name
+
+    def locate(self, path: str) -> tuple[Config, Path]:
+        """The tree that has a field, that of the spec or of the run, and the path there. Raises ValueError."""
+        if self.spec is not None and self.spec.key(path) is not None:
+            return self.spec.spec.root, fields_of(path)
+        return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """The settings of a trial: values by path. What of them cannot be together is not looked at."""
@@ -277,7 +336,7 @@ class Space:
 
     def value(self, path: str, settings: Mapping[str, Any]) -> Any:
         """What a field is with these settings; of a section the name of its class."""
-        found = settings.get(path, find(self.tree, parse_path(path)))
+        found = settings.get(path, find(*self.locate(path)))
         return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
 
 

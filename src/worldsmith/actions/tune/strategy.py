@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """The rules of a study. `most`: validations of a whole trial."""
+    """The rules of a study. `most`: validations of the run as it is."""
 
     direction: Literal["min", "max"]
     seed: int = 0
@@ -122,9 +122,9 @@ class Strategy:
             "Narrow the search to what goes together, with conditions where need be"
         )
 
-    def judge(self, known: Sequence[FrozenTrial]) -> Judge:
-        """Who says whether the trial after those that are known goes on."""
-        return Judge(self._study(known, pruner=self._pruner()), self.most)
+    def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:
+        """Decides whether the next trial continues. `most`: its validations, if other than those of trial 0."""
+        return Judge(self._study(known, pruner=self._pruner()), most or self.most)
 
     def _study(
         self, known: Sequence[FrozenTrial], *, sampler: BaseSampler | None = None, pruner: BasePruner | None = None

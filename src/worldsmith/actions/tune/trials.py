@@ -61,6 +61,8 @@ class Trials:
     """What the processes of a slot see."""
     changed: Callable[[], None]
     """Is called when a trial has been kept."""
+    validations: Callable[[Mapping[str, Any]], int | None] = lambda settings: None
+    """How often a run with these settings validates; None: as often as the run as it is."""
     keep_all: bool = False
     """Whether the checkpoints of all trials stay, and not those of the best and the first alone."""
     at_work: dict[int, AtWork] = field(default_factory=dict)
@@ -116,7 +118,8 @@ class Trials:
         plan = self.record.plan(number) or self.strategy.plan(number, self.space, known, tried, self.refusal)
         self.record.keep_plan(plan)
         slot = next(n for n in range(self.parallel) if all(n != trial.run.slot for trial in self.at_work.values()))
-        self.at_work[number] = AtWork(plan, self.make_run(plan, slot), self.strategy.judge(known))
+        judge = self.strategy.judge(known, self.validations(plan.settings))
+        self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
 
     def plan(self, number: int) -> Plan | None:
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)

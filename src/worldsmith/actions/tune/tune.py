@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
-from worldsmith.actions.tune.final import FinalData
+from worldsmith.actions.tune.final import FinalData, in_own_process
 from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
 from worldsmith.actions.tune.results import Results
 from worldsmith.actions.tune.source import Source
@@ -52,8 +52,8 @@ class Tune(Action):
         """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
-        out: Annotated[str, Example("studies/first")]
-        """Folder of the study."""
+        out: Annotated[str | None, Example("studies/first")] = None
+        """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
         """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, then perhaps "if PATH=VALUE"."""
         keep: list[str] = field(default_factory=list)
@@ -101,12 +101,14 @@ class Tune(Action):
             print(self.route.said, file=sys.stderr, flush=True)
             words = program(self.source.command())
             os.execv(words[0], words)
-        config, out = self.config, Path(self.config.out)
+        config, out = self.config, self.out
         self.check()
         deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
         with held(out), StopSignals() as stop:
             record = Record(out, self.about, self.direction)
             results = Results(record, config, self.source, self.space, self.direction)
+            if record.plan(0) is None:
+                self.preflight()
             if config.final_data:
                 self.final.check()
             ending = self.trials(results).work(lambda: stop.asked, deadline)
@@ -124,14 +126,21 @@ class Tune(Action):
             yield f"run         worldsmith {shlex.join(self.source.command())}"
             return
         self.check()
-        require_same_study(Path(self.config.out), self.about)
+        require_same_study(self.out, self.about)
         config = self.config
-        yield f"study       {config.out}: {config.trials} trials, {config.parallel} at once"
+        yield f"study       {self.out}: {config.trials} trials, {config.parallel} at once"
         yield f"run         {self.base.source}"
         yield f"best        the {'least' if self.direction == 'min' else 'greatest'} {config.metric}"
         for dimension in self.space.dimensions:
             yield f"search      {dimension}"
+        yield from (f"kept        {line}" for line in self.space.kept)
         yield "trial 0     the run as it is"
+        yield from self.first_trials()
+        yield from (f"note        {line.partition(' ')[2].strip()}" for line in self.preflight() if is_note(line))
+
+    def first_trials(self) -> Iterator[str]:
+        """What the first trials after trial 0 try."""
+        config = self.config
         known = [self.strategy.plan(0, self.space, [], {}, self.refusal).at_work()]
         tried: dict[int, dict[str, Any]] = {0: {}}
         for number in range(1, min(config.trials, config.startup, 4)):
@@ -144,6 +153,25 @@ class Tune(Action):
             yield f"trial {number}     {' '.join(as_words(plan.settings))}{refused}"
             known.append(plan.at_work())
             tried[number] = plan.settings
+
+    def preflight(self) -> list[str]:
+        """The dry run of the run as it is. Raises UserError for what would stop it before its first step."""
+        tree, folder = self.base.tree, self.out / RUNS / "0000"
+
+        def lines() -> list[str]:
+            from worldsmith.actions.dry_run import plan_run
+
+            return list(plan_run(tree, folder, world_size=1))
+
+        return in_own_process(lines)
+
+    @cached_property
+    def out(self) -> Path:
+        """Raises UserError where nothing names a folder."""
+        named = self.config.out or (f"{folder}/tune" if (folder := self.source.output_folder()) else None)
+        if named is None:
+            raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
+        return Path(named)
 
     @cached_property
     def route(self) -> Route:
@@ -165,7 +193,7 @@ class Tune(Action):
     @cached_property
     def space(self) -> Space:
         config = self.config
-        return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked)
+        return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
 
     @cached_property
     def direction(self) -> Literal["min", "max"]:
@@ -178,7 +206,7 @@ class Tune(Action):
 
     @cached_property
     def strategy(self) -> Strategy:
-        config, loop = self.config, self.base.tree.trainer
+        config = self.config
         return Strategy(
             direction=self.direction,
             seed=config.seed,
@@ -187,8 +215,13 @@ class Tune(Action):
             pruner=config.pruner,
             reduction=config.reduction,
             least=config.least_validations,
-            most=-(-loop.max_iter // loop.validation_iter),
+            most=self.validations({}),
         )
+
+    def validations(self, settings: Mapping[str, Any]) -> int:
+        """How often a run with these settings validates."""
+        loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
+        return int(-(-loop.max_iter // loop.validation_iter))
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -272,6 +305,7 @@ class Tune(Action):
             score=self.score,
             environment=lambda slot: environment_of(slot, config.parallel, root, devices),
             changed=results.changed,
+            validations=self.validations,
             keep_all=config.checkpoints == "all",
         )
 
@@ -297,6 +331,11 @@ class Tune(Action):
         values = [figures[metric]] if self.config.evaluate else run.values()
         best = min if self.direction == "min" else max
         return last_or_best(values, best=best if self.kept_best else None)
+
+
+def is_note(line: str) -> bool:
+    """Whether a line of a dry run is a hint to the user."""
+    return line.startswith("note ")
 
 
 def callbacks(tree: Any) -> list[Any]:

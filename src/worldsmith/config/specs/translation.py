@@ -46,6 +46,8 @@ class Translation:
     """How many samples a data set has, from its settings as plain data. Raises ValueError."""
     data: dict[str, Any] = field(default_factory=dict)
     spans: dict[Path, Span] = field(default_factory=dict)
+    sources: dict[Path, str] = field(default_factory=dict)
+    """The key that each of our settings comes from."""
     lines: list[Line] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -68,6 +70,7 @@ class Translation:
         for part in target[:-1]:
             node = node.setdefault(str(part), {})
         node[str(target[-1])] = value
+        self.sources[target] = source
         place = self.spec.place(source)
         self.spans[target] = Span(place, place)
 

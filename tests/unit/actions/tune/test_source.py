@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.tune import Tune
 from worldsmith.cli.main import main
+from worldsmith.config.errors import UserError
 
 ROOT = Path(__file__).parents[4]
 SPEC = str(ROOT / "examples/specs/lora_one_gpu.yaml")
@@ -40,19 +42,30 @@ def test_words_of_a_spec_change_it_and_others_the_run_that_it_leads_to() -> None
     assert Source("toy", ["optimizer.lr=1"]).command() == ["train", "toy", "--", "optimizer.lr=1"]
 
 
-def test_the_fields_of_a_spec_are_searched_in_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    held_out = tmp_path / "val_dataset_path"
-    validation = [
-        "validation.enable=true",
-        "validation.freq=5",
-        f"custom.val_dataset.annotation_path={held_out}/annotations.json",
-        f"custom.val_dataset.media_path={held_out}",
+def test_settings_of_a_trial_are_words_of_the_spec_or_of_the_run() -> None:
+    source = Source(SPEC, ["trainer.seed=3"])
+    command = source.command(["train.epoch=4", "optimizer.fused=false"])
+    assert command == ["train", "--spec", SPEC, "train.epoch=4", "--", "trainer.seed=3", "optimizer.fused=false"]
+    ends = [
+        Source(SPEC, [f"train.epoch={n}", "train.max_num_steps=100000"]).load(["train.optm_lr=3e-5"]).tree
+        for n in (2, 4)
     ]
-    words = ["tune", SPEC, *validation, "-o", str(tmp_path / "study"), "--dryrun"]
-    assert main(words) == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    for name in ("optimizer.lr", "model.config.lora_rank", "model.config.lora_alpha"):
-        assert f"search      {name}: " in said
+    assert [tree.optimizer.lr for tree in ends] == [3e-5, 3e-5]
+    assert ends[1].trainer.max_iter == 2 * ends[0].trainer.max_iter
+    assert sum(ends[1].scheduler.cycle_lengths) == ends[1].trainer.max_iter
+
+
+def test_the_folder_of_a_study_is_named_by_the_spec(tmp_path: Path) -> None:
+    assert Source(SPEC, ["results_dir=a", "train.output_dir=b"]).output_folder() == "a"
+    assert Source(SPEC, ["train.output_dir=b"]).output_folder() == "b"
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("train: {epoch: 1}\n")
+    assert Source(str(spec)).output_folder() is None
+    assert Source("videophy2_nano_tiny").output_folder() is None
+    with pytest.raises(UserError, match="no folder for the study: expected -o DIR, found none"):
+        _ = Tune.Config(source=str(spec)).build().out
+    assert Tune.Config(source=str(spec), words=["results_dir=a"]).build().out == Path("a/tune")
+    assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().out == Path("b")
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,14 @@ def test_a_folder_of_another_study_or_of_something_else_is_left_alone(
     assert "optimizer.lr: 0.5 there, 1e-06 now" in said
 
 
-def test_a_dry_run_says_what_is_searched_and_tried_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_dry_run_says_what_is_searched_and_tried_first_and_what_would_stop_trial_0(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     search = ["--search", "trainer.grad_accum_iter=1|2", "--search", "optimizer.lr=log:1e-6..1e-3"]
-    assert main(["tune", *RUN, "-o", str(tmp_path / "study"), *search, "--dryrun"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    assert main(["tune", *RUN, "-o", str(tmp_path / "study"), *search, "--dryrun"]) == 2
+    streams = capsys.readouterr()
+    assert "dataloader_train.dataset: examples/data/videophysics/videophy2_train does not exist" in streams.err
+    said = streams.out.splitlines()
     assert "search      optimizer.lr: 1e-06 to 0.001, logarithmic" in said
     assert "search      trainer.grad_accum_iter: 1, 2" in said
     assert [line.split()[:2] for line in said if line.startswith("trial")] == [["trial", str(n)] for n in range(4)]

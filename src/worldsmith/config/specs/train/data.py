@@ -138,8 +138,7 @@ def frames(t: Translation) -> None:
 def put_frames(t: Translation, values: dict[str, Any]) -> None:
     for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
         for name, value in values.items():
-            source = f"{VISION}.{name}" if t.is_stated(f"{VISION}.{name}") else VISION
-            t.put(f"{loader}.processor.media.{name}", value, source=source)
+            t.put(f"{loader}.processor.media.{name}", value, source=f"{VISION}.{name}")
 
 
 @computed(

@@ -131,7 +131,7 @@ class Training(Config):
     """Steps at most."""
     resume: bool | str = False
     """Go on from the newest checkpoint, or from this one."""
-    train_batch_per_replica: Annotated[Count, Popular()] = 8
+    train_batch_per_replica: Annotated[Count, Search(choices=(8, 16, 32)), Popular()] = 8
     """Samples of a step on EACH data-parallel process."""
     optm_name: Literal["AdamW", "Adam"] = "AdamW"
     """Optimizer."""
@@ -152,7 +152,7 @@ class Training(Config):
     """AdamW's epsilon."""
     optm_warmup_steps: Annotated[int | float, Range(ge=0, finite=True)] = 20
     """Steps of warm-up; up to 1.0 with a decimal point: a share of all steps."""
-    optm_warmup_epochs: Factor | None = None
+    optm_warmup_epochs: Annotated[Factor, Search(choices=(0, 0.05, 0.1), ratio_of="epoch")] | None = None
     """Passes of warm-up, which take the place of the steps."""
     optm_warmup_start_factor: Share = 0.0
     """Factor of the learning rate in the first step."""

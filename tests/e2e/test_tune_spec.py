@@ -1,0 +1,111 @@
+"""`worldsmith tune` of a nested spec: three real trials of the smallest reasoner, by the names of the spec."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import forked_study
+import pytest
+import yaml
+from reasoner_runs import make_world
+
+from worldsmith.cli.main import main
+from worldsmith.config.load import load
+
+SPEC = """\
+train:
+  epoch: 1
+  train_batch_per_replica: 3
+  optm_lr: 1.0e-5
+  optm_warmup_steps: 0
+  param_dtype: float32
+  compile: false
+  train_policy: {type: sft, mini_batch: 3}
+policy:
+  model_name_or_path: WORLD/model
+  model_max_length: 512
+  parallelism: {tp_size: 1}
+  lora: {r: 4, lora_alpha: 4, target_modules: [q_proj]}
+validation: {enable: true, freq: 1}
+custom:
+  train_dataset: {annotation_path: WORLD/data/annotations.json}
+  val_dataset: {annotation_path: WORLD/data/annotations.json}
+  vision: {nframes: 4}
+results_dir: WORLD/results
+"""
+KEYS = {"train.epoch", "train.optm_lr", "train.optm_decay_type", "policy.lora.r", "policy.lora.lora_alpha"}
+SEARCH = ["--trials=3", "--search=train.epoch=1..2", "--search=trainer.seed=1|2"]
+RUN = ["checkpoint.init=scratch", "trainer.callbacks.EveryNDrawSample.enabled=false"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_world(tmp_path_factory.mktemp("world"))
+    annotations = folder / "data/annotations.json"
+    records = [{**record, "video_fps": 8} for record in json.loads(annotations.read_text())]
+    annotations.write_text(json.dumps(records))
+    (folder / "spec.yaml").write_text(SPEC.replace("WORLD", str(folder)))
+    return folder
+
+
+def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, said = world / "results/tune", world / "said.txt"
+    assert forked_study.tune(["--spec", str(world / "spec.yaml"), *RUN, *SEARCH], said) == 0, said.read_text()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (study / "trials.jsonl").read_text().splitlines()]
+    assert [line["state"] for line in lines] == ["complete"] * 3
+    assert lines[0]["settings"] == {}
+    for line in lines[1:]:
+        settings = line["settings"]
+        assert settings.keys() == KEYS | {"trainer.seed"}
+        run = yaml.safe_load((study / line["run"] / "config.yaml").read_text())
+        steps = 2 * settings["train.epoch"]  # 6 records, 3 a step
+        assert (run["trainer"]["max_iter"], run["scheduler"]["cycle_lengths"]) == (steps, [steps])
+        assert run["optimizer"]["lr"] == settings["train.optm_lr"]
+        assert run["model"]["config"]["lora_rank"] == settings["policy.lora.r"]
+        assert run["model"]["config"]["lora_alpha"] == settings["policy.lora.lora_alpha"]
+        assert run["trainer"]["seed"] == settings["trainer.seed"]
+        assert len(line["validations"]) == steps
+
+    (command,) = (line for line in said.read_text().splitlines() if line.startswith("next: "))
+    best = json.loads((study / "best.json").read_text())
+    words = shlex.split(command)[2:]
+    assert words[:3] == ["train", "--spec", str(world / "spec.yaml")]
+    assert set(best["words"]) <= set(words)
+    assert main([*words, "--dryrun"] if "--" not in words else [*words[:3], "--dryrun", *words[3:]]) == 0
+    capsys.readouterr()
+    spec_words, run_words = (
+        words[3 : words.index("--")],
+        words[words.index("--") + 1 :],
+    )
+    pasted = load(str(world / "spec.yaml"), run_words, spec_words=spec_words).tree
+    assert pasted == load(str(study / "best.yaml")).tree
+
+
+def test_what_stops_a_training_is_found_before_trial_0(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record without `video_fps`: by the dry run, and by the command."""
+    records = json.loads((world / "data/annotations.json").read_text())
+    del records[1]["video_fps"]
+    broken = world / "data/broken.json"
+    broken.write_text(json.dumps(records))
+    words = [
+        str(world / "spec.yaml"),
+        f"custom.train_dataset.annotation_path={broken}",
+        *RUN,
+        "-o",
+        str(tmp_path / "s"),
+    ]
+    assert main(["tune", *words, "--dryrun"]) == 2
+    said = capsys.readouterr()
+    assert "trial 0     the run as it is" in said.out
+    assert "video_fps" in said.err
+    assert "chat1" in said.err
+    assert forked_study.tune(words, tmp_path / "said.txt") == 2
+    assert "video_fps" in (tmp_path / "said.txt").read_text()
+    assert not list((tmp_path / "s/trials").iterdir())
