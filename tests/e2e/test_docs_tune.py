@@ -25,6 +25,7 @@ from worldsmith.files.record_lock import in_use
 
 PAGE = Path(__file__).parents[2] / "docs" / "tune.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+SPECS = TEXT.partition("### Of a spec")[2].partition("\n## ")[0]
 BAD, MARGIN = 1e-6, 0.8
 """The learning rate of the baseline, and the share of its held-out loss below which that of the best trial is."""
 SMALL = {
@@ -37,9 +38,9 @@ SMALL = {
 }
 
 
-def script() -> list[list[str]]:
-    """The commands of the page, without the shell's own."""
-    (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.M | re.S)
+def script(number: int = 0) -> list[list[str]]:
+    """The commands of a block of the page, without the shell's own."""
+    block = re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.M | re.S)[number]
     lines = block.replace("\\\n", " ").splitlines()
     return [shlex.split(line)[1:] for line in lines if line.startswith("worldsmith ")]
 
@@ -57,8 +58,35 @@ def test_the_search_is_planned_as_it_stands(
     assert "optimizer.lr: 1e-05 to 0.01, logarithmic" in said
 
 
+def test_the_commands_for_a_spec_search_what_the_table_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Tune, "preflight", lambda self: [])  # without its model
+    turns = [{"from": "human", "value": "Is it possible?"}, {"from": "gpt", "value": "yes"}]
+    Path("data.json").write_text(json.dumps([{"id": str(n), "conversations": turns} for n in range(64)]))
+    data = {"annotation_path": "data.json"}
+    spec = {
+        "train": {"train_policy": {"type": "sft", "mini_batch": 1}, "epoch": 2},
+        "policy": {"lora": {"target_modules": "all-linear"}, "parallelism": {"tp_size": 1}},
+        "validation": {"enable": True},
+        "custom": {"train_dataset": data, "val_dataset": data},
+    }
+    Path("spec.yaml").write_text(yaml.safe_dump(spec))
+    searched = []
+    for words in script(1):
+        assert main([*words, "--dryrun"]) == 0, capsys.readouterr().err
+        said = re.findall(r"^search +([\w.]+): ", capsys.readouterr().out, flags=re.M)
+        searched.append(set(said))
+    table = re.findall(r"^\| (`\w+\.[\w.`, ]+`) \|", SPECS, flags=re.M)
+    keys = set(re.findall(r"`([\w.]+)`", " ".join(table)))
+    assert len(keys) >= 6
+    assert searched[0] == keys | {"train.train_batch_per_replica"}
+    assert searched[1] == keys - {"train.epoch"} | {"optimizer.eps"}
+
+
 def test_every_word_of_the_table_can_be_searched() -> None:
-    section = TEXT.partition("## What is searched")[2].partition("\n## ")[0]
+    section = TEXT.partition("## What is searched")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| `(.*?)` \|", section, flags=re.M)[1:]
     words = [word.replace("\\|", "|").strip('"') for word in rows]
     assert len(words) == 7

@@ -38,7 +38,7 @@ results_dir: WORLD/results
 """
 KEYS = {"train.epoch", "train.optm_lr", "train.optm_decay_type", "policy.lora.r", "policy.lora.lora_alpha"}
 SEARCH = ["--trials=3", "--search=train.epoch=1..2", "--search=trainer.seed=1|2"]
-RUN = ["checkpoint.init=scratch", "trainer.callbacks.EveryNDrawSample.enabled=false"]
+RUN = ["checkpoint.init=scratch", "trainer.callbacks.run_page.enabled=false"]
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.errors import ConfigError, Problem, UserError
 from worldsmith.config.load import read_draft
 from worldsmith.config.recipes.registry import is_recipe
-from worldsmith.config.specs.policy import choose_policy, take_policy
+from worldsmith.config.specs.policy import Policy, choose_policy, take_policy
 from worldsmith.config.specs.sat.recognise import take_words
 from worldsmith.config.tree.draft import Draft, Loaded, finish
 from worldsmith.config.tree.references import Kept
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
     parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
-    parser.set_defaults(overrides=[], flags=[], spec_words=None)
+    parser.set_defaults(overrides=[], flags=[], spec_words=None, policy=None)
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -46,7 +47,8 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if args.spec:
-        args.spec_words, args.source = without_search([word for word in (args.source, *extra) if word]), None
+        args.spec_words, args.policy = without_search(args.spec, [word for word in (args.source, *extra) if word])
+        args.source = None
         extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
     if args.base:
         args.base, changes, flags = take_words(args.base, flags)
@@ -62,12 +64,22 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return args
 
 
-def without_search(words: list[str]) -> list[str]:
-    """The words of a spec without ``automl_policy=off``. Raises UserError for a policy that asks for a search."""
+def without_search(spec: str, words: list[str]) -> tuple[list[str], Policy | None]:
+    """The words of a spec without its policy, and the policy: off, or None. Raises UserError for auto."""
     policy, rest = take_policy(words)
-    if policy is not None and choose_policy(policy) == "auto":
-        raise UserError("automl_policy=auto asks for a search, which is `worldsmith tune`; leave it out to train once")
-    return rest
+    if policy is None:
+        return rest, None
+    if choose_policy(policy) == "auto":
+        raise UserError(
+            "automl_policy=auto asks for a search: expected `worldsmith tune`, found a command that trains once. "
+            f"Run `{search_command(spec, rest)}`, or write automl_policy=off"
+        )
+    return rest, "off"
+
+
+def search_command(spec: str, words: Sequence[str]) -> str:
+    """The command that searches for settings of the training that a spec and its words describe."""
+    return f"worldsmith tune {shlex.join(['--spec', spec, *words])} -o DIR"
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:

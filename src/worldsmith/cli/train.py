@@ -84,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
         if args.gpus and "WORLD_SIZE" in warning:
             continue  # --gpus says how many processes there are
         logging.getLogger("worldsmith").warning("warning: %s", warning)
+    if args.spec and args.policy is None and is_main:
+        command = run_source.search_command(args.spec, [*args.spec_words, *args.overrides])
+        logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
         return dryrun(loaded.tree, show_tree=args.show_tree, **asked)

@@ -67,7 +67,7 @@ def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFi
 MISTAKES = [
     (("train.epoc=2",), "override: train.epoc: [train] has no key 'epoc'"),
     (("more",), "what is 'more'?"),
-    (("automl_policy=auto",), "asks for a search, which is `worldsmith tune`"),
+    (("train.epoch=2", "automl_policy=auto"), f"worldsmith tune --spec {EXAMPLES[1]} train.epoch=2 -o DIR"),
     (("automl_policy=of",), "automl_policy: expected auto or off, found 'of'"),
     (("~train.nothing",), "train.nothing: the spec does not have this key"),
     (("--", "job.experiment=llava_ov"), "the file is a whole tree, made from the recipe 'cosmos_rl'"),

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worldsmith.actions.tune.space import Dimension, Space
+from worldsmith.actions.tune.dimension import Dimension
+from worldsmith.actions.tune.space import Space
 from worldsmith.config.write.values import WORD, write
 from worldsmith.monitor.page.charts import short
 from worldsmith.monitor.page.formats import figure

@@ -1,0 +1,121 @@
+"""One way to draw the values of a field, as Optuna knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.declare.search import Search
+from worldsmith.config.declare.value_types import fits
+from worldsmith.config.write.values import WORD, write
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.distributions import BaseDistribution
+
+DIGITS = 4
+"""Of a number that is drawn: more could neither be told apart nor be typed."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One way to draw one field: what Optuna knows under `name`."""
+
+    name: str
+    path: str
+    mark: Search
+    hint: Any
+    """The field's type."""
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the field takes whole numbers only."""
+        return fits(1, self.hint) and not fits(1.5, self.hint)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The choices as Optuna's storage and people read them."""
+        return [value if isinstance(value, str) else write(value, WORD) for value in self.mark.choices]
+
+    def distribution(self) -> BaseDistribution:
+        """Weighted choices are a share from 0 to 1, of which each choice has its part: Optuna has no weights."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        mark = self.mark
+        if mark.choices:
+            return FloatDistribution(0, 1) if mark.weights else CategoricalDistribution(self.labels)
+        assert mark.low is not None
+        assert mark.high is not None
+        if mark.power_of_two:
+            return IntDistribution(exponent(mark.low), exponent(mark.high))
+        if self.is_whole:
+            return IntDistribution(int(mark.low), int(mark.high), log=mark.log)
+        return FloatDistribution(mark.low, mark.high, log=mark.log)
+
+    def suggest(self, trial: Trial) -> Any:
+        """What Optuna draws: a number, or a label."""
+        from optuna.distributions import CategoricalDistribution, IntDistribution
+
+        kind: Any = self.distribution()
+        if isinstance(kind, CategoricalDistribution):
+            return trial.suggest_categorical(self.name, kind.choices)
+        if isinstance(kind, IntDistribution):
+            return trial.suggest_int(self.name, kind.low, kind.high, log=kind.log)
+        drawn = trial.suggest_float(self.name, kind.low, kind.high, log=kind.log)
+        return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
+
+    def value(self, drawn: Any, base: Any) -> Any:
+        """The field's value; `base` is that of the field which the mark is a ratio of."""
+        mark = self.mark
+        if mark.choices:
+            found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
+        else:
+            found = 2**drawn if mark.power_of_two else drawn
+        if mark.ratio_of:
+            found = base * found if isinstance(base * found, int) else float(f"{base * found:.12g}")
+        return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
+
+    def drawn(self, value: Any, base: Any) -> Any:
+        """What would have to be drawn for a value; None where nothing gives it."""
+        mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
+        if mark.ratio_of:
+            if not (numbers and base):
+                return None
+            value = value / base
+        if mark.choices:
+            index = next((index for index, choice in enumerate(mark.choices) if choice == value), None)
+            if index is None or not mark.weights:
+                return None if index is None else self.labels[index]
+            return (sum(mark.weights[:index]) + mark.weights[index] / 2) / sum(mark.weights)
+        if not numbers or not float(mark.low or 0) <= value <= float(mark.high or 0):
+            return None
+        if mark.power_of_two:
+            return exponent(value) if value == 2 ** exponent(value) else None
+        return value
+
+    def __str__(self) -> str:
+        mark = self.mark
+        said = f"{mark.low:g} to {mark.high:g}" if not mark.choices else ""
+        if mark.choices:
+            weights = [f" ({weight / sum(mark.weights):.0%})" for weight in mark.weights] or [""] * len(mark.choices)
+            said = ", ".join(f"{label}{weight}" for label, weight in zip(self.labels, weights, strict=True))
+        kind = ", logarithmic" if mark.log else ", powers of two" if mark.power_of_two else ""
+        ratio = f" times {mark.ratio_of}" if mark.ratio_of else ""
+        return f"{self.path}: {said}{kind}{ratio}{f', if {mark.when}' if mark.when else ''}"
+
+
+def share_index(weights: Sequence[float], share: float) -> int:
+    """Which of the parts of 0 to 1, as large as the weights, a share lies in."""
+    total, end = sum(weights), 0.0
+    for index, weight in enumerate(weights):
+        end += weight / total
+        if share < end:
+            return index
+    return max(index for index, weight in enumerate(weights) if weight > 0)
+
+
+def exponent(value: float) -> int:
+    """Of a power of two."""
+    return max(int(value), 1).bit_length() - 1
