@@ -16,7 +16,7 @@ from launch import launch
 
 from worldsmith.distributed.world import World
 
-REFERENCES = ("qwen", "edge", "frozen", "lora", "windows")
+REFERENCES = ("qwen", "edge", "frozen", "lora", "dropout", "windows")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,15 @@ def test_two_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", cases(4))
 def test_four_ranks(name: str, results: Any, references: dict[str, Any]) -> None:
     require_equal(results(4)[name], references[CASES[4][name].reference])
+
+
+def test_dropout_changes_what_adapters_learn(references: dict[str, Any]) -> None:
+    """While B is zero, A gets no gradient and the loss is that without dropout; then every number differs."""
+    dropped, whole = references["dropout"], references["lora"]
+    assert dropped["losses"][0] == whole["losses"][0]
+    assert all(ours != theirs for ours, theirs in zip(dropped["losses"][1:], whole["losses"][1:], strict=True))
+    for name, gradient in whole["gradients"][0].items():
+        assert torch.equal(dropped["gradients"][0][name], gradient) == (not gradient.any()), name
 
 
 def test_gradients_of_a_step_are_reduced_once_whatever_the_number_of_packs(results: Any) -> None:

@@ -32,7 +32,7 @@ def lora_config(folder: Path, *, steps: int = STEPS) -> Trainer.Config:
     """What a user adds to a full fine-tune: the switch. The rest keeps checkpoints small."""
     config = tiny_runs.tiny_config(folder / "world", steps=steps, save_iter=2, layers=2)
     model = config.model.config
-    model.lora_enabled, model.lora_rank, model.lora_alpha = True, 4, 6
+    model.lora_enabled, model.lora_rank, model.lora_alpha, model.lora_dropout = True, 4, 6, 0.2
     model.ema.trainable_only = True
     config.optimizer.lr, config.scheduler.cycle_lengths, config.scheduler.warm_up_steps = 3e-2, [STEPS], [0]
     config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(folder / "base")

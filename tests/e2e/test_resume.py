@@ -40,9 +40,9 @@ def whole_run(runs: Runs) -> Iterator[Runs]:
     runs.close()
 
 
-def require_equal(runs: Runs, name: str) -> None:
+def require_equal(runs: Runs, name: str, uninterrupted: str = "whole") -> None:
     """Losses of all steps, weights, average, optimizer, schedule, counters and RNG are the same bits."""
-    whole, resumed = runs.folder / "whole", runs.folder / name
+    whole, resumed = runs.folder / uninterrupted, runs.folder / name
     losses = toy_runs.read_losses(resumed)
     assert [line[0] for line in losses] == list(range(1, runs.steps + 1))
     assert losses == toy_runs.read_losses(whole)
@@ -59,6 +59,23 @@ def require_equal(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_after_a_save_and_during_the_last_one(runs: Runs, workers: int) -> None:
     kill_twice(runs, workers)
+
+
+def test_dropout_draws_the_same_masks_after_a_kill_with_other_workers(runs: Runs) -> None:
+    """Killed in the middle of an epoch, after a save and between two; the uninterrupted run without dropout differs."""
+    lora = {"lora_enabled": True, "lora_rank": 2, "lora_target_modules": "0", "lora_dropout": 0.25}
+    jobs: dict[str, list[tuple[int, tuple[int, str] | None]]] = {
+        "dropped": [(0, None)],
+        "dropped_and_killed": [(2, (17, "backward")), (0, (31, "end")), (1, None)],
+    }
+    for name, starts in jobs.items():
+        for workers, kill in starts:
+            runs.start(name, workers=workers, kill=kill, job={"model": lora}, save_iter=10, async_save=False)
+    require_equal(runs, "dropped_and_killed", uninterrupted="dropped")
+    runs.start("not_dropped", job={"model": {**lora, "lora_dropout": 0.0}})
+    losses = [toy_runs.read_losses(runs.folder / name) for name in ("dropped", "not_dropped")]
+    assert losses[0][0][1] == losses[1][0][1]  # B is zero
+    assert losses[0][1][1] != losses[1][1][1]
 
 
 def test_a_reasoner_that_is_killed_after_a_save_and_during_the_last_one(reasoner_runs: Runs) -> None:

@@ -39,11 +39,12 @@ ALL_KINDS = f"{RECIPE},self_attn.k_proj,v_proj,mlp_moe_gen.up_proj,down_proj,vae
 LAYOUT = SampleLayout([5, 6, 7], (3, 4, 4), fps=16.0, condition_frames=1)
 
 
-def adapted_generator(config: NetworkConfig, targets: str = RECIPE, *, trained: bool = True) -> Cosmos3Generator:
+def adapted_generator(
+    config: NetworkConfig, targets: str = RECIPE, *, trained: bool = True, dropout: float = 0.0
+) -> Cosmos3Generator:
     """Random weights everywhere, and adapters that move every output visibly when `trained`."""
-    model = Cosmos3Generator.Config(
-        network=config, lora_enabled=True, lora_rank=4, lora_alpha=6, lora_target_modules=targets, precision="float32"
-    )
+    lora = {"lora_enabled": True, "lora_rank": 4, "lora_alpha": 6, "lora_dropout": dropout}
+    model = Cosmos3Generator.Config(network=config, **lora, lora_target_modules=targets, precision="float32")
     generator = Cosmos3Generator(model, seed=5)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -57,8 +58,8 @@ def adapted_generator(config: NetworkConfig, targets: str = RECIPE, *, trained: 
 
 
 def export(generator: Cosmos3Generator, folder: Path, base_model: str = "") -> None:
-    alpha = generator.config.lora_alpha
-    assert export_adapter(adapter_state(generator.network), folder, alpha=alpha, base_model=base_model)
+    lora = {"alpha": generator.config.lora_alpha, "dropout": generator.config.lora_dropout}
+    assert export_adapter(adapter_state(generator.network), folder, **lora, base_model=base_model)
 
 
 def base_transformer(network: Cosmos3Network) -> Cosmos3OmniTransformer:
@@ -212,10 +213,15 @@ def test_an_adapter_that_peft_has_saved_is_read_back(tmp_path):
         assert torch.equal(our_velocity(network, latent, timestep), our_velocity(generator.network, latent, timestep))
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_five_training_steps_equal_peft_on_diffusers_with_torchs_adamw(config, tmp_path):
-    """The same start, samples, timesteps and noise: the same losses and the same adapters after every step."""
-    generator = adapted_generator(config)
+@pytest.mark.parametrize(
+    ("config", "dropout"), [(QWEN, 0.0), (EDGE, 0.0), (QWEN, 0.2)], ids=["qwen", "edge", "dropout"]
+)
+def test_five_training_steps_equal_peft_on_diffusers_with_torchs_adamw(config, dropout, tmp_path):
+    """The same start, samples, timesteps and noise: the same losses and the same adapters after every step.
+
+    With dropout both draw their masks from the same seed; PEFT reads the rate from the exported adapter_config.json.
+    """
+    generator = adapted_generator(config, dropout=dropout)
     base = base_transformer(generator.network)
     export(generator, tmp_path / "adapter")
     theirs = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
@@ -231,10 +237,12 @@ def test_five_training_steps_equal_peft_on_diffusers_with_torchs_adamw(config, t
         latent, timestep = sample(seed=step)
         target = torch.randn(latent.shape, generator=torch.Generator().manual_seed(100 + step))
         losses = []
-        for velocity, adamw in (
-            (our_velocity(generator.network, latent, timestep), optimizer.optimizer),
-            (diffusers_velocity(theirs, latent, timestep), reference),
+        for run, network, adamw in (
+            (our_velocity, generator.network, optimizer.optimizer),
+            (diffusers_velocity, theirs, reference),
         ):
+            torch.manual_seed(step)
+            velocity = run(network, latent, timestep)
             loss = (velocity - target)[:, noisy].square().mean()
             loss.backward()
             adamw.step()

@@ -25,12 +25,12 @@ from worldsmith.distributed.world import World
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, simulate
 
-ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux"]
+ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux", "wan.lora.dropout"]
 ON_TWO = ["cosmos3.bf16.average", "wan.twice.every_pack"]
 ALL_ON_ONE = [
     ".".join(filter(None, parts))
     for parts in product(FAMILIES, ("", "full", "selective"), ("", "lora"), ("", "fill50", "fill20"))
-]
+] + [f"{family}.full.{adapted}.dropout" for family in FAMILIES for adapted in ("lora", "bits4")]
 ALL_ON_TWO = [
     *(f"{family}.{mode}" for family in FAMILIES for mode in ("bf16", "full.lora", "twice")),
     *("cosmos3.cp2.full.twice", "cosmos3.twice.every_pack", "cosmos3.bf16.bits4", "wan.bits4.full"),

@@ -72,6 +72,7 @@ class Case:
     """All samples of a step in one pack; else in four."""
     keys_to_select: tuple[str, ...] = ()
     lora: bool = False
+    dropout: float = 0.0
     windows: bool = False
     """The second layer's latents see neighbourhoods."""
 
@@ -79,6 +80,7 @@ class Case:
 FROZEN: dict[str, Any] = {"reference": "frozen", "keys_to_select": tuple(WRITING_TOWER)}
 EDGY: dict[str, Any] = {"reference": "edge", "network": EDGE}
 LORA: dict[str, Any] = {"reference": "lora", "lora": True}
+DROPOUT: dict[str, Any] = {"reference": "dropout", "lora": True, "dropout": 0.3}
 WINDOWS: dict[str, Any] = {"reference": "windows", "windows": True}
 
 
@@ -97,11 +99,14 @@ CASES: dict[int, dict[str, Case]] = {
         "edge": Case(**EDGY),
         "frozen": Case(**FROZEN),
         "lora": Case(**LORA),
+        "dropout": Case(**DROPOUT),
         "windows": Case(**WINDOWS),
         "one_pack": Case(one_pack=True),
         "full": Case(recompute=recompute("full", determinism_check="match")),
         "selective": Case(recompute=recompute("selective")),
         "frozen_full": Case(**FROZEN, recompute=recompute("full")),
+        "dropout_full": Case(**DROPOUT, recompute=recompute("full", determinism_check="match")),
+        "dropout_selective": Case(**DROPOUT, recompute=recompute("selective")),
         "frozen_selective": Case(**FROZEN, recompute=recompute("selective", save_ops_regex=["fmha", r"aten\.mm"])),
         "compiled": Case(compile=COMPILED),
         "compiled_full": Case(compile=COMPILED, recompute=recompute("full")),
@@ -112,6 +117,7 @@ CASES: dict[int, dict[str, Case]] = {
     2: {
         "fsdp_2": Case(),
         "fsdp_2_lora": Case(**LORA),
+        "fsdp_2_dropout_full": Case(**DROPOUT, recompute=recompute("full")),
         "fsdp_2_one_pack_each": Case(one_pack=True),
         "fsdp_2_every_pack": Case(parallelism=ParallelismConfig(reduce_every_pack=True)),
         "fsdp_2_compiled_selective": Case(compile=COMPILED, recompute=recompute("selective")),
@@ -198,7 +204,7 @@ def model_config(case: Case) -> Cosmos3Generator.Config:
         parallelism=case.parallelism,
         activation_checkpointing=case.recompute,
         compile=case.compile,
-        **({"lora_enabled": True, "lora_rank": 4} if case.lora else {}),
+        **({"lora_enabled": True, "lora_rank": 4, "lora_dropout": case.dropout} if case.lora else {}),
         tokenizer=WanVAE.Config(vae_path="none"),
         text_tokenizer=TextTokenizer.Config(path="none"),
     )

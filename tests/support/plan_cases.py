@@ -106,6 +106,10 @@ def adapters(config: Trainer.Config) -> None:
         model.lora_target_modules = "q_proj,v_proj"
 
 
+def dropout(config: Trainer.Config) -> None:
+    config.model.config.lora_dropout = 0.1
+
+
 def rounded(config: Trainer.Config) -> None:
     adapters(config)
     config.checkpoint.save_weights = "trained"
@@ -128,6 +132,7 @@ ARRANGEMENTS: dict[str, Callable[[Trainer.Config], None]] = {
     "full": recomputation("full"),
     "selective": recomputation("selective"),
     "lora": adapters,
+    "dropout": dropout,
     "bits4": rounded,
     "bf16": bfloat16,
     "average": average,

@@ -56,10 +56,13 @@ def unknown_target(target_modules: str, target: str, layers: list[str]) -> Wrong
     return WrongValueError({"lora_target_modules": target_modules}, why=why, remedy=advice)
 
 
-def inject_adapters(network: nn.Module, *, rank: int, alpha: int, target_modules: str) -> list[str]:
+def inject_adapters(
+    network: nn.Module, *, rank: int, alpha: int, target_modules: str, dropout: float = 0.0
+) -> list[str]:
     """Gives the linear layers that `target_modules` names an adapter each, in place, and freezes everything else.
 
-    The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero.
+    The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero. In
+    training mode `dropout` is the fraction of their input elements that is set to zero.
     Returns the paths of the adapted layers. Raises ValueError for a target that names no linear layer, and when the
     network has adapters already.
     """
@@ -70,7 +73,7 @@ def inject_adapters(network: nn.Module, *, rank: int, alpha: int, target_modules
         raise ValueError("the network has adapters already; merge them before it gets others")
     linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
     targets = match_targets(target_modules, linear)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0, bias="none")
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=dropout, bias="none")
     with torch.random.fork_rng(devices=[]):  # first values are drawn by name, not from the process's stream
         inject_adapter_in_model(config, network, adapter_name=ADAPTER)
     adapted = set(adapted_layers(network))

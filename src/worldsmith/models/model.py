@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable, WrongValueError, wrong
-from worldsmith.config.declare.ranges import Count
+from worldsmith.config.declare.ranges import Count, DropoutRate
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
@@ -84,6 +84,8 @@ class Model(Configurable, ABC):
             Count, Search(choices=(1, 2, 4), ratio_of="lora_rank", when="lora_enabled=true", on=True), Popular()
         ] = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
+        lora_dropout: DropoutRate = 0.0
+        """Fraction of the adapters' input elements that dropout sets to zero in training; 0 = no dropout."""
         lora_target_modules: str = ""
         """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
         converters: list[Converter.Config] = field(default_factory=list)
@@ -107,6 +109,11 @@ class Model(Configurable, ABC):
                     why="without adapters every weight would be trained",
                     remedy="set lora_enabled = true for adapters, or leave these settings out",
                 )
+            recompute = self.activation_checkpointing
+            if self.lora_dropout and recompute.mode != "none" and not recompute.preserve_rng_state:
+                both = "lora_dropout", "activation_checkpointing.preserve_rng_state"
+                why = "recomputation would draw another dropout mask than the forward pass"
+                raise wrong(self, *both, why=why, remedy="set preserve_rng_state = true")
             if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
                 raise wrong(self, *both, why="float16 is computed from float32", remedy=remedy)
@@ -222,6 +229,7 @@ class Model(Configurable, ABC):
                     self.network,
                     rank=config.lora_rank,
                     alpha=config.lora_alpha,
+                    dropout=config.lora_dropout,
                     target_modules=config.lora_target_modules,
                 )
             self.choose_trained()

@@ -17,6 +17,8 @@ SIGMA_STREAM = 0
 NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
 """Of draws of latents out of a VAE's moments."""
+NETWORK_STREAM = 5
+"""Seeds of what a network draws itself, such as dropout masks."""
 
 MOST_DRAWS = 10_000
 """After which a noise level is taken for one that is never drawn."""

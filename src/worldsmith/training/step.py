@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.run.rng_state import seeded_rng
 from worldsmith.distributed.context_parallel import require_same_packs
 from worldsmith.distributed.fsdp import reduce_gradients
+from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 
 if TYPE_CHECKING:
     from worldsmith.objectives.objective import LossSum
@@ -82,10 +84,22 @@ def forward_backward(step: Step, task: Task, *, seed: int, scaler: LossScaler | 
 
 def backward(task: Task, batch: Any, factor: float, *, seed: int) -> LossSum:
     """The batch's loss after its backward pass; nothing of it holds on to the graph."""
-    loss = task.loss(batch, seed=seed)
-    (loss.sum * factor).backward()  # type: ignore[no-untyped-call]
+    with seeded_rng(network_seed(task, batch, seed)):
+        loss = task.loss(batch, seed=seed)
+        (loss.sum * factor).backward()  # type: ignore[no-untyped-call]
     figures = {name: (total.detach(), count) for name, (total, count) in loss.figures.items()}
     return replace(loss, sum=loss.sum.detach(), figures=figures)
+
+
+def network_seed(task: Task, batch: Any, seed: int) -> int:
+    """Seed of the random numbers that the network draws itself (dropout) for a batch on this rank.
+
+    It follows from the run's seed and the position of the batch's first sample, so that a resume, another number of
+    ranks and accumulation change no mask. The ranks of a context-parallel group draw different numbers.
+    """
+    position = task.name_samples(batch)[0][1]
+    seeds = random_stream(seed, position, NETWORK_STREAM).integers(2**63, size=task.world.context_parallel)
+    return int(seeds[task.world.rank % task.world.context_parallel])
 
 
 def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> None:

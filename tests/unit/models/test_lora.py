@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from worldsmith.config import WrongValueError
+from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
@@ -164,6 +166,39 @@ def test_merging_adds_the_scaled_product_and_gives_back_a_plain_network():
     with pytest.raises(ValueError, match="no adapters to merge"):
         merge_adapters(model.network)
     inject_adapters(model.network, rank=2, alpha=2, target_modules="q_proj")
+
+
+def velocity(model: Cosmos3Generator, seed: int = 0) -> torch.Tensor:
+    """The output for a fixed input; dropout masks are drawn from `seed`."""
+    pack = pack_samples([SampleLayout([1, 2, 3], (2, 2, 2), fps=24.0)], QWEN, eos_id=30, vision_start_id=31)
+    latent = torch.randn(4, 2, 2, 2, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(seed)
+    return model.network(pack, [latent], torch.tensor([500.0]))[0]
+
+
+def test_dropout_acts_in_training_mode_and_leaves_evaluation_and_merging_as_they_are():
+    dropped, whole = (generator(lora_target_modules=RECIPE, lora_dropout=p) for p in (0.3, 0.0))
+    for model in (dropped, whole):
+        for name, p in sorted(native_parameters(model.network).items()):
+            torch.nn.init.normal_(p.detach(), 0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+    assert torch.equal(velocity(dropped, seed=1), velocity(dropped, seed=1))
+    assert not torch.equal(velocity(dropped, seed=1), velocity(dropped, seed=2))
+    expected = velocity(whole)
+    dropped.network.eval()
+    assert torch.equal(velocity(dropped), expected)
+    for model in (dropped, whole):
+        merge_adapters(model.network.train())
+    assert torch.equal(velocity(dropped, seed=1), velocity(whole, seed=2))
+
+
+def test_dropout_without_the_forward_passs_random_state_in_the_recomputation_is_refused():
+    recompute = ActivationCheckpointingConfig(mode="full", preserve_rng_state=False)
+    generator(lora_target_modules=RECIPE, activation_checkpointing=recompute)
+    with pytest.raises(WrongValueError, match="recomputation would draw another dropout mask"):
+        generator(lora_target_modules=RECIPE, lora_dropout=0.1, activation_checkpointing=recompute)
+    for wrong in (1.0, -0.1):
+        with pytest.raises(WrongValueError, match="at least 0 and below 1"):
+            generator(lora_target_modules=RECIPE, lora_dropout=wrong)
 
 
 def test_merging_untrained_adapters_is_refused_and_changes_nothing():

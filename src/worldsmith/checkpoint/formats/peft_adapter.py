@@ -111,6 +111,7 @@ def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options:
         read_adapters(model),
         out,
         alpha=model.config.lora_alpha,
+        dropout=model.config.lora_dropout,
         base_model="" if model.start is None else model.start.path,
         source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
         defaults=model.defaults,
@@ -145,6 +146,7 @@ def export_adapter(
     out: str | Path,
     *,
     alpha: int,
+    dropout: float = 0.0,
     base_model: str = "",
     source: ExportSource | None = None,
     defaults: Any = None,
@@ -161,7 +163,7 @@ def export_adapter(
     from safetensors.torch import save_file
 
     out, base_model = Path(out), full_name(base_model)
-    config = adapter_config(layout, adapters, alpha, base_model)
+    config = adapter_config(layout, adapters, alpha, base_model, dropout)
     require_effect(adapters)
     weights = named_adapters(layout, adapters, dtype)
     about = {
@@ -206,7 +208,7 @@ def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype:
 
 
 def adapter_config(
-    layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: int, base_model: str
+    layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: int, base_model: str, dropout: float = 0.0
 ) -> dict[str, Any]:
     """The content of `adapter_config.json`; the layers are listed by their whole path in the library."""
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
@@ -215,7 +217,7 @@ def adapter_config(
         **base_on_the_hub(base_model),
         "r": one_rank(adapters),
         "lora_alpha": alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": dropout,
         "bias": "none",
         "target_modules": [layout.layer_name(path) for path in layers],
         "inference_mode": True,

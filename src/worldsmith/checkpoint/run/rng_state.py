@@ -31,6 +31,15 @@ def untouched_rng() -> Iterator[None]:
         set_rng_state(state)
 
 
+@contextmanager
+def seeded_rng(seed: int) -> Iterator[None]:
+    """Seeds torch's default generators within the block; afterwards they have the state that they had before it."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
 def rng_state() -> dict[str, Tensor]:
     """The generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA device."""
     legacy = np.random.get_state(legacy=False)

@@ -99,6 +99,8 @@ Factor = Annotated[float, Range(ge=0, finite=True)]
 """A number that is not negative and not infinite."""
 PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
 DecayRate = Annotated[float, Range(ge=0, lt=1)]
+DropoutRate = Annotated[float, Range(ge=0, lt=1)]
+"""Fraction of elements that dropout sets to zero."""
 Share = Annotated[float, Range(ge=0, le=1)]
 """0 to 1."""
 

@@ -71,12 +71,10 @@ def test_the_usual_words_of_the_skill(read: Any, data: Path) -> None:
         *("custom.system_prompt='You are a helpful assistant.'", "policy.model_name_or_path=hf_model://a/b"),
     )
     found = problems_of(read, TEMPLATE, *block, suffix="yaml")
-    assert set(found) == {"policy.lora.lora_dropout", "train.train_batch_per_replica"}
-    assert "lora_dropout=0" in found["policy.lora.lora_dropout"]
-    assert found["train.train_batch_per_replica"] == "train.train_batch_per_replica=28"  # 112 samples on 4 processes
-    loaded = read(TEMPLATE, *block, "policy.lora.lora_dropout=0", "batch_size=28", suffix="yaml")
-    paths = ("trainer.max_iter", "checkpoint.save_iter", "model.config.lora_rank", "model.config.lora_alpha")
-    assert values(loaded, *paths) == [1, 1, 16, 256]
+    assert found == {"train.train_batch_per_replica": "train.train_batch_per_replica=28"}  # 112 samples on 4 processes
+    loaded = read(TEMPLATE, *block, "batch_size=28", suffix="yaml")
+    assert values(loaded, "trainer.max_iter", "checkpoint.save_iter") == [1, 1]
+    assert values(loaded, *(f"model.config.lora_{name}" for name in ("rank", "alpha", "dropout"))) == [16, 256, 0.05]
     assert values(loaded, "model.config.parallelism.data_parallel_shard_degree", "trainer.grad_accum_iter") == [4, 28]
     assert values(loaded, "dataloader_val.dataset.system_prompt") == ["You are a helpful assistant."]
     assert values(loaded, "model.config.policy.backbone.model_name") == ["a/b"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
-from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
+from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, NotNegative, Range, Share
 
 REQUIRED: Any = object()
 """There is no default: the files have to say it."""
@@ -161,7 +161,7 @@ _MODEL_KEYS = {
         None,
         r=(Count, REQUIRED),
         lora_alpha=(float, 1),
-        lora_dropout=(Share, 0.0),
+        lora_dropout=(DropoutRate, 0.0),
         layer_range=(list[int] | None, None),
         qlora=(bool, False),
         cross_attention=(bool, True),

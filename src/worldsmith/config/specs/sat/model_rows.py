@@ -114,7 +114,7 @@ ROWS: tuple[Row, ...] = (
         way_out="write true",
         but=(True,),
     ),
-    refused(f"{LORA}params.lora_dropout", why="adapters have no dropout here", way_out="write 0", but=(0.0, 0)),
+    renamed(f"{LORA}params.lora_dropout", "model.config.lora_dropout"),
     refused(
         f"{LORA}params.layer_range",
         why="every block gets an adapter",

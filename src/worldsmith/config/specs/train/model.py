@@ -101,6 +101,7 @@ def adapters(t: Translation) -> None:
             t.say("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
     t.put("model.config.lora_enabled", True, source="policy.lora")
     t.move("policy.lora.r", "model.config.lora_rank", "renamed")
+    t.move("policy.lora.lora_dropout", "model.config.lora_dropout", "renamed")
     put_targets(t)
 
 
@@ -120,7 +121,6 @@ def put_targets(t: Translation) -> None:
 
 
 OFF: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("lora_dropout", (0.0,), "policy.lora.lora_dropout=0: adapters have no dropout here"),
     ("modules_to_save", (None, []), "~policy.lora.modules_to_save: beside adapters all weights are frozen here"),
     ("init_lora_weights", (True, "true"), "policy.lora.init_lora_weights=true: A is drawn and B is 0, as PEFT does it"),
     ("alpha_pattern", (None, {}), "~policy.lora.alpha_pattern: all adapters have one scale here"),

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.declare.ranges import Count, Factor, NotNegative, PositiveFactor, Range
+from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, NotNegative, PositiveFactor, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.config.specs.train.training import DatasetNames, Training
 
@@ -43,8 +43,8 @@ class Lora(Config):
     """Rank of the adapters."""
     lora_alpha: Annotated[Factor, Search(choices=(1, 2, 4), ratio_of="policy.lora.r", on=True), Popular()] = 8.0
     """Scale of the adapters; their effect is lora_alpha / r."""
-    lora_dropout: Factor = 0.0
-    """Share of an adapter's inputs that is dropped."""
+    lora_dropout: DropoutRate = 0.0
+    """Fraction of the adapters' input elements that dropout sets to zero in training."""
     target_modules: list[str] | str | None = None
     """Layers that get an adapter, or all-linear."""
     modules_to_save: list[str] | None = None
