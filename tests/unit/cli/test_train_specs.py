@@ -44,7 +44,7 @@ def test_an_example_is_a_run_and_its_conversions_are_the_same_run(
         code, text, said = run(capsys, "config", "convert", str(file), word, "--to", form)
         assert code == 0
         assert re.search(
-            r"^  renamed +train\.epoch +trainer\.max_iter = \d+; 2 passes over 100 samples", said, re.MULTILINE
+            r"^  renamed +train\.epoch +trainer\.max_iter = \d+; 2 epochs of \d+ steps: 100 samples", said, re.MULTILINE
         )
         converted = tmp_path / f"run.{form}"
         converted.write_text(text)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from worldsmith.config.specs.train.steps import Steps
 
 SHAPES = {"linear": "LambdaLinear", "cosine": "LambdaCosine", "sqrt": "LambdaSqrt"}
-WARM_UP, PASSES = "train.optm_warmup_steps", "train.optm_warmup_epochs"
+WARM_UP, EPOCHS = "train.optm_warmup_steps", "train.optm_warmup_epochs"
 SHAPE, RATIO = "train.optm_decay_type", "train.optm_decay_ratio"
 START, END = "train.optm_warmup_start_factor", "train.optm_min_lr_factor"
 
@@ -20,10 +20,8 @@ def put_schedule(t: Translation, steps: Steps) -> None:
 
     Where it stays, a cycle of its own ends with the factor 1.
     """
-    warm_up = warm_up_steps(t, steps)
-    if warm_up is None:
-        return
     total, shape = steps.total, t.get(SHAPE)
+    warm_up = warm_up_steps(t, total)
     decay = total - warm_up
     if t.get(RATIO) is not None:
         decay = min(decay, round(total * t.get(RATIO)))
@@ -35,7 +33,7 @@ def put_schedule(t: Translation, steps: Steps) -> None:
     found = [cycle for cycle in cycles if cycle[0]]
     names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
     t.put("scheduler.type", SHAPES.get(shape, "LambdaLinear"), source=SHAPE)
-    sources = (SHAPE, PASSES if t.get(PASSES) is not None else WARM_UP, START, SHAPE, END)
+    sources = (SHAPE, EPOCHS if t.get(EPOCHS) is not None else WARM_UP, START, SHAPE, END)
     for name, values, source in zip(names, zip(*found), sources):
         t.put(f"scheduler.{name}", list(values), source=source)
     t.say(SHAPE, "renamed", f"{SHAPES.get(shape, 'no decay')} over {decay} of {total} steps")
@@ -45,18 +43,22 @@ def put_schedule(t: Translation, steps: Steps) -> None:
         t.say(RATIO, "renamed", f"scheduler.cycle_lengths: the last {decay} steps")
 
 
-def warm_up_steps(t: Translation, steps: Steps) -> int | None:
-    """Steps of warm-up, at most all. None, with a mistake, where passes cannot be turned into steps."""
-    passes, asked = t.get(PASSES), t.get(WARM_UP)
-    if passes is not None:
-        found = steps.after(t, PASSES, passes) if passes else 0
-        if found is not None:
-            t.say(PASSES, "renamed", f"a warm-up of {min(found, steps.total)} steps")
+def warm_up_steps(t: Translation, total: int) -> int:
+    """Number of warm-up steps, at most `total`.
+
+    Epochs of warm-up are counted as in TAO's fork: total // epochs steps each, and up to 1.0 with a decimal point a
+    fraction of the run.
+    """
+    key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(EPOCHS) is None else (EPOCHS, t.get(EPOCHS))
+    each, whole = 1, total
+    if key == EPOCHS:
+        each = total // t.get("train.epoch")
+        whole = each * t.get("train.epoch")
         if t.is_stated(WARM_UP):
-            t.say(WARM_UP, "dead", f"{PASSES} takes its place")
-        return None if found is None else min(found, steps.total)
-    is_share = isinstance(asked, float) and asked <= 1
-    found = min(steps.total, int(asked * steps.total if is_share else asked))
-    cut = f"; it was {int(asked)} of a run of {steps.total}" if not is_share and asked > steps.total else ""
-    t.say(WARM_UP, "renamed", f"a warm-up of {found} steps{cut}")
-    return found
+            t.say(WARM_UP, "dead", f"{EPOCHS} takes its place")
+    is_fraction = isinstance(asked, float) and asked <= 1
+    found = int(asked * (whole if is_fraction else each))
+    t.say(
+        key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} are more than the run' * (found > total)}"
+    )
+    return min(found, total)

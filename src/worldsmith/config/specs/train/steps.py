@@ -1,8 +1,7 @@
-"""Batches, passes and steps of a training spec: what a step is, how many there are, and what happens after how many."""
+"""Batches, epochs and steps of a training spec: the size of a step, the number of steps, and what happens at which step."""
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 
@@ -15,22 +14,34 @@ BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
 EPOCH, MOST = "train.epoch", "train.max_num_steps"
 LAST = "train.train_policy.dataloader_drop_last"
 SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
-UNKNOWN = "steps = epochs x samples / (train_batch_per_replica x data-parallel processes)"
+UNKNOWN = "the steps of an epoch are samples / (train_batch_per_replica x data-parallel ranks), rounded down"
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`per_pass`: steps of one pass over the data, with a fraction; None where the samples cannot be counted."""
+    """Number of steps of a run.
+
+    `total`: steps of the run. `per_epoch`: steps of one epoch; None if the samples cannot be counted.
+    """
 
     total: int
-    per_pass: float | None
+    per_epoch: int | None
 
-    def after(self, t: Translation, key: str, passes: float) -> int | None:
-        """The steps of so many passes; None, with a mistake, where that cannot be known."""
-        if self.per_pass is None:
-            t.refuse(key, "passes cannot be turned into steps: the samples cannot be counted", "give steps instead")
+    def of_epochs(self, t: Translation, key: str, epochs: int) -> int | None:
+        """Number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in `key`."""
+        if self.per_epoch is None:
+            t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "give steps instead")
             return None
-        return max(1, round(passes * self.per_pass))
+        return epochs * self.per_epoch
+
+
+def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) -> int:
+    """Number of steps of one epoch as Cosmos-RL counts them, from the batch of each rank.
+
+    Every rank gets the same number of samples; the last ones are padded with samples that the epoch has already.
+    """
+    each = -(-samples // ranks)
+    return each // batch if drop_last else -(-each // batch)
 
 
 @computed(
@@ -42,8 +53,7 @@ class Steps:
 )
 def steps_of_the_run(t: Translation) -> None:
     processes = data_processes(t)
-    drop = t.get(LAST)
-    t.say(LAST, "kept", f"the number of steps of all passes is rounded {'down' if drop else 'up'}")
+    t.say(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
     put_batch(t, processes)
     steps = count_steps(t, processes)
     if steps is None:
@@ -79,39 +89,45 @@ def put_batch(t: Translation, processes: int) -> None:
     t.say(BATCH, "renamed", f"trainer.grad_accum_iter = {packs} packs of {mini}; {each}, whatever its name says")
 
 
-def count_steps(t: Translation, processes: int) -> Steps | None:
-    """Puts the number of steps. None, with a mistake, where it cannot be known or is 0."""
-    epochs, most, step = t.get(EPOCH), t.get(MOST), t.get(BATCH) * processes
+def count_steps(t: Translation, ranks: int) -> Steps | None:
+    """Sets the number of steps. None, with a mistake, if it is unknown or 0."""
+    epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
         return Steps(most, None) if most else None  # what is missing has been said
     try:
         samples = count_samples(t.data["dataloader_train"]["dataset"])
     except (ValueError, OSError) as error:
         if most is None:
-            t.refuse(EPOCH, f"the samples of a pass cannot be counted: {error}", f"{MOST}=N; {UNKNOWN}")
+            t.refuse(EPOCH, f"the samples of an epoch cannot be counted: {error}", f"{MOST}=N; {UNKNOWN}")
             return None
         t.say(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
         put_total(t, most, MOST)
         return Steps(most, None)
-    exact = epochs * samples / step
-    total = math.floor(exact) if t.get(LAST) else math.ceil(exact)
-    if total == 0:
-        mini, share = t.get(MINI), samples * epochs // processes
-        fits = share // mini * mini or share
-        why = f"{samples} samples are fewer than a step of {step} ({t.get(BATCH)} on each of {processes} processes)"
-        way_out = f"{BATCH}={fits}" if fits else "use fewer processes"
-        t.refuse(BATCH, why, f"{way_out}{f' with {MINI}={fits}' if 0 < fits < mini else ''}")
+    batch, drop_last = t.get(BATCH), t.get(LAST)
+    per_epoch = steps_per_epoch(samples, ranks, batch, drop_last=drop_last)
+    if not per_epoch:
+        refuse_empty_epoch(t, samples, ranks)
         return None
-    passes = f"{epochs} {'pass' if epochs == 1 else 'passes'} over {samples} samples, {step} a step"
+    total, whole = epochs * per_epoch, samples == per_epoch * batch * ranks
+    rest = "" if whole else f", rounded {'down' if drop_last else 'up'} in each epoch"
+    text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} a step on each of {ranks} ranks{rest}"
     if most is not None and most < total:
-        t.say(EPOCH, "approximated", f"{passes} would be {total} steps; {MOST} ends the run before")
+        t.say(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
         put_total(t, most, MOST)
-        total = most
-    else:
-        if most is not None:
-            t.say(MOST, "unneeded", f"the passes end after {total} steps")
-        put_total(t, total, EPOCH, f"; {passes}; a sample that is left out makes the passes shorter")
-    return Steps(total, samples / step)
+        return Steps(most, per_epoch)
+    if most is not None:
+        t.say(MOST, "unneeded", f"the epochs end after {total} steps")
+    note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
+    put_total(t, total, EPOCH, f"; {text}{note}")
+    return Steps(total, per_epoch)
+
+
+def refuse_empty_epoch(t: Translation, samples: int, ranks: int) -> None:
+    """An epoch without a step, at which Cosmos-RL fails at its first save."""
+    mini, each = t.get(MINI), -(-samples // ranks)
+    fits = each // mini * mini or each
+    why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"
+    t.refuse(BATCH, why, f"{BATCH}={fits}{f' {MINI}={fits}' if fits < mini else ''}")
 
 
 def put_total(t: Translation, total: int, key: str, more: str = "") -> None:
@@ -120,40 +136,40 @@ def put_total(t: Translation, total: int, key: str, more: str = "") -> None:
 
 
 def put_saves(t: Translation, steps: Steps) -> None:
-    key, in_passes = "train.ckpt.save_freq", "train.ckpt.save_freq_in_epoch"
+    key, in_epochs = "train.ckpt.save_freq", "train.ckpt.save_freq_in_epoch"
     if not t.get("train.ckpt.enable_checkpoint"):
         t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
         text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
         t.say("train.ckpt.enable_checkpoint", "approximated", text)
-        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_passes)
+        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
         return
     t.say("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
-    put_cadence(t, steps, key, in_passes, "checkpoint.save_iter")
+    put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
 
 
 def put_validations(t: Translation, steps: Steps) -> None:
     if t.get("validation.enable"):
-        put_cadence(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
+        put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
         say_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
 
 
-def put_cadence(t: Translation, steps: Steps, key: str, in_passes: str, to: str) -> None:
-    """Something after every so many steps, or passes, which go first."""
-    passes, every = t.get(in_passes), t.get(key)
-    if passes:
-        found = steps.after(t, in_passes, passes)
+def put_interval(t: Translation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
+    """Sets `to`, an interval in steps, from `key` in steps, or from `in_epochs`, which wins."""
+    epochs, every = t.get(in_epochs), t.get(key)
+    if epochs:
+        found = steps.of_epochs(t, in_epochs, epochs)
         if found is not None:
-            t.put(to, found, source=in_passes)
-            t.say(in_passes, "renamed", f"{to} = {found}, the steps of {passes} passes")
+            t.put(to, found, source=in_epochs)
+            t.say(in_epochs, "renamed", f"{to} = {found}, the steps of {epochs} epochs")
         if t.is_stated(key):
-            t.say(key, "dead", f"{in_passes} takes its place")
+            t.say(key, "dead", f"{in_epochs} takes its place")
     elif every == 0:
-        t.refuse(key, f"after every 0 steps, and {in_passes} is 0 too", f"{key}=20, or {in_passes}=1")
+        t.refuse(key, f"after every 0 steps, and {in_epochs} is 0 too", f"{key}=20, or {in_epochs}=1")
     else:
         t.put(to, every, source=key)
         t.say(key, "renamed", f"{to} = {every}")
-        say_unused(t, f"{key} says it in steps", in_passes)
+        say_unused(t, f"{key} gives it in steps", in_epochs)
 
 
 def say_unused(t: Translation, why: str, *keys: str) -> None:

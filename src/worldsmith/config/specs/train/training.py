@@ -152,8 +152,10 @@ class Training(Config):
     """AdamW's epsilon."""
     optm_warmup_steps: Annotated[int | float, Range(ge=0, finite=True)] = 20
     """Steps of warm-up; up to 1.0 with a decimal point: a share of all steps."""
-    optm_warmup_epochs: Annotated[Factor, Search(choices=(0, 0.05, 0.1), ratio_of="epoch")] | None = None
-    """Passes of warm-up, which take the place of the steps."""
+    optm_warmup_epochs: (
+        Annotated[int | float, Range(ge=0, finite=True), Search(choices=(0, 0.05, 0.1), ratio_of="epoch")] | None
+    ) = None
+    """Epochs of warm-up, instead of the steps; up to 1.0 with a decimal point: a fraction of all steps."""
     optm_warmup_start_factor: Share = 0.0
     """Factor of the learning rate in the first step."""
     optm_decay_type: Annotated[
