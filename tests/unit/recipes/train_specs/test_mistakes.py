@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
+from worldsmith.config.errors import ConfigError
 from worldsmith.config.specs.train.aliases import RL_KEYS
 
 
@@ -41,15 +42,55 @@ def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
     assert dict(zip(expected, values(loaded, *expected))) == expected
 
 
+RL = """\
+[train.train_policy]
+type = "grpo"
+variant = "dapo"
+temperature = 0.9
+unknown_key = 1
+[rollout]
+backend = "vllm"
+[rollout.parallelism]
+tp_size = 4
+[policy.parallelism]
+tp_size = 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "text"),
+    [
+        ({}, "train.train_policy.type", "reinforcement learning (grpo) is not supported"),
+        ({'"grpo"': '"grpo"\ntrainer_type = "diffusion_nft"'}, "train.train_policy.type", "(diffusion_nft)"),
+        ({"[rollout]": "[distillation]\nenable = true\n[rollout]"}, "train.train_policy.type", "(distillation)"),
+        ({'type = "grpo"\n': ""}, "train.train_policy.variant", "(grpo)"),
+        ({'"grpo"': '"sft"\ntrainer_type = "pi_sft"'}, "train.train_policy.trainer_type", "expected sft, found pi_sft"),
+        ({"[rollout]": "[policy]\nis_diffusers = true\n[rollout]"}, "policy.is_diffusers", "a diffusion model"),
+    ],
+)
+def test_another_training_is_one_answer(read: Any, changes: dict[str, str], path: str, text: str) -> None:
+    spec = RL
+    for old, new in changes.items():
+        spec = spec.replace(old, new)
+    with pytest.raises(ConfigError) as error:
+        read(spec)
+    (problem,) = error.value.problems
+    assert (problem.path, problem.place is not None) == (path, True)
+    assert text in problem.message
+
+
 @pytest.mark.parametrize("key", RL_KEYS)
-def test_keys_of_reinforcement_learning_are_refused(read: Any, key: str) -> None:
+def test_keys_of_reinforcement_learning_without_a_type_are_one_answer(read: Any, key: str) -> None:
     text = COOKBOOK.replace('type = "sft"', f"{key} = 0.5")
-    assert problems_of(read, text) == {f"train.train_policy.{key}": "remove it, and write type = sft"}
+    assert list(problems_of(read, text)) == [f"train.train_policy.{key}"]
 
 
-def test_grpo_and_rollout_tables_are_refused(read: Any) -> None:
-    text = COOKBOOK.replace('"sft"', '"grpo"') + "[rollout]\nn = 1\n[rollout.parallelism]\ntp_size = 1\n"
-    assert set(problems_of(read, text)) == {"train.train_policy.type", "rollout"}
+def test_keys_of_reinforcement_learning_have_no_effect_on_a_fine_tuning(read: Any) -> None:
+    text = COOKBOOK.replace('"sft"', '"sft"\nkl_beta = 0.5') + "[rollout]\nn = 1\n"
+    loaded = read(text)
+    assert loaded.tree == read(COOKBOOK).tree
+    for key in ("train.train_policy.kl_beta", "rollout"):
+        assert any(f"{key} is dead: it belongs to reinforcement learning" in warning for warning in loaded.warnings)
 
 
 BATCHES = [

@@ -26,6 +26,8 @@ RL_KEYS = (
     *("collect_rollout_logprobs", "use_rollout_logprobs_for_loss"),
 )
 """Keys of train.train_policy with `type = grpo`."""
+RL_TABLES = ("rollout", "distillation", "vla")
+"""Tables of reinforcement learning."""
 SAMPLING_KEYS = (
     *("temperature", "top_p", "top_k", "repetition_penalty", "n_generation", "max_response_length"),
     *("reward_function", "use_remote_reward", "remote_reward"),

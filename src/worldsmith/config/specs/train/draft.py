@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldsmith.config.declare.configurable import field_names
-from worldsmith.config.errors import ConfigError, Place
+from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe, lineage
-from worldsmith.config.specs.spec_file import SUFFIXES, read_document, read_spec
-from worldsmith.config.specs.train.form import FORM, RECIPE
+from worldsmith.config.specs.spec_file import SUFFIXES, Spec, read_document, read_spec
+from worldsmith.config.specs.train.aliases import RL_KEYS, RL_TABLES
+from worldsmith.config.specs.train.form import FORM, RECIPE, SFT
 from worldsmith.config.specs.train.spec import Policy
 from worldsmith.config.specs.train.training import Training
 from worldsmith.config.specs.translation import report, translate, warnings
@@ -20,8 +21,13 @@ OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
     """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
-    translation = translate(read_spec(FORM, file, words))
+    spec = read_spec(FORM, file, words)
     draft = Draft(file, recipes=lambda: lineage(RECIPE), place=Place(file))
+    other = find_other_training(spec)
+    if other is not None:
+        draft.problems = [other]
+        return draft
+    translation = translate(spec)
     tree = translation.onto(get_recipe(RECIPE), draft.places)
     draft.problems = translation.problems
     if not draft.problems:  # else more would be wrong with it than was said
@@ -29,6 +35,26 @@ def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
     draft.warnings = warnings(translation)
     draft.report = report(translation)
     return draft
+
+
+def find_other_training(spec: Spec) -> Problem | None:
+    """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
+    kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
+    keys = [key for key in (*(f"{SFT}{name}" for name in RL_KEYS), *RL_TABLES) if key in spec.outside]
+    way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
+    if spec.get("policy.is_diffusers"):
+        path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"
+        way_out = "`worldsmith recipes` lists the recipes for generators"
+    elif kind == "grpo" or (kind != "sft" and keys):
+        path = f"{SFT}type" if kind == "grpo" else keys[0]
+        named = "distillation" if "distillation" in keys else "grpo" if trainer == "sft" else trainer
+        text = f"reinforcement learning ({named}) is not supported: expected supervised fine-tuning on given answers"
+        way_out = f"fine-tune this model with {way_out}, without the keys of reinforcement learning"
+    elif trainer != "sft":
+        path, text = f"{SFT}trainer_type", f"this trainer is not supported: expected sft, found {trainer}"
+    else:
+        return None
+    return Problem(path, text, hint=way_out, place=spec.place(path))
 
 
 def is_train_spec(file: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worldsmith.config.specs.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
-from worldsmith.config.specs.train.aliases import ALIASES, RL_KEYS, SAMPLING_KEYS
+from worldsmith.config.specs.train.aliases import ALIASES, RL_KEYS, RL_TABLES, SAMPLING_KEYS
 from worldsmith.config.specs.train.data import data_sets, frames, longest, names, readers, trackers
 from worldsmith.config.specs.train.model import adapters, learning_rates, model, trained
 from worldsmith.config.specs.train.spec import TrainSpec
@@ -14,19 +14,16 @@ from worldsmith.config.specs.translation import Translation
 
 RECIPE = "cosmos_rl"
 """The recipe that a spec starts from: it holds what specs have no key for."""
-FLIPS = "it is of reinforcement learning, and without `type` it turned the whole run into that: rollouts, host names"
-FOR_RL = "it is of reinforcement learning, which a fine-tuning never reads"
+FOR_RL = "it belongs to reinforcement learning; with type = sft nothing reads it"
 
 
 @computed("train.train_policy.type")
 def kind(t: Translation) -> None:
     key = "train.train_policy.type"
-    if t.get(key) == "grpo":
-        t.refuse(key, "'grpo' is reinforcement learning; here models are fine-tuned", f"{key}=sft")
-    elif t.get(key) == "sft":
+    if t.get(key) == "sft":
         t.say(key, "kept", "supervised fine-tuning, which every run here is")
     else:
-        text = "it is left out, and means sft here; there, no table train_policy or a key of RL in it means grpo"
+        text = "it is left out, and means sft here; there, without a table train_policy, it would mean grpo"
         t.say(key, "approximated", text, loud=True)
 
 
@@ -188,13 +185,8 @@ LOADING = (
         f"{SFT}load_balanced_batches_per_optimizer_step",
         why="load balancing is off",
     ),
-    refused(
-        f"{SFT}conversation_column_name",
-        why="a record's conversation is in its key conversations",
-        way_out=f"{SFT}conversation_column_name=conversations",
-        but=("conversations",),
-    ),
-    refused(f"{SFT}trainer_type", why="only sft can be had", way_out=f"{SFT}trainer_type=sft", but=("sft",)),
+    unneeded(f"{SFT}conversation_column_name", why="annotations hold it under `conversations`, there as here"),
+    unneeded(f"{SFT}trainer_type", why="sft, as every run here"),
     unneeded(f"{SFT}dataset", why="the data is that of custom.train_dataset, and there is no cache to name"),
     unneeded("validation.dataset", why="the data is that of custom.val_dataset"),
     unneeded(f"{TRAIN}local_dataset", f"{TRAIN}force_use_hf", why="as it is here"),
@@ -247,7 +239,7 @@ ELSEWHERE = (
     approximated("results_dir", "", "a run lies below WORLDSMITH_OUTPUT_ROOT", but=("",)),
     refused("custom_script", why="code of others is not run", way_out="write the data as annotations", but=("",)),
     renamed(f"{POLICY}model_safetensor_path", "model.config.policy.backbone.safetensors_path"),
-    refused(f"{POLICY}is_diffusers", why="a generator has a recipe of its own", way_out="turn it off", but=(False,)),
+    unneeded(f"{POLICY}is_diffusers", why="the model is no generator"),
     refused(f"{POLICY}aux_loss_coeff", why="there is no loss that balances experts", way_out="write 0", but=(0.0,)),
 )
 OUTSIDE = (
@@ -258,8 +250,8 @@ OUTSIDE = (
     dead(f"{DEGREES}cp_rotate_method", "nothing ever read it"),
     *(dead(f"validation.{name}", FOR_RL) for name in SAMPLING_KEYS),
     unneeded(f"{POLICY}diffusers", why="the model is no generator", outside=True),
-    refused(*(f"{SFT}{name}" for name in RL_KEYS), why=FLIPS, way_out="remove it, and write type = sft", outside=True),
-    refused("rollout", "distillation", "vla", why=FOR_RL, way_out="remove the table", outside=True),
+    *(dead(f"{SFT}{name}", FOR_RL) for name in RL_KEYS),
+    *(dead(name, FOR_RL) for name in RL_TABLES),
 )
 
 FORM = SpecForm(

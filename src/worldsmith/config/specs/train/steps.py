@@ -1,4 +1,4 @@
-"""Batches, epochs and steps of a training spec: the size of a step, the number of steps, and what happens at which step."""
+"""Batches, epochs and steps of a training spec: the size of a step, their number, and the intervals in steps."""
 
 from __future__ import annotations
 
