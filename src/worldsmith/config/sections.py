@@ -28,6 +28,10 @@ class JobConfig(Config):
     """Second level of the run folder, and the tracker's group."""
     name: str = ""
     """Last level of the run folder, and the tracker's name. Empty: the time of the start, a new run each time."""
+    folder: str = ""
+    """Folder of runs, instead of root/project/group; relative: below the root's variable, else the current folder."""
+    resume_newest: bool = False
+    """With an empty name: resume the run of this folder that was saved last, if there is one."""
     wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
 
@@ -38,6 +42,8 @@ class JobConfig(Config):
                 raise wrong(self, key, why="it would leave the output root", remedy="write a plain folder name")
             if "." in value.split("/"):
                 raise wrong(self, key, why="'.' is the folder above itself", remedy="write a plain folder name")
+        if "://" in self.folder or "\0" in self.folder:
+            raise wrong(self, "folder", why="a run writes to this machine only", remedy="write a folder")
 
     def check_files(self) -> None:
         """Raises UserError when Weights & Biases is wanted and its package, or a login, is missing."""

@@ -34,6 +34,8 @@ DEFAULT_ROOT = "outputs/train"
 logger = logging.getLogger(__name__)
 
 FREE_TO_CHANGE = (
+    "job.folder",
+    "job.resume_newest",
     "trainer.max_iter",
     "trainer.logging_iter",
     "trainer.run_validation",
@@ -73,19 +75,41 @@ class Launch:
 
 def output_root() -> Path:
     """The folder above all runs, from the environment or `outputs/train`. UserError when two variables disagree."""
+    return given_root() or Path(DEFAULT_ROOT)
+
+
+def given_root() -> Path | None:
+    """The output root of the environment; None if no variable gives it. UserError when two variables disagree."""
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())
         raise UserError(f"the output root is given twice and differently: {both}; unset one of them")
-    return Path(next(iter(given.values()), DEFAULT_ROOT))
+    return Path(next(iter(given.values()))) if given else None
 
 
 def run_path(job: JobConfig) -> Path:
-    """The run folder of a job; for one without a name a new one, after the present time. UserError as `output_root`."""
+    """The run folder of a job. UserError as `output_root`.
+
+    For a job without a name: with `resume_newest` the run that was saved last, else a new one, named after the time.
+    """
     group = output_root() / job.project / job.group
+    if job.folder:
+        group = (given_root() or Path()) / os.path.expanduser(job.folder)
+    if job.name:
+        return group / job.name
+    if job.resume_newest and (newest := newest_run(group)):
+        return newest
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     names = (now if count == 1 else f"{now}_{count}" for count in itertools.count(1))
-    return group / (job.name or next(name for name in names if not (group / name).exists()))
+    return group / next(name for name in names if not (group / name).exists())
+
+
+def newest_run(group: Path) -> Path | None:
+    """The run below `group` whose last checkpoint is the newest; None if no run has one."""
+    from worldsmith.checkpoint.run.folders import POINTER
+
+    pointers = list(group.glob(f"*/checkpoints/{POINTER}"))
+    return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
 
 def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:
@@ -165,6 +189,7 @@ def completion(folder: Path, config: Trainer.Config) -> str | None:
     if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
         return None
     done = folder_iteration(newest)
+    config.job.name = config.job.name or folder.name
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:
         raise UserError(

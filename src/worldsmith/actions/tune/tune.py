@@ -312,6 +312,7 @@ class Tune(Action):
     def make_run(self, record: Record, plan: Plan, slot: int) -> TrialRun:
         config, folder = self.config, record.path(plan.number)
         place = {"job.project": record.folder.absolute().name, "job.group": RUNS, "job.name": folder.name}
+        place["job.folder"] = ""
         words = [*as_words(plan.settings), *as_words(place)]
         after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
         return TrialRun(
