@@ -29,6 +29,7 @@ from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
+from worldsmith.training.run_folder import START_VARIABLE, start_time
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -116,7 +117,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         choose_meeting(args, machines)
         logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(without_traceback)
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_of_a_failure)
-        with desk, held_back(), waiting_said(args, machines, desk):
+        with desk, held_back(), named_run(), waiting_said(args, machines, desk):
             try:
                 require_devices(processes)
                 run(args)
@@ -184,6 +185,18 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@contextmanager
+def named_run() -> Iterator[None]:
+    """Gives a run without a name one for all restarts of its processes, so that these resume it."""
+    name = os.environ.get(START_VARIABLE)
+    os.environ[START_VARIABLE] = name or f"{start_time()}_{uuid.uuid4().hex[:4]}"
+    try:
+        yield
+    finally:
+        if not name:
+            del os.environ[START_VARIABLE]
 
 
 @contextmanager

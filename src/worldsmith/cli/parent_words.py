@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.configurable import field_hints
@@ -12,6 +14,8 @@ from worldsmith.config.words.command_words import Words, read_settings
 from worldsmith.config.words.flag_words import Flag
 
 PARENT = "--parent"
+PARENT_KEY = "parent_job_id"
+SPEC_MODEL = "policy.model_name_or_path"
 LOAD_PATH = "checkpoint.load_path"
 RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
 """Of which a run has one."""
@@ -47,6 +51,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
     A run that goes on keeps its own start, whatever has become of the parent. Raises UserError when the words say that
     too, for adapters alone, and as `find_parent` does.
     """
+    takes_model = take_parent_of_spec(args)
     if args.parent is None:
         return
     from worldsmith.actions.lineage.parents import find_parent
@@ -56,7 +61,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
         raise UserError(
             f"{LOAD_PATH} and {PARENT} {args.parent} both say what the run starts from; leave one of them out"
         )
-    start = start_of_run_that_goes_on(args)
+    start, model = start_of_run_that_goes_on(args)
     if start is None:
         parent = find_parent(args.parent)
         if parent.is_adapter:
@@ -65,12 +70,41 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
                 "that trained them, or a folder in which they are merged"
             )
         start = str(parent.model)
+        model = backbone_of(parent.model.parent.parent) or start
     args.flags.append(Flag(LOAD_PATH, (start,)))
     args.parent = None
+    if takes_model:
+        args.spec_words[-1] = f"{SPEC_MODEL}={model}"
 
 
-def start_of_run_that_goes_on(args: argparse.Namespace) -> str | None:
-    """What the run of these words started from, if its folder has checkpoints; None for a new run."""
+def take_parent_of_spec(args: argparse.Namespace) -> bool:
+    """Takes `parent_job_id` of a training spec to `args.parent`; whether the spec gets its model from a parent.
+
+    The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one.
+    """
+    from worldsmith.config.specs.spec_file import read_spec
+    from worldsmith.config.specs.train.draft import is_train_spec
+    from worldsmith.config.specs.train.form import FORM
+
+    if args.spec is None and not (args.source and is_train_spec(args.source)):
+        return False
+    file, words = args.spec or args.source, list(args.spec_words or ())
+    spec = read_spec(FORM, file, words)
+    named = spec.outside.get(PARENT_KEY)
+    if named and args.parent not in (None, named):
+        raise UserError(f"{file}: {PARENT_KEY} is {named}, and {PARENT} is {args.parent}; leave one of them out")
+    args.parent = args.parent or named
+    if args.parent is None:
+        return False
+    if spec.is_word(SPEC_MODEL):
+        raise UserError(f"{SPEC_MODEL} and {PARENT} {args.parent} both name the model; leave one of them out")
+    args.spec, args.source = file, None
+    args.spec_words = [*words, *([f"~{PARENT_KEY}"] if named else []), f"{SPEC_MODEL}={PARENT_KEY}"]
+    return True
+
+
+def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """What the run of these words started from and its model, if its folder has checkpoints; None for a new run."""
     from worldsmith.actions.lineage.parents import is_run, read_tree
     from worldsmith.checkpoint.run.folders import checkpoint_folders
     from worldsmith.cli.run_source import load_run
@@ -79,9 +113,19 @@ def start_of_run_that_goes_on(args: argparse.Namespace) -> str | None:
     trial = argparse.Namespace(**{**vars(args), "flags": [*args.flags, Flag(LOAD_PATH, (args.parent,))]})
     folder = run_path(load_run(trial)[0].tree.job)
     if not is_run(folder) or not checkpoint_folders(folder / "checkpoints"):
-        return None
+        return None, None
     known = read_tree(folder / "config.yaml").get("checkpoint", {}).get("load_path")
-    return known if isinstance(known, str) else None
+    return (known, backbone_of(folder)) if isinstance(known, str) else (None, None)
+
+
+def backbone_of(run: Path) -> str | None:
+    """The name of the model that a run of a reasoner trains; None for another folder."""
+    from worldsmith.actions.lineage.parents import RUN_CONFIG, read_tree
+
+    found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
+    for name in ("model", "config", "policy", "backbone", "model_name"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def reads_model(kind: type[Action]) -> bool:

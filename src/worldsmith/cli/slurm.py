@@ -22,6 +22,7 @@ SCRIPT = """\
 # is queued again. After SIGTERM (scancel, or a preemption that queues the job again by itself) it saves and ends.
 export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export WORLDSMITH_RUN_NAME=slurm_$SLURM_JOB_ID  # of a run without a name, also when it is queued again
 if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 
 asked=none heard=no

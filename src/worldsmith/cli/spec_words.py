@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from worldsmith.cli.parent_words import PARENT
+from worldsmith.cli.parent_words import PARENT, PARENT_KEY
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
 from worldsmith.config.specs.spec_file import read_spec
@@ -16,7 +16,6 @@ HELP = (
     "a spec of Cosmos-RL or TAO in place of a settings file; words such as evaluation.limit=10 and ~vision.fps change "
     "it, flags win over it"
 )
-PARENT_KEY = "parent_job_id"
 MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
 SAMPLING = {
     "fps": ("vision.fps", "fps"),

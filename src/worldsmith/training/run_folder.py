@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
+START_VARIABLE = "WORLDSMITH_RUN_NAME"
+"""Name of a run without one, from `worldsmith launch`: its restarts resume the run that it started."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,8 @@ def given_root() -> Path | None:
 def run_path(job: JobConfig) -> Path:
     """The run folder of a job. UserError as `output_root`.
 
-    For a job without a name: with `resume_newest` the run that was saved last, else a new one, named after the time.
+    For a job without a name: with `resume_newest` the run that was saved last, else a new one, named by the launcher
+    or after the time.
     """
     group = output_root() / job.project / job.group
     if job.folder:
@@ -99,9 +102,16 @@ def run_path(job: JobConfig) -> Path:
         return group / job.name
     if job.resume_newest and (newest := newest_run(group)):
         return newest
-    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if given := os.environ.get(START_VARIABLE):
+        return group / given
+    now = start_time()
     names = (now if count == 1 else f"{now}_{count}" for count in itertools.count(1))
     return group / next(name for name in names if not (group / name).exists())
+
+
+def start_time() -> str:
+    """The present time as part of a folder's name."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def newest_run(group: Path) -> Path | None:

@@ -124,7 +124,7 @@ class Trainer(Configurable):
         self.world: World = join_world(config.model.config)
         if not config.job.name and run_folder is None:
             self.run_folder = self.world.broadcast(self.run_folder)
-            if not (config.job.resume_newest and self.run_folder.exists()):
+            if not (self.run_folder / "checkpoints").exists():
                 self._warn("job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
             config.job.name, config.job.resume_newest = self.run_folder.name, False
         require_same_config(self.world, config)

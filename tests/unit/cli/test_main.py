@@ -167,7 +167,7 @@ def test_config_show_and_check(tmp_path: Path) -> None:
     assert code == 0, err
     assert out == (
         "type: tiny_recipes.Trainer\njob:\n  task: vfm\n  experiment: tiny\n  project: ''\n  group: ''\n"
-        "  name: x\n  wandb_mode: disabled\nsteps: 5\n"
+        "  name: x\n  folder: ''\n  resume_newest: false\n  wandb_mode: disabled\nsteps: 5\n"
     )
     assert run("config", "check", "tiny", folder=tmp_path)[:2] == (0, "OK: tiny\n")
     assert "custom:\n  a: 1\n" in run("config", "show", "--plain", "--custom", "run.toml", folder=tmp_path)[1]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from worldsmith.actions.registry import kinds_of
+from worldsmith.cli import run_source, train
 from worldsmith.cli.action import load, sort
-from worldsmith.cli.parent_words import PARENT, adopt_parent
+from worldsmith.cli.parent_words import PARENT, adopt_parent, adopt_parent_run
 from worldsmith.cli.spec_words import SPEC, read_spec_words
+from worldsmith.config.errors import UserError
 from worldsmith.config.specs.forms import form_of
 from worldsmith.config.specs.spec_file import read_spec
 from worldsmith.config.specs.translation import translate
@@ -68,13 +71,59 @@ def test_the_checkpoint_of_the_parent_is_the_model(command: str, named_by: str, 
     assert (shown.media.fps, shown.outer_vision_tokens) == (3.0, True), "what the spec does not say is as in the run"
 
 
-def test_train_goes_on_by_its_name_and_takes_a_parent_by_a_flag(tmp_path: Path) -> None:
-    """The rows of train.resume and train.output_dir; the weights of a parent are found when the run starts."""
-    file = tmp_path / "train.toml"
-    file.write_text('parent_job_id = "parent"\n[train]\nresume = true\noutput_dir = "out/mine"\n')
+TRAIN = """
+train: {train_policy: {type: sft, mini_batch: 1}, max_num_steps: 3, resume: true, output_dir: out/mine}
+custom: {train_dataset: {annotation_path: kpi.json}}
+"""
+
+
+def tree_of_train(file: Path, *words: str) -> Any:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    train.add_arguments(parser)
+    args = train.read_words(parser, [*(["--spec", str(file)] if words else [str(file)]), *words])
+    adopt_parent_run(args)
+    return run_source.load_run(args)[0].tree
+
+
+@pytest.mark.parametrize("named_by", ["file", "word", "flag"])
+@pytest.mark.parametrize("stated", [None, "''", "nvidia/Cosmos-Reason2-8B"])
+def test_a_training_starts_from_its_parent_whose_model_replaces_that_of_the_file(
+    named_by: str, stated: str | None, run: Path, tmp_path: Path
+) -> None:
+    (run.parents[1] / "config.yaml").write_text(
+        "trainer: {max_iter: 1}\nmodel: {config: {policy: {backbone: {model_name: org/other}}}}\n"
+    )
+    file = tmp_path / "train.yaml"
+    model = f"policy: {{model_name_or_path: {stated}}}\n" if stated else ""
+    file.write_text(TRAIN + model + ("parent_job_id: parent\n" if named_by == "file" else ""))
+    words = {"file": [], "word": ["parent_job_id=parent"], "flag": ["--parent", "parent"]}[named_by]
+    tree = tree_of_train(file, *words)
+    assert tree.model.config.policy.backbone.model_name == "org/other"
+    assert tree.checkpoint.load_path == str(run)
+    assert (tree.job.folder, tree.job.resume_newest) == ("out/mine", True)
+    with pytest.raises(UserError, match="both name the model"):
+        tree_of_train(file, "--parent", "parent", "policy.model_name_or_path=a/b")
+    with pytest.raises(UserError, match="leave one of them out"):
+        tree_of_train(file, "--parent", "parent", "parent_job_id=other")
+
+
+def test_a_training_that_is_resumed_keeps_its_start_and_its_model(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(TRAIN)
+    mine = tmp_path / "out/mine/first"
+    (mine / "checkpoints/iter_000000001").mkdir(parents=True)
+    (mine / "checkpoints/latest_checkpoint.txt").write_text("iter_000000001")
+    (mine / "config.yaml").write_text(
+        "checkpoint: {load_path: was/here}\nmodel: {config: {policy: {backbone: {model_name: org/first}}}}\n"
+    )
+    tree = tree_of_train(file, "--parent", "gone:best")
+    assert (tree.checkpoint.load_path, tree.model.config.policy.backbone.model_name) == ("was/here", "org/first")
+
+
+def test_a_conversion_of_a_training_has_no_parent(tmp_path: Path) -> None:
+    """The weights of a parent are found when the run starts."""
+    file = tmp_path / "train.yaml"
+    file.write_text(TRAIN + "parent_job_id: parent\n")
     told = translate(read_spec(form_of("train"), str(file), []))
-    said = {line.key: (line.outcome, line.text) for line in told.lines}
-    assert said["train.resume"] == ("kept", "the same command goes on with the run of this name")
-    assert told.data["job"]["name"]
     (problem,) = (problem for problem in told.problems if problem.path == "parent_job_id")
-    assert "give --parent NAME" in str(problem)
+    assert "start it with worldsmith train, or" in str(problem)

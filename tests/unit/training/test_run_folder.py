@@ -10,13 +10,14 @@ from toy_runs import make_world, toy_config
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.tree.reader import from_yaml
-from worldsmith.training.run_folder import differences, flatten, output_root, run_path
+from worldsmith.config.tree.references import resolve
+from worldsmith.training.run_folder import completion, differences, flatten, output_root, run_path
 from worldsmith.training.trainer import Outcome, Trainer
 
 
 @pytest.fixture(autouse=True)
 def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT"):
+    for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT", "WORLDSMITH_RUN_NAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -53,6 +54,47 @@ def test_a_run_without_a_name_is_a_new_one_each_time(
     assert again.job.name == folders[0].name
     assert Trainer(again).state.iteration == 4
     assert config.job.name == ""
+
+
+def test_a_folder_of_runs_stands_for_root_project_and_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = JobConfig(project="p", group="g", name="n", folder="out/a")
+    assert run_path(job) == Path("out/a/n")
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    assert run_path(job) == tmp_path / "out/a/n"
+    job.folder = "/big/disk"
+    assert run_path(job) == Path("/big/disk/n")
+
+
+def test_a_launch_names_the_run_for_its_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDSMITH_RUN_NAME", "slurm_7")
+    assert run_path(JobConfig(folder="a")) == run_path(JobConfig(folder="a")) == Path("a/slurm_7")
+    assert run_path(JobConfig(folder="a", name="n")) == Path("a/n")
+
+
+def test_the_run_that_was_saved_last_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its own folder, with its own steps; without a run with a checkpoint a new one begins."""
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "runs"))
+    config = toy_config(make_world(tmp_path / "world"), steps=4)
+    config.job.name, config.job.folder, config.job.resume_newest = "", "mine", True
+    first = Trainer(config)
+    first.train()
+    assert first.run_folder.parent == tmp_path / "runs/mine"
+    (tmp_path / "runs/mine/zzz").mkdir()
+    assert (
+        completion(run_path(config.job), resolve(config))
+        == f"the run in {first.run_folder} is complete: 4 of 4 steps are done"
+    )
+    config.trainer.max_iter = 6
+    caplog.clear()
+    again = Trainer(config)
+    assert (again.run_folder, again.state.iteration) == (first.run_folder, 4)
+    assert "a new run" not in caplog.text
+    again.train()
+    config.optimizer.lr *= 2
+    with pytest.raises(UserError, match=r"was started with other settings(.|\n)*optimizer\.lr"):
+        Trainer(config)
 
 
 def test_differences_name_paths_and_both_values() -> None:

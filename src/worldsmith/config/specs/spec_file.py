@@ -64,6 +64,10 @@ class Spec:
         path = fields_of(key)
         return any(starts_with(known, path) for known in self.places)
 
+    def is_word(self, key: str) -> bool:
+        """Whether a word of the command line gives the key, or one below it."""
+        return self.is_stated(key) and self.place(key).file == "override"
+
     def place(self, key: str) -> Place:
         """Where a key stands; one that is left out has its name in place of a line."""
         path = fields_of(key)

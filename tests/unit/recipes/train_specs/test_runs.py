@@ -11,13 +11,16 @@ from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.paths import parse_path
+from worldsmith.training.run_folder import run_path
 
 
 def test_a_cookbook_spec_leads_to_its_run(read: Any, data: Path) -> None:
     loaded = read(COOKBOOK)
     expected = {
         "job.project": "cosmos_reason2",
-        "job.name": "its",
+        "job.name": "",
+        "job.group": "its",
+        "job.folder": "outputs/its",
         "job.wandb_mode": "online",
         "model.config.policy.backbone.model_name": "nvidia/Cosmos-Reason2-2B",
         "model.config.lora_enabled": False,
@@ -195,13 +198,57 @@ def test_saving(read: Any) -> None:
     assert read(COOKBOOK, "train.ckpt.enable_checkpoint=false").tree.checkpoint.save_iter == 9
 
 
-def test_going_on(read: Any) -> None:
-    nameless = COOKBOOK.replace('experiment_name = "its"\n', "").replace('output_dir = "outputs/its"\n', "")
-    assert read(nameless).tree.job.name == ""  # each start is a new run, as there
-    assert read(nameless, "train.resume=true").tree.job.name == "outputs"
-    assert read(nameless, "train.output_dir=/big/disk/mine").tree.job.name == "mine"
-    loaded = read(nameless, "train.resume=/runs/a")
-    assert (loaded.tree.checkpoint.load_path, loaded.tree.checkpoint.load_training_state) == ("/runs/a", True)
+FOLDERS = [
+    ((), ("outputs/its", "")),
+    (("~train.output_dir",), ("", "")),
+    (("train.output_dir=/big/disk",), ("/big/disk", "")),
+    (("train.output_dir=/big/disk", "train.timestamp=20260101000000"), ("/big", "disk")),
+    (("~train.output_dir", "results_dir=/results/job1"), ("/results/job1", "")),
+    (("train.output_dir=output", "results_dir=/results/job1"), ("/results/job1/output", "")),
+    (("train.output_dir=/results/job1", "results_dir=/results/job1"), ("/results/job1", "")),
+    (("train.output_dir=/elsewhere", "results_dir=/results/job1"), ("/elsewhere", "")),
+    (("train.output_dir=''",), ("", "")),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), FOLDERS)
+def test_the_output_folder_is_where_a_run_lies(read: Any, words: tuple[str, ...], expected: tuple[str, str]) -> None:
+    assert tuple(values(read(COOKBOOK, *words), "job.folder", "job.name")) == expected
+
+
+def test_an_output_folder_of_an_object_store_is_refused(read: Any) -> None:
+    assert list(problems_of(read, COOKBOOK, "train.output_dir=s3://bucket/out")) == ["train.output_dir"]
+
+
+def test_two_specs_with_the_names_of_the_template_are_two_runs(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
+    text = COOKBOOK.replace("outputs/its", "output").replace('"its"', '"cosmos-rl"')
+    first = run_path(read(text).tree.job)
+    (first / "checkpoints/iter_000000005").mkdir(parents=True)
+    (first / "checkpoints/latest_checkpoint.txt").write_text("iter_000000005")
+    second = run_path(read(text, "train.optm_lr=1e-4").tree.job)
+    assert second != first
+    assert second.parent == first.parent == tmp_path / "output"
+    assert run_path(read(text, "train.resume=true").tree.job) == first
+
+
+def test_resuming_from_a_path_is_a_new_run(read: Any) -> None:
+    loaded = read(COOKBOOK, "train.resume=/runs/a")
+    assert values(loaded, "checkpoint.load_path", "checkpoint.load_training_state", "job.name") == ["/runs/a", True, ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "its"),
+        (("logging.group_name=g",), "g/its"),
+        (("logging.experiment_name=None",), "sft"),  # as in published specs
+    ],
+)
+def test_names_are_those_of_the_tracker(read: Any, words: tuple[str, ...], expected: str) -> None:
+    assert values(read(COOKBOOK, *words), "job.project", "job.group") == ["cosmos_reason2", expected]
 
 
 def test_without_any_frames_those_of_the_old_hook_are_taken_and_it_is_said(read: Any) -> None:

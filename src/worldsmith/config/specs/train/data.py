@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any
 
 from worldsmith.config.specs.form import computed
@@ -162,42 +161,3 @@ UNCUT = {
     "resized_height": f"{VISION}.max_pixels=HEIGHT*WIDTH",
     "resized_width": f"{VISION}.max_pixels=HEIGHT*WIDTH",
 }
-
-
-@computed(*(f"logging.{name}_name" for name in ("project", "group", "experiment")), "train.output_dir", "train.resume")
-def names(t: Translation) -> None:
-    t.move("logging.project_name", "job.project", "renamed")
-    if t.get("logging.group_name"):
-        t.move("logging.group_name", "job.group", "renamed")
-    name, source, resume = t.get("logging.experiment_name"), "logging.experiment_name", t.get("train.resume")
-    if name:
-        t.say(source, "renamed", f"job.name = {shown(name)}")
-    elif t.is_stated("train.output_dir") or resume:
-        name, source = PurePath(t.get("train.output_dir")).name or "outputs", "train.output_dir"
-    if name:
-        t.put("job.name", name, source=source)
-    place = "job.project/job.group/job.name below WORLDSMITH_OUTPUT_ROOT"
-    t.say("train.output_dir", "approximated", f"a run lies in {place}{f', here {name}' if name else ''}")
-    if isinstance(resume, str):
-        t.put("checkpoint.load_path", resume, source="train.resume")
-        t.put("checkpoint.load_training_state", True, source="train.resume")
-        why = (
-            "a run of this program; one of Cosmos-RL is gone on with from its safetensors, policy.model_safetensor_path"
-        )
-        t.say("train.resume", "approximated", f"checkpoint.load_path = {shown(resume)}, with its state; {why}")
-    elif resume:
-        t.say("train.resume", "kept", "the same command goes on with the run of this name")
-    elif name:
-        t.say("train.resume", "approximated", "a run of this name that has a checkpoint is gone on with")
-    else:
-        t.say("train.resume", "kept", "without a name each start is a new run")
-
-
-@computed("logging.logger")
-def trackers(t: Translation) -> None:
-    logger = t.get("logging.logger")
-    mode = "online" if "wandb" in logger else "disabled"
-    t.put("job.wandb_mode", mode, source="logging.logger")
-    rest = [name for name in logger if name != "wandb"]
-    own = f"; {', '.join(rest)}: every run has its console, metrics and page" if rest else ""
-    t.say("logging.logger", "renamed", f"job.wandb_mode = {shown(mode)}{own}")

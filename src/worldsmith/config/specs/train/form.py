@@ -6,7 +6,8 @@ from typing import Any
 
 from worldsmith.config.specs.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
 from worldsmith.config.specs.train.aliases import ALIASES, RL_KEYS, RL_TABLES, SAMPLING_KEYS
-from worldsmith.config.specs.train.data import data_sets, frames, longest, names, readers, trackers
+from worldsmith.config.specs.train.data import data_sets, frames, longest, readers
+from worldsmith.config.specs.train.job import names, resume, run_folder, trackers
 from worldsmith.config.specs.train.model import adapters, learning_rates, model, trained
 from worldsmith.config.specs.train.spec import TrainSpec
 from worldsmith.config.specs.train.steps import steps_of_the_run
@@ -222,11 +223,10 @@ LOGGING = (
 ELSEWHERE = (
     refused(
         "parent_job_id",
-        why="which weights a run or a result stands for is found when the run starts",
-        way_out="leave it out and give --parent NAME",
+        why="the weights of a parent are found when the run starts",
+        way_out="start it with worldsmith train, or leave it out and give --parent NAME with the start",
         outside=True,
     ),
-    unneeded(f"{TRAIN}timestamp", why="a run's record has the time"),
     unneeded(
         *(
             f"{TRAIN}{name}"
@@ -236,7 +236,6 @@ ELSEWHERE = (
         *("redis", "eth_ips", "mode", "controller_execution_id"),
         why="a fine-tuning has no controller and no rollouts",
     ),
-    approximated("results_dir", "", "a run lies below WORLDSMITH_OUTPUT_ROOT", but=("",)),
     refused("custom_script", why="code of others is not run", way_out="write the data as annotations", but=("",)),
     renamed(f"{POLICY}model_safetensor_path", "model.config.policy.backbone.safetensors_path"),
     unneeded(f"{POLICY}is_diffusers", why="the model is no generator"),
@@ -259,7 +258,7 @@ FORM = SpecForm(
     TrainSpec,
     (
         *(kind, model, data_sets, frames, longest, steps_of_the_run),
-        *(adapters, trained, names, seeds),
+        *(adapters, trained, run_folder, names, resume, seeds),
         *OPTIMIZER,
         *PRECISION,
         *MEMORY,
