@@ -136,11 +136,14 @@ def test_generating_with_the_base_and_the_adapter_gives_the_videos_of_the_run(fo
     assert main(["generate", str(folder / "whole"), *words, "-o", str(folder / "of_run")]) == 0
     assert main([*base, "--adapter", str(folder / "b"), "-o", str(folder / "of_adapter")]) == 0
     assert main([*base, "-o", str(folder / "of_base")]) == 0
-    videos = {name: next((folder / name).glob("*/*.mp4")).read_bytes() for name in ("of_run", "of_adapter", "of_base")}
-    assert videos["of_run"] == videos["of_adapter"]
+    assert main(["generate", str(folder / "b"), *words, "-o", str(folder / "alone")]) == 0  # which names its base
+    names = ("of_run", "of_adapter", "of_base", "alone")
+    videos = {name: next((folder / name).glob("*/*.mp4")).read_bytes() for name in names}
+    assert videos["of_run"] == videos["of_adapter"] == videos["alone"]
     assert videos["of_run"] != videos["of_base"]
-    (made,) = find_samples(folder / "of_adapter")
-    assert made.args["model"]["adapter"] == str(folder / "b")
+    for name in ("of_adapter", "alone"):
+        (made,) = find_samples(folder / name)
+        assert made.args["model"]["adapter"] == str(folder / "b")
     assert main([*base, "--adapter", str(folder / "base"), "-o", str(folder / "none")]) == 2
 
 

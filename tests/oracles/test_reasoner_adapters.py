@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from reasoners import from_pretrained, logits, model_config, write_decoder, write_qwen2_5, write_reasoner, write_run
 
@@ -51,20 +51,24 @@ def adapted(base: Path, *, trained: bool = True) -> VisionLanguageModel:
     return model
 
 
-def stored_run(model: VisionLanguageModel, folder: Path) -> Any:
-    return find_model(write_run(folder, model.config, model.network))
+def stored_run(model: VisionLanguageModel, folder: Path, base: Path | None = None) -> Any:
+    return find_model(write_run(folder, model.config, model.network, load_path=None if base is None else str(base)))
 
 
 def test_peft_on_transformers_and_the_merged_folder_give_our_logits(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     ours, plain = logits(model.network), logits(from_pretrained(base))
     assert (ours - plain).abs().mean() > 0.05 * plain.abs().mean()
-    run = stored_run(model, tmp_path / "run")
+    run = stored_run(model, tmp_path / "run", base)
     formats = run.formats.exports()
     assert formats["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
     assert formats["hf"].write(run, tmp_path / "merged", ExportOptions(dtype="float32"))
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(base)
     theirs = PeftModel.from_pretrained(from_pretrained(base), tmp_path / "adapter")
+    by_name = type(theirs.get_base_model()).from_pretrained(tmp_path / "adapter")
     found = {"peft": logits(theirs.get_base_model()), "merged": logits(from_pretrained(tmp_path / "merged")),
+             "transformers, from the adapter": logits(by_name),
+             "ours, from the adapter": logits(find_model(tmp_path / "adapter").load(full_precision=True).network),
              "ours again": logits(load_model(tmp_path / "merged").network)}  # fmt: skip
     for how, values in found.items():
         assert (values - ours).abs().max() < 1e-5 * ours.abs().max(), how

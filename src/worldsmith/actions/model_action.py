@@ -20,9 +20,10 @@ class ModelAction(Action):
 
     class Config(Action.Config):
         model: str
-        """Run folder, one of its checkpoints/iter_… folders, an export, or the hub name of one."""
+        """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or a folder of adapters."""
         base: str | None = None
-        """Where the weights are now that the run started from, if its checkpoints hold the trained ones only."""
+        """Where the weights are that adapters, or checkpoints of trained weights only, belong to; null: where their files
+        say."""
 
 
 class WritingAction(ModelAction):

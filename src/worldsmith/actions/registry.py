@@ -83,12 +83,12 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
     return kinds
 
 
-def kind_for_model(name: str, model: str) -> type[Action]:
+def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
     """The class that does the action for the model at `model`. Raises UserError for none; else as `identify` does."""
     from worldsmith.checkpoint.formats.find_model import identify
     from worldsmith.config.errors import UserError
 
-    spec, kinds = identify(model)[0].spec, kinds_of(name)
+    spec, kinds = identify(model, base)[0].spec, kinds_of(name)
     made = spec.config.makes
     if made not in kinds:
         raise UserError(

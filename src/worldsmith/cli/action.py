@@ -102,8 +102,8 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
-    if ACTIONS[name].by == "model" and (model := named_model(words)):
-        kinds = [kind_for_model(name, model)]
+    if ACTIONS[name].by == "model" and (model := named_place(words, "model", words.loose)):
+        kinds = [kind_for_model(name, model, base=named_place(words, "base"))]
     return prefix, kinds, words
 
 
@@ -117,16 +117,16 @@ def sort(head: list[str], kinds: list[type[Action]]) -> Words:
     return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
 
 
-def named_model(words: Words) -> str | None:
-    """The model that the words, or else the settings file, name."""
+def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
+    """The model, or its base, that the words, or else the settings file, name."""
     given: list[Any] = [
-        *words.loose[:1],
-        *(flag.values[0] for flag in words.flags if flag.name == "model" and flag.values),
+        *loose[:1],
+        *(flag.values[0] for flag in words.flags if flag.name == field and flag.values),
     ]
     if not given and words.spec is not None:
-        given = [words.spec.data.get("model")]
+        given = [words.spec.data.get(field)]
     if not given and SETTINGS in words.own:
-        given = [read_settings(words.own[SETTINGS]).data.get("model")]
+        given = [read_settings(words.own[SETTINGS]).data.get(field)]
     return given[0] if given and isinstance(given[0], str) else None
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worldsmith.checkpoint.formats.cosmos3.peft_adapter import LAYOUT, export_adapter, load_adapter
+from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.lora import adapter_state, inject_adapters
@@ -77,15 +78,15 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     ("base", "name", "revision"),
     [
         ("", None, None),
-        ("base", None, None),  # a folder that is here
-        ("org/here", None, None),  # the same, although a repository could be named so
-        ("outputs/train/gone", None, None),
+        ("base", "{here}/base", None),  # a folder that is here
+        ("org/here", "{here}/org/here", None),  # the same, although a repository could be named so
+        ("outputs/train/gone", "outputs/train/gone", None),
         ("org/model", "org/model", None),
         ("hf://org/here@v1/transformer", "org/here", "v1"),
     ],
 )
 def test_the_base_is_named_where_peft_can_find_it(tmp_path, monkeypatch, base, name, revision):
-    """PEFT's own reader sees a repository of the hub or nothing; the manifest names a folder by its absolute path."""
+    """PEFT's own reader sees a repository of the hub, or the absolute path of a folder; the manifest has it too."""
     from peft import PeftConfig
 
     monkeypatch.chdir(tmp_path)
@@ -93,7 +94,9 @@ def test_the_base_is_named_where_peft_can_find_it(tmp_path, monkeypatch, base, n
         (tmp_path / folder).mkdir(parents=True)
     export_adapter(adapters(), tmp_path / "out", alpha=6, base_model=base)
     config = PeftConfig.from_pretrained(str(tmp_path / "out"))
+    name = None if name is None else name.format(here=tmp_path)
     assert (config.base_model_name_or_path, config.revision) == (name, revision)
+    assert base_of_adapter(tmp_path / "out") == (f"{name}@{revision}" if revision else name or "")
     expected = str(tmp_path / base) if base in ("base", "org/here") else base
     assert json.loads((tmp_path / "out" / "worldsmith.json").read_text())["base_model"] == expected
     monkeypatch.chdir("/")  # the same export again, although the folder is not seen from here

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from worldsmith.actions.model_action import ModelAction, find_device
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
+from worldsmith.checkpoint.formats.merged_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range, Seed
@@ -60,10 +59,7 @@ class AnswerAction(ModelAction):
     def find(self) -> StoredModel:
         config = self.config
         model = find_model(config.model, weights=config.weights, base=config.base)
-        if config.adapter is not None:
-            require_no_adapters(model, Path(config.adapter))
-            model = replace(model, adapter=Path(config.adapter))
-        return self.with_dtype(model)
+        return self.with_dtype(use_adapter(model, config.adapter))
 
     def with_dtype(self, model: StoredModel) -> StoredModel:
         """The model, computing in the number format that is asked for."""

@@ -113,7 +113,7 @@ class AskModel(AnswerAction):
             "model": str(model.folder),
             "weights": model.weights,
             "iteration": model.iteration,
-            "adapter": self.config.adapter,
+            "adapter": None if model.adapter is None else str(model.adapter),
             "generation": self.how(model),
         }
 

@@ -228,7 +228,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
             "generation": self.how(model),
         }
         if merged is not None:
-            facts |= {"adapter": config.adapter, "merged": asdict(merged)}
+            facts |= {"adapter": str(model.adapter), "merged": asdict(merged)}
         if config.against is not None:
             facts["against"] = {
                 "results": config.against,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worldsmith.checkpoint.formats.peft_adapter import CONFIG as ADAPTER_CONFIG
 from worldsmith.checkpoint.run.folders import (
     BEST,
     NAME,
@@ -27,6 +26,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
+from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
@@ -240,8 +240,7 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
     """Adapters with the weights that they belong to, as the record says, else the folder itself."""
     bases = [] if record is None else of_role(record, "base")
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
-    told = about.get("base_model") or read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-    base = str(bases[0]) if bases else told
+    base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
     if not base:
         raise UserError(f"{folder} holds adapters and does not say to which weights they belong; give --model BASE too")
     return Parent(folder, base=base, is_adapter=True, why="adapters")

@@ -13,7 +13,7 @@ from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.outputs.sample_order import Order
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
+from worldsmith.checkpoint.formats.merged_adapter import use_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
@@ -87,7 +87,7 @@ class GenerateVideos(WritingAction):
             made = world.broadcast([] if config.force else order.made())
             if len(made) < len(order.samples):
                 device = world.device if world.size > 1 and config.device is None else order.device
-                generator = load(order.model, config.adapter, device)
+                generator = load(order.model, order.adapter, device)
                 order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
             world.barrier()
             return order.finish(len(made)) if world.is_main else Result()
@@ -111,8 +111,7 @@ class GenerateVideos(WritingAction):
         flags = Layer("flag", config, Path())
         if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
             model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
-        if config.adapter is not None:
-            require_no_adapters(model, Path(config.adapter))
+        model = use_adapter(model, config.adapter)
         grid = LatentGrid(*model.config.latent_grid)
         told_by = "as trained" if model.tree is not None else "as published"
         if (model.folder / ABOUT).is_file():
@@ -123,7 +122,8 @@ class GenerateVideos(WritingAction):
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:
                 raise UserError(f"{sample.name}: guidance 1 has no second branch for --cfgp-size 2; leave it out")
-        order = Order(model, device, samples, out, config.adapter)
+        adapter = None if model.adapter is None else str(model.adapter)
+        order = Order(replace(model, adapter=None), device, samples, out, adapter)
         if not config.force:
             order.require_same()
         return order

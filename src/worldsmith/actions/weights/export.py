@@ -62,7 +62,8 @@ class Export(WritingAction):
         name, form, out, model = self.prepare()
         written = form.write(model, out, self.options())
         if written or not (out / LINEAGE).is_file():
-            inputs = [Input("model", model.folder), *bases_of(model)]
+            adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
+            inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
@@ -86,7 +87,7 @@ class Export(WritingAction):
     def prepare(self) -> tuple[str, Format, Path, StoredModel]:
         """The format and its name, the folder and the model, after all checks that cost little."""
         config, path = self.config, Path(self.config.model)
-        family = find_family(path)
+        family = find_family(path, base=config.base)
         formats = formats_of(family).exports()
         name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
+from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of, full_name
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
@@ -20,6 +22,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
+from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
@@ -44,29 +47,40 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
 
     Args:
         path: a run folder (its newest complete checkpoint is taken), an iter folder, an exported pipeline or native
-            export, or the hub name of one of the last two.
+            export, the hub name of one of the last two, or a folder of adapters in PEFT's format, whose base is read.
         weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
             "auto" averaged if there are any, else live.
         base: where the weights are now on which a checkpoint of trained weights only was trained (what
-            `open_weights` takes); None: at the load_path in the run's config.
+            `open_weights` takes), or where the base of adapters is; None: at the load_path in the run's config, or
+            where the adapters' own files say.
 
     A checkpoint is verified. Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the
     weights asked for, ConfigError when its config cannot be read, UserError when it is damaged or needs no base.
     """
-    model, checkpoint = identify(path)
+    model, checkpoint = identify(path, base)
+    if model.adapter is not None:
+        base = None  # it is the model
+        if weights == "auto" and model.tree is not None:
+            weights = read_about(model.adapter).get(BASE_WEIGHTS, "live")
     choose = choose_of_export if model.tree is None else choose_of_run
-    return choose(replace(model, base=base), checkpoint, weights)
+    model = choose(replace(model, base=base), checkpoint, weights)
+    if model.adapter is not None:
+        require_no_adapters(model, model.adapter)
+    return model
 
 
-def find_family(path: str | Path) -> str:
+def find_family(path: str | Path, *, base: str | None = None) -> str:
     """The family of the model at `path`, from its config alone; raises like `find_model`."""
-    return identify(path)[0].spec.name
+    return identify(path, base)[0].spec.name
 
 
-def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
-    """The model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is verified."""
+def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Path | None]:
+    """The model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is verified.
+
+    Of adapters it is their base, `base` or what their own files name, with the adapters on it.
+    """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
-    about = read_json_object(path / ABOUT) if (path / ABOUT).is_file() else {}
+    about = read_about(path)
     if "converted_from" in about:
         raise FileNotFoundError(
             f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
@@ -86,16 +100,27 @@ def identify(path: str | Path) -> tuple[StoredModel, Path | None]:
         spec = formats.read_pipeline(path)
         if spec is not None:
             return of_export(path, spec, {}), None
-    if (path / "adapter_config.json").is_file():
-        raise FileNotFoundError(
-            f"{path} holds adapters alone; give the model that they belong to, and this folder with --adapter (or name "
-            "it with --parent, where its record says what it belongs to)"
-        )
+    if is_adapter_folder(path):
+        named = base or about.get("base_model") or base_of_adapter(path)
+        if not named:
+            raise FileNotFoundError(
+                f"{path} holds adapters, and {ADAPTER_CONFIG} does not name the model that they belong to; give it "
+                "with --base"
+            )
+        model, checkpoint = identify(named)
+        if model.adapter is not None:
+            raise UserError(f"{path} holds adapters of {named}, which are adapters too; give their model with --base")
+        return replace(model, adapter=path), checkpoint
     raise FileNotFoundError(
         f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
         "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json), a folder for transformers, "
         "or a native export"
     )
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a folder of ours says about itself; empty for another one."""
+    return read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
 
 
 def of_run(config_file: Path, path: Path) -> StoredModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,19 @@ class Merged:
     max_change: float
     """The largest difference of a number, in the number format of the folder."""
     dtype: DType
+
+
+def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
+    """The model with the adapter of `--adapter`, if there is one.
+
+    Raises UserError for a model that has adapters already.
+    """
+    if adapter is None:
+        return model
+    if model.adapter is not None:
+        raise UserError(f"--adapter {adapter}: the model {model.adapter} holds adapters too; leave one of them out")
+    require_no_adapters(model, Path(adapter))
+    return replace(model, adapter=Path(adapter))
 
 
 def require_no_adapters(model: StoredModel, adapter: Path) -> None:

@@ -26,6 +26,7 @@ from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
+from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
+BASE_WEIGHTS = "base_weights"
+"""Which weights of a base that has EMA weights too the adapters belong to, in `worldsmith.json`; left out: the live."""
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -113,6 +116,7 @@ def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options:
         alpha=model.config.lora_alpha,
         dropout=model.config.lora_dropout,
         base_model="" if model.start is None else model.start.path,
+        average_of_base=bool((model.tree or {}).get("checkpoint", {}).get("load_ema_to_reg")),
         source=ExportSource(run=model.run, iteration=model.iteration, weights=model.weights),
         defaults=model.defaults,
         card=facts_of(model),
@@ -148,6 +152,7 @@ def export_adapter(
     alpha: int,
     dropout: float = 0.0,
     base_model: str = "",
+    average_of_base: bool = False,
     source: ExportSource | None = None,
     defaults: Any = None,
     card: Mapping[str, Any] | None = None,
@@ -156,9 +161,9 @@ def export_adapter(
 ) -> bool:
     """Writes adapters, by native name, as the folder `out`; False when the same export is there already.
 
-    `base_model` names the weights that they belong to; `adapter_config.json` repeats it when it is a name of the hub.
-    The folder appears when it is complete. Raises ValueError when there are no adapters or when they change nothing,
-    FileExistsError when `out` is something else (`force` replaces an older export, never other files).
+    `base_model` names the weights that they belong to, also in `adapter_config.json`; `average_of_base`: its EMA
+    weights. The folder appears when it is complete. Raises ValueError when there are no adapters or when they change
+    nothing, FileExistsError when `out` is something else (`force` replaces an older export, never other files).
     """
     from safetensors.torch import save_file
 
@@ -179,6 +184,7 @@ def export_adapter(
         "weights_sha256": weights_digest(weights),
         "generation": {} if defaults is None else asdict(defaults),
         "card": dict(card or {}),
+        **({BASE_WEIGHTS: "ema"} if average_of_base else {}),
     }
     if not may_write(out, about, force, index=CONFIG):
         return False
@@ -214,7 +220,7 @@ def adapter_config(
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
     return {
         "peft_type": "LORA",
-        **base_on_the_hub(base_model),
+        **base_in_peft(base_model),
         "r": one_rank(adapters),
         "lora_alpha": alpha,
         "lora_dropout": dropout,
@@ -224,11 +230,11 @@ def adapter_config(
     }
 
 
-def base_on_the_hub(base_model: str) -> dict[str, Any]:
-    """The base in PEFT's words: repository and revision. A local folder means nothing to PEFT elsewhere: None."""
+def base_in_peft(base_model: str) -> dict[str, Any]:
+    """The base in PEFT's words: a repository of the hub and its revision, or the absolute path of a local folder."""
     hub = None if is_local(base_model) else hub_name(base_model)
     if hub is None:
-        return {"base_model_name_or_path": None}
+        return {"base_model_name_or_path": lasting_name(base_model) if base_model else None}
     return {"base_model_name_or_path": hub.repo, **({"revision": hub.revision} if hub.revision else {})}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from worldsmith.config.specs.form import unneeded
 from worldsmith.config.specs.translation import Translation
+from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
-ADAPTER = "adapter_config.json"
 PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
 LLAVA = "LlavaDataset"
 """The kind of data set that the annotations are; the front door knows its whole name."""
@@ -30,19 +29,6 @@ def number_format(name: str) -> str:
     return name
 
 
-def is_adapter(place: str) -> bool:
-    return (Path(place) / ADAPTER).is_file()
-
-
-def base_of(adapter: str) -> str:
-    """The base model that an adapter's own file names; "" = it names none."""
-    try:
-        named = json.loads((Path(adapter) / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return named if isinstance(named, str) else ""
-
-
 def move_if_any(t: Translation, key: str, to: str, otherwise: str) -> None:
     """Takes a text that may be empty to ours; `otherwise` says what an empty one means."""
     if t.get(key):
@@ -59,16 +45,17 @@ def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     name, named = t.get(model), t.get(base)
     if not t.get(lora):
-        if is_adapter(name):
+        if is_adapter_folder(name):
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
             return
         t.move(model, "model", "renamed", convert=model_place)
         t.say(lora, "kept", "no adapter")
         t.say(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
         return
-    found = named or base_of(name)
+    found = named or base_of_adapter(name)
     if not found:
-        t.refuse(base, f"no base: {Path(name) / ADAPTER} names none", f"set {base} to the model that was fine-tuned")
+        why = f"no base: {Path(name) / ADAPTER_CONFIG} names none"
+        t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter" if base_to == "model" else "model", "renamed", convert=model_place)
     t.say(lora, "kept", "the adapter is merged with its base")
@@ -77,7 +64,7 @@ def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None
     except ValueError as error:
         t.refuse(base, str(error))
         return
-    t.say(base, "renamed", f"{base_to} = {found}{'' if named else f', as {ADAPTER} says'}")
+    t.say(base, "renamed", f"{base_to} = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
 
 
 def put_frames(t: Translation, section: str, *, count: str, default: int | None = None) -> None:

@@ -133,8 +133,26 @@ def test_a_run_and_its_exported_adapter_say_the_same(world: Path) -> None:
     evaluate(world, "model", "of_adapter", "--adapter", str(world / "exported"))
     data = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
     assert main(["evaluate", "--parent", str(world / "exported"), *data, *HOW, "-o", str(world / "of_parent")]) == 0
-    assert said(world / "of_run") == said(world / "of_adapter") == said(world / "of_parent")
+    found = json.loads((world / "exported/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert found == str(world / "model")
+    assert evaluate(world, "exported", "alone") == 0
+    (world / "model").rename(world / "moved")
+    assert evaluate(world, "exported", "no_base") == 2
+    assert evaluate(world, "exported", "of_base", "--base", str(world / "moved")) == 0
+    (world / "moved").rename(world / "model")
+    names = ("of_run", "of_adapter", "of_parent", "alone", "of_base")
+    assert all(said(world / name) == said(world / "of_run") for name in names)
     assert figures(world / "of_parent")["merged"]["layers"] == 2
+    assert figures(world / "alone")["adapter"] == str(world / "exported")
+    record = json.loads((world / "alone/lineage.json").read_text())
+    assert [entry["role"] for entry in record["inputs"]] == ["base", "adapter", "dataset"]
+    spec = {"task": {"type": ""}, "model": {"model_name": str(world / "exported"), "enable_lora": True}}
+    spec |= {"dataset": {"annotation_path": str(world / "data/annotations.json"), "media_dir": str(world / "data")}}
+    spec |= {"results_dir": str(world / "of_spec")}
+    (world / "spec.json").write_text(json.dumps(spec))
+    assert main(["evaluate", "--spec", str(world / "spec.json"), *HOW]) == 0
+    measured = figures(next(world.glob("of_spec/**/results.json")).parent)  # of questions as the spec asks them
+    assert (measured["model"], measured["adapter"]) == (str(world / "model"), str(world / "exported"))
     assert evaluate(world, "run", "twice", "--adapter", str(world / "exported")) == 2  # it has them already
 
 
@@ -162,8 +180,12 @@ def test_an_adapter_that_does_not_fit_is_refused(world: Path, capsys: pytest.Cap
         save_file(tensors, world / name / "adapter_model.safetensors")
         assert evaluate(world, "model", f"out_{name}", "--adapter", str(world / name)) == 2, name
         assert words in capsys.readouterr().err, name
-    assert evaluate(world, "adapter", "out_alone") == 2
-    assert "holds adapters alone; give the model that they belong to" in capsys.readouterr().err
+    assert evaluate(world, "adapter", "out_two", "--adapter", str(world / "adapter")) == 2
+    assert "holds adapters too; leave one of them out" in capsys.readouterr().err
+    config = json.loads((world / "zero/adapter_config.json").read_text())
+    (world / "zero/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    assert evaluate(world, "zero", "out_alone") == 2
+    assert "does not name the model that they belong to; give it with --base" in capsys.readouterr().err
 
 
 def ask(world: Path, *words: str) -> int:

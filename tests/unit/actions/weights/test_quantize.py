@@ -121,22 +121,22 @@ def test_what_cannot_be_done_is_said_before_anything_is(
 
 
 def test_adapters_are_merged_into_their_base(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """PEFT writes the adapter and merges it; alone it is refused."""
+    """PEFT writes the adapter, with the name of its base, and merges it."""
     config = LoraConfig(r=2, target_modules=r".*language_model.*down_proj", init_lora_weights=False)
     adapted: Any = get_peft_model(from_pretrained(world / "model"), config)
     adapted.save_pretrained(tmp_path / "adapter")
-    assert main(["quantize", str(tmp_path / "adapter"), "--no-judge", "-o", str(tmp_path / "small")]) == 2
-    assert "holds adapters alone; give the model that they belong to" in capsys.readouterr().err
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     for file in (world / "model").glob("*token*"):
         shutil.copy(file, tmp_path / "merged")
     common = ["--no-judge", "--scheme", "W4A16", "--group-size", "32"]
     own = [str(world / "model"), "--adapter", str(tmp_path / "adapter")]
     assert main(["quantize", *own, *common, "-o", str(tmp_path / "small")]) == 0
+    assert main(["quantize", str(tmp_path / "adapter"), *common, "-o", str(tmp_path / "of_adapter")]) == 0
     assert main(["quantize", str(tmp_path / "merged"), *common, "-o", str(tmp_path / "other")]) == 0
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("small", "other"))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    first, *others = (load_file(tmp_path / name / "model.safetensors") for name in ("small", "of_adapter", "other"))
+    for second in others:
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
     assert not list((tmp_path / "small").glob("adapter*"))
 
 
