@@ -20,9 +20,9 @@ class ModelAction(Action):
 
     class Config(Action.Config):
         model: str
-        """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or a folder of adapters."""
+        """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or adapters."""
         base: str | None = None
-        """Where the weights are that adapters, or checkpoints of trained weights only, belong to; null: where their files
+        """Where the weights are that adapters, or checkpoints of trained weights only, belong to; null: where those
         say."""
 
 
