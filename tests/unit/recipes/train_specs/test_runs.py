@@ -251,11 +251,59 @@ def test_names_are_those_of_the_tracker(read: Any, words: tuple[str, ...], expec
     assert values(read(COOKBOOK, *words), "job.project", "job.group") == ["cosmos_reason2", expected]
 
 
-def test_without_any_frames_those_of_the_old_hook_are_taken_and_it_is_said(read: Any) -> None:
-    loaded = read(COOKBOOK, "~custom.vision")
+REASON2, TAO = "nvidia/Cosmos-Reason2-2B", "custom.train_dataset"
+DEFAULTS = [
+    # model, table of the data, words -> (fps, nframes, max_pixels, total_pixels), what is reported
+    (
+        REASON2,
+        "custom.dataset",
+        ("~custom.vision",),
+        (1.0, None, None, 2 * 30198988),
+        "the data script of Cosmos-Reason2",
+    ),
+    (
+        REASON2,
+        "custom.dataset",
+        ("policy.model_max_length=4096",),
+        (None, 8, None, 2 * 3774873),
+        "as Cosmos-Reason2 has",
+    ),
+    (
+        REASON2,
+        "custom.dataset",
+        ("custom.vision.total_pixels=1000000",),
+        (None, 8, None, 2000000),
+        "replaces it by 30198988",
+    ),
+    ("Qwen/Qwen3-VL-8B-Instruct", "custom.dataset", (), (None, 8, None, 2 * 30198988), "as Cosmos-Reason2 has it"),
+    (REASON2, TAO, ("~custom.vision",), (1.0, None, 81920, None), "the data script of TAO and Cosmos-Reason1"),
+    (REASON2, TAO, (), (None, 8, None, None), ""),
+    (
+        "nvidia/Cosmos-Reason1-7B",
+        "custom.dataset",
+        ("~custom.vision",),
+        (1.0, None, 81920, None),
+        "TAO and Cosmos-Reason1",
+    ),
+    ("nvidia/Cosmos-Reason1-7B", "custom.dataset", (), (None, 8, None, None), ""),
+]
+
+
+@pytest.mark.parametrize(("model", "table", "words", "expected", "text"), DEFAULTS)
+def test_frames_and_pixels_that_are_left_out_are_those_of_the_data_script(
+    read: Any, model: str, table: str, words: tuple[str, ...], expected: tuple[Any, ...], text: str
+) -> None:
+    loaded = read(COOKBOOK.replace("custom.dataset", table), f"policy.model_name_or_path={model}", *words)
     media = loaded.tree.dataloader_train.processor.media
-    assert (media.fps, media.max_pixels, media.nframes) == (1.0, 81920, None)
-    assert any("nothing is said of frames" in warning for warning in loaded.warnings)
+    assert (media.fps, media.nframes, media.max_pixels, media.total_pixels) == expected
+    assert media.video_limits == "qwen_vl_utils"
+    assert text in loaded.report
+
+
+def test_a_folder_says_of_which_network_its_model_is(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    loaded = read(COOKBOOK, f"policy.model_name_or_path={tmp_path}")
+    assert loaded.tree.dataloader_train.processor.media.total_pixels == 2 * 30198988
 
 
 def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_beside_nframes(read: Any) -> None:

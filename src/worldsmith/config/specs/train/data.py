@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config.specs.form import computed
@@ -11,7 +15,7 @@ TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
 PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
-"""What the data hook of the old system takes without any setting of frames."""
+"""Settings of videos of the data script of TAO and Cosmos-Reason1."""
 LOADERS = ("dataloader_train", "dataloader_val")
 
 
@@ -119,9 +123,21 @@ def frames(t: Translation) -> None:
         why = "fps and nframes both say how many frames are taken"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
         return
-    if not given:
-        put_frames(t, FALLBACK)
-        t.say(VISION, "approximated", f"nothing is said of frames, so as there: {shown(FALLBACK)}", loud=True)
+    put_frames(t, {"video_limits": "qwen_vl_utils"})
+    script, default = default_frames(t)
+    if not t.is_stated(VISION):
+        put_frames(t, default)
+        text = f"left out: {shown(default)}, as the data script of {script} has it"
+        t.say(VISION, "approximated", text, loud=True)
+    elif "total_pixels" in default and not given.keys() & {"total_pixels", "resized_height"}:
+        put_frames(t, {"total_pixels": default["total_pixels"]})
+        text = (
+            f"left out: dataloader_train.processor.media.total_pixels = {default['total_pixels']}, as {script} has it"
+        )
+        t.say(f"{VISION}.total_pixels", "approximated", text)
+    elif "total_pixels" in default and "total_pixels" in given:
+        text = f"kept, where {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
+        t.say(VISION, "approximated", text, loud=True)
     for name in ("min_frames", "max_frames"):
         if "nframes" in given and name in given:
             del given[name]
@@ -132,6 +148,26 @@ def frames(t: Translation) -> None:
     for name, value in given.items():
         text = "; there two frames count once, here each" if name == "total_pixels" else ""
         t.say(f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {shown(value)}{text}")
+
+
+def default_frames(t: Translation) -> tuple[str, dict[str, Any]]:
+    """The data script that belongs to a spec, and its settings of videos.
+
+    That of Cosmos-Reason2 reads `custom.dataset` too and knows no limit of a frame, but one of a video: 0.9 x
+    model_max_length tokens of 32 x 32 pixels in two frames.
+    """
+    name = t.get("policy.model_name_or_path") or ""
+    if t.get(TRAIN) is None and is_reason2(name):
+        return "Cosmos-Reason2", {"fps": 1.0, "total_pixels": 2 * int(t.get("policy.model_max_length") * 1024 * 0.9)}
+    return "TAO and Cosmos-Reason1", FALLBACK
+
+
+def is_reason2(name: str) -> bool:
+    """Whether a model is a Cosmos-Reason2, or a Qwen3-VL, as far as its name or its folder tells."""
+    with suppress(OSError, ValueError, AttributeError):
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("model_type")).startswith("qwen3_vl")
+    return re.search(r"reason-?2|qwen3-vl", name.rstrip("/").rpartition("/")[2].lower()) is not None
 
 
 def put_frames(t: Translation, values: dict[str, Any]) -> None:

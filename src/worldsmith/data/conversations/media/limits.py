@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,10 @@ def has_limits(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (IMAGE_FILE, VIDEO_FILE, JOINT_FILE))
 
 
-def read_limits(folder: Path) -> tuple[Limits, VideoLimits]:
+def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, VideoLimits]:
     """Limits of images and of videos. Raises DataError when the folder does not state them.
+
+    `qwen_vl_utils`: videos have the limits of that package, and not those of the folder.
 
     They have no defaults here: those of the Hugging Face classes are a small part of what the models were trained with.
     """
@@ -113,6 +115,10 @@ def read_limits(folder: Path) -> tuple[Limits, VideoLimits]:
     else:
         videos, where = read_section(folder, VIDEO_FILE, "video_processor")
     stated = common_limits(videos, where)
+    if qwen_vl_utils:
+        area = (stated["patch"] * stated["merge"]) ** 2
+        stated |= {"min_pixels": 128 * area, "max_pixels": 768 * area}
+        videos, style = {"cap_pixels_per_frame": True, "max_video_tokens": 128_000}, replace(style, per_frame=True)
     return Limits(**common), VideoLimits(
         **stated | cap_of(videos, stated, style),
         style=style,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, PositiveFactor
@@ -85,6 +85,9 @@ class MediaProcessor(Configurable):
         """Rows of every image and frame, rounded to what the model takes; their own proportions are not kept."""
         resized_width: Count | None = None
         """Columns of every image and frame. Set both or neither; they leave no room for limits of pixels."""
+        video_limits: Literal["model", "qwen_vl_utils"] = "model"
+        """What limits a video where nothing is set: `model` the model folder, as transformers does; `qwen_vl_utils` 128
+        to 768 tokens a frame, 115,200 a video, and an even number of frames, as that package and Cosmos-RL do."""
 
         def check(self) -> None:
             if (self.resized_height is None) != (self.resized_width is None):
@@ -113,7 +116,7 @@ class MediaProcessor(Configurable):
         self.config = config
         self.images: Limits
         self.videos: VideoLimits
-        self.images, self.videos = read_limits(Path(folder))
+        self.images, self.videos = read_limits(Path(folder), qwen_vl_utils=config.video_limits == "qwen_vl_utils")
 
     def plan_image(self, source: str | bytes, resized: Size | None = None) -> ImagePlan:
         """Size and tokens of an image: a file, its bytes or a data URI. Raises SampleError.
@@ -147,6 +150,7 @@ class MediaProcessor(Configurable):
             wanted=config.nframes,
             min_frames=config.min_frames or min(limits.min_frames, config.max_frames or limits.min_frames),
             max_frames=config.max_frames or max(limits.max_frames, config.min_frames or 0),
+            even=config.video_limits == "qwen_vl_utils",
         )
         count = max(len(indices), limits.temporal)  # a single frame is shown twice
         size = self.video_size(count, info.height, info.width, resized)

@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -228,3 +229,32 @@ def test_a_size_that_is_asked_for_is_that_of_every_image_and_frame(
 def test_half_a_size_and_limits_beside_a_size_are_refused(build: Callable, settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="resized_height"):
         build(**settings)
+
+
+OF_QWEN_VL_UTILS = [
+    # (frames, rate, height, width), settings -> number of frames, (height, width): fetch_video of qwen-vl-utils 0.0.14
+    ((240, 30, 1080, 1920), {"nframes": 8}, (8, (640, 1152))),
+    ((240, 30, 240, 320), {"nframes": 8}, (8, (320, 448))),
+    ((240, 30, 480, 854), {"nframes": 7}, (8, (480, 864))),
+    ((2259, 30, 1080, 1920), {"fps": 1.0}, (74, (640, 1152))),
+    ((2259, 30, 1080, 1920), {"fps": 1.0, "total_pixels": 8388608}, (74, (352, 608))),
+    ((2259, 30, 720, 1280), {"fps": 2.0, "total_pixels": 37748736}, (150, (512, 928))),
+    ((2259, 30, 720, 1280), {"fps": 1.0, "max_pixels": 200000}, (74, (320, 576))),
+    ((100, 25, 64, 64), {"fps": 1.0}, (4, (384, 384))),
+    ((100, 25, 720, 1280), {"fps": 2.0, "min_frames": 5, "max_frames": 7}, (6, (640, 1152))),
+    ((3, 25, 720, 1280), {"fps": 1.0}, (2, (640, 1152))),
+    ((9000, 30, 2160, 3840), {"fps": 4.0}, (768, (384, 736))),
+    ((2259, 30, 1080, 1920), {"fps": 1.0, "min_pixels": 4096, "max_pixels": 81920}, (74, (192, 352))),
+]
+
+
+@pytest.mark.parametrize(("video", "settings", "expected"), OF_QWEN_VL_UTILS)
+def test_videos_may_have_the_limits_of_qwen_vl_utils(
+    video: tuple[int, ...], settings: dict, expected: tuple, build: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = SimpleNamespace(**dict(zip(("num_frames", "fps", "height", "width"), video)), variable_rate=False)
+    monkeypatch.setattr("worldsmith.data.video_file.examine", lambda path: (None, info))
+    counted = {**settings, "total_pixels": 2 * settings["total_pixels"]} if "total_pixels" in settings else settings
+    plan = build(video_limits="qwen_vl_utils", **counted).plan_video("a.mp4")
+    assert (len(plan.indices), plan.size) == expected
+    assert plan.tokens == len(plan.indices) // 2 * plan.size[0] * plan.size[1] // 1024
