@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.errors import ConfigError
+from worldsmith.config.load import load
 from worldsmith.config.specs.train.aliases import RL_KEYS
 
 
@@ -220,6 +222,24 @@ ODD = [
 def test_an_odd_value_is_one_mistake_and_nothing_is_reckoned_with_it(read: Any, word: str) -> None:
     assert len(problems_of(read, COOKBOOK, word)) == 1
     assert len(problems_of(read, COOKBOOK, word, "validation={enable: true, batch_size: 0}")) >= 1
+
+
+def test_offloading_is_refused_with_the_settings_that_save_memory(read: Any) -> None:
+    """Those that the spec has already are not among them, and each of the others works."""
+    words = ("train.fsdp_offload=true", "mini_batch=4", "policy.model_gradient_checkpointing=false")
+    advice = problems_of(read, COOKBOOK, *words)["train.fsdp_offload"]
+    found = re.findall(r"(?:train|policy)\.[\w.]+=(?:\{.*?\}|\w+)", advice)
+    assert [word.partition("=")[0] for word in found] == [
+        "train.fsdp_offload",
+        "policy.model_gradient_checkpointing",
+        "train.train_policy.mini_batch",
+        "policy.lora",
+    ]
+    loaded = read(COOKBOOK, *words, *found)
+    assert loaded.tree.model.config.lora_enabled
+    adapted = load(loaded.source, re.findall(r"-- (\S+=\[.*?\]) (\S+)", advice)[0], spec_words=[*words, *found])
+    assert adapted.tree.model.config.converters[0].bits == 4
+    assert "mini_batch" not in problems_of(read, COOKBOOK, words[0])["train.fsdp_offload"]
 
 
 def test_all_mistakes_are_one_report(read: Any) -> None:

@@ -41,6 +41,28 @@ def tensor_parallelism(t: Translation) -> None:
         t.say(key, "approximated", "it is left out, and is 1 here; there it would be 2", loud=True)
 
 
+@computed("train.fsdp_offload", "train.activation_offload")
+def offload(t: Translation) -> None:
+    """Refuses to offload, with the settings that save GPU memory and that the spec does not have yet."""
+    batch, adapters = "train.train_policy.mini_batch", "policy.lora"
+    others = [
+        ("policy.model_gradient_checkpointing=true", not t.get("policy.model_gradient_checkpointing")),
+        (f"{batch}=1", t.get(batch) > 1),
+        ("a larger policy.parallelism.dp_shard_size", True),
+        (f"{adapters}={{r: 16, target_modules: all-linear}}", t.get(adapters) is None),
+        (
+            "adapters on a 4-bit base, -- model.config.converters=[{type: FrozenBase}] checkpoint.save_weights=trained",
+            True,
+        ),
+    ]
+    way_out = "; ".join(word for word, is_open in others if is_open)
+    for key in ("train.fsdp_offload", "train.activation_offload"):
+        if t.get(key):
+            t.refuse(key, "nothing is offloaded to host RAM", f"{key}=false; what saves GPU memory instead: {way_out}")
+        else:
+            t.say(key, "kept", "as it is here")
+
+
 @computed("train.optm_grad_norm_clip")
 def clipping(t: Translation) -> None:
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
@@ -112,12 +134,7 @@ MEMORY = (
         "model.config.policy.attn_implementation",
         lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
     ),
-    refused(
-        *(f"{TRAIN}{name}" for name in ("fsdp_offload", "activation_offload")),
-        why="nothing is kept in main memory between its uses here",
-        way_out="turn it off; a larger policy.parallelism.dp_shard_size takes less memory of each GPU",
-        but=(False,),
-    ),
+    offload,
     approximated(
         f"{TRAIN}fsdp_reshard_after_forward",
         "",
