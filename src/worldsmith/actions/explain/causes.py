@@ -16,7 +16,13 @@ LINKS = ("The above exception was the direct cause", "During handling of the abo
 FRAME = re.compile(r'^\s+File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
 """The line with which a traceback ends."""
-TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_")
+BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback \(most recent call last\)$")
+"""The first line of a traceback by rich (a box) or IPython, which show the lines of programs in other ways."""
+IN_BOX = re.compile(r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$")
+FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
+RANK = re.compile(r"^\s*rank *: (\d+)")
+"""How torchrun reports the rank that failed first."""
+TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
 DIGITS = re.compile(r"\d+")
 
@@ -37,13 +43,14 @@ class Cause:
     text: str = ""
     """The line that shows it best: that of the last traceback, if there is one."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    order: tuple[int, int, int] = (9, 0, 0)
-    """How far from being the cause the line stands (0: in the last chain of exceptions), its stream, its place."""
+    order: tuple[int, bool, int, int] = (9, False, 0, 0)
+    """How far from being the cause the line is (0: in the last chain of exceptions), whether another rank failed first, its
+    stream, its line."""
     places: list[Place] = field(default_factory=list)
 
     @property
     def place(self) -> Place:
-        return min(self.places, key=lambda place: (place.line != self.order[2], place.source))
+        return min(self.places, key=lambda place: (place.line != self.order[-1], place.source))
 
     @property
     def ranks(self) -> list[int]:
@@ -64,6 +71,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
     found: dict[int, Cause] = {}
     seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
     sources = list(dict.fromkeys(stream.source for stream in streams))
+    first = first_failed(streams)
     for stream in streams:
         hits = list(hits_in(stream, seen))
         last = max((hit.chain for hit in hits if not patterns()[hit.pattern].consequence), default=0)
@@ -72,7 +80,8 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
             cause.places.append(Place(stream.source, hit.line.number, stream.rank))
             ends_it = hit.chain == last and (hit.chain > 0 or "rror" in hit.line.text)
             distance = 2 if cause.pattern.consequence else int(not ends_it)
-            order = distance, sources.index(stream.source), hit.line.number
+            later = None not in (first, stream.rank) and stream.rank != first
+            order = distance, later, sources.index(stream.source), hit.line.number
             if order < cause.order:
                 cause.order, cause.text, cause.groups = order, hit.line.text.strip(), hit.groups
     meant = {id: cause for id, cause in found.items() if is_meant(cause, streams)}
@@ -80,11 +89,22 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
     return sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
 
 
+def first_failed(streams: Sequence[Stream]) -> int | None:
+    """Rank that failed first, as torchrun reports it; None if no stream has such a report."""
+    for stream in streams:
+        inside = False
+        for line in stream.lines:
+            inside = inside or FIRST_FAILED.search(line.text) is not None
+            if inside and (rank := RANK.match(line.text)):
+                return int(rank[1])
+    return None
+
+
 def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
     """`seen` is what lines have shown so far, by `shape`."""
     chain, linked = 0, False
     for line in without_code(stream.lines):
-        if line.text.strip() == TRACEBACK:
+        if starts_traceback(line.text):
             chain, linked = chain + (not linked), False
         linked = linked or line.text.strip().startswith(LINKS)
         key = shape(line.text)
@@ -96,8 +116,11 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
     """The lines but for those of programs that a traceback shows: a message there has not been raised."""
-    in_frame = False
+    in_frame = in_box = False
     for line in lines:
+        if in_box and IN_BOX.match(line.text):
+            continue
+        in_box = BOX.match(line.text) is not None
         if FRAME.match(line.text):
             in_frame = True
         elif in_frame and line.text.startswith("    "):
@@ -105,6 +128,10 @@ def without_code(lines: Iterable[Line]) -> Iterator[Line]:
         else:
             in_frame = False
             yield line
+
+
+def starts_traceback(text: str) -> bool:
+    return text.strip() == TRACEBACK or BOX.match(text) is not None
 
 
 def shape(text: str) -> str:
@@ -115,9 +142,8 @@ def shape(text: str) -> str:
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     """The patterns that a line shows, with what their groups have found."""
     for id, pattern in patterns().items():
-        match = next(filter(None, (regex.search(text) for regex in pattern.match)), None)
-        if match:
-            yield id, {name: value for name, value in match.groupdict().items() if value is not None}
+        if (groups := pattern.groups_in(text)) is not None:
+            yield id, groups
 
 
 def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
@@ -135,7 +161,7 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
     for stream in streams:
         inside, linked = False, False
         for line in without_code(stream.lines):
-            if line.text.strip() == TRACEBACK:
+            if starts_traceback(line.text):
                 inside, linked = not linked, False
             elif line.text.strip().startswith(LINKS):
                 linked = True

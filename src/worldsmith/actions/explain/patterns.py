@@ -24,6 +24,8 @@ class Pattern:
     """What to do, the most likely first, in the words of `remedies.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
+    less: tuple[str, str] | None = None
+    """Two named groups: a line shows the error only if the number in the first is smaller than in the second."""
     over: tuple[int, ...] = ()
     """Patterns that are not meant where this one is found: it says the same of less."""
     at_least: int = 1
@@ -32,6 +34,16 @@ class Pattern:
     """Whether it is never the cause: something else has gone wrong before, mostly in another process."""
     facts: tuple[str, ...] = ()
     """What to tell of the run, by the names of `facts.FACTS`."""
+
+    def groups_in(self, text: str) -> Mapping[str, str] | None:
+        """Named groups of the first expression that a line matches; None if the line does not show the error."""
+        match = next(filter(None, (regex.search(text) for regex in self.match)), None)
+        if match is None:
+            return None
+        groups = {name: value for name, value in match.groupdict().items() if value is not None}
+        if self.less and set(self.less) <= set(groups) and int(groups[self.less[0]]) >= int(groups[self.less[1]]):
+            return None
+        return groups
 
 
 @functools.cache
@@ -43,8 +55,8 @@ def patterns() -> Mapping[int, Pattern]:
 
 
 def read(
-    *, id: int, name: str, match: list[str], means: str, over: list[int] | None = None, at_least: int = 1,
-    consequence: bool = False, facts: list[str] | None = None, **lists: Any,
+    *, id: int, name: str, match: list[str], means: str, less: tuple[str, str] | None = None,
+    over: list[int] | None = None, at_least: int = 1, consequence: bool = False, facts: list[str] | None = None, **lists: Any,
 ) -> Pattern:  # fmt: skip
     """A row of a file, whose keys `with` and `try` are no names in Python."""
     needs, remedies = lists.pop("with", []), lists.pop("try")
@@ -57,6 +69,7 @@ def read(
         means,
         tuple(remedies),
         tuple(map(re.compile, needs)),
+        less,
         tuple(over or ()),
         at_least,
         consequence,
