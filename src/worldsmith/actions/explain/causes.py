@@ -13,7 +13,7 @@ from worldsmith.actions.explain.patterns import Pattern, patterns
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
 """What stands between an exception and the next one that it has led to."""
-FRAME = re.compile(r'^\s+File "[^"]*", line \d+')
+FRAME = re.compile(r'^(\s+)File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
 """The line with which a traceback ends."""
 BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback \(most recent call last\)$")
@@ -116,17 +116,17 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
     """The lines but for those of programs that a traceback shows: a message there has not been raised."""
-    in_frame = in_box = False
+    code, in_box = None, False
     for line in lines:
         if in_box and IN_BOX.match(line.text):
             continue
         in_box = BOX.match(line.text) is not None
-        if FRAME.match(line.text):
-            in_frame = True
-        elif in_frame and line.text.startswith("    "):
+        if frame := FRAME.match(line.text):
+            code = f"{frame[1]} "
+        elif code is not None and line.text.startswith(code):
             continue
         else:
-            in_frame = False
+            code = None
             yield line
 
 
