@@ -18,7 +18,9 @@ RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|
 """The line with which a traceback ends."""
 BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback \(most recent call last\)$")
 """The first line of a traceback by rich (a box) or IPython, which show the lines of programs in other ways."""
-IN_BOX = re.compile(r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$")
+IN_BOX = re.compile(
+    r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$"
+)
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """How torchrun reports the rank that failed first."""
@@ -44,8 +46,8 @@ class Cause:
     """The line that shows it best: that of the last traceback, if there is one."""
     groups: Mapping[str, str] = field(default_factory=dict)
     order: tuple[int, bool, int, int] = (9, False, 0, 0)
-    """How far from being the cause the line is (0: in the last chain of exceptions), whether another rank failed first, its
-    stream, its line."""
+    """How far from being the cause the line is (0: in the last chain of exceptions), whether another rank failed first,
+    its stream, its line."""
     places: list[Place] = field(default_factory=list)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class Pattern:
     """What to do, the most likely first, in the words of `remedies.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
-    less: tuple[str, str] | None = None
-    """Two named groups: a line shows the error only if the number in the first is smaller than in the second."""
+    less: tuple[str, ...] = ()
+    """Two named groups, if any: a line shows the error only if the first is the smaller number."""
     over: tuple[int, ...] = ()
     """Patterns that are not meant where this one is found: it says the same of less."""
     at_least: int = 1
@@ -55,8 +55,8 @@ def patterns() -> Mapping[int, Pattern]:
 
 
 def read(
-    *, id: int, name: str, match: list[str], means: str, less: tuple[str, str] | None = None,
-    over: list[int] | None = None, at_least: int = 1, consequence: bool = False, facts: list[str] | None = None, **lists: Any,
+    *, id: int, name: str, match: list[str], means: str, less: Iterable[str] = (), over: Iterable[int] = (),
+    at_least: int = 1, consequence: bool = False, facts: Iterable[str] = (), **lists: Any,
 ) -> Pattern:  # fmt: skip
     """A row of a file, whose keys `with` and `try` are no names in Python."""
     needs, remedies = lists.pop("with", []), lists.pop("try")
@@ -69,9 +69,9 @@ def read(
         means,
         tuple(remedies),
         tuple(map(re.compile, needs)),
-        less,
-        tuple(over or ()),
+        tuple(less),
+        tuple(over),
         at_least,
         consequence,
-        tuple(facts or ()),
+        tuple(facts),
     )

@@ -85,3 +85,51 @@ def test_reasons_are_explained_where_they_end_a_run_and_not_where_they_are_count
 def test_what_counts_only_where_it_repeats_is_nothing_once() -> None:
     assert found("Error processing sample: list index out of range") == []
     assert found("Error processing sample: list index out of range\n" * 20) == [20]
+
+
+def test_two_numbers_of_a_line_say_which_side_has_too_many() -> None:
+    counts = "ValueError: Image features and image tokens do not match: tokens: {}, features {}"
+    assert found(counts.format(1333, 1332)) == [601]
+    assert found(counts.format(1332, 1333)) == [18]
+
+
+def test_the_rank_that_failed_first_by_the_report_of_torchrun_comes_first() -> None:
+    report = "Root Cause (first observed failure):\n[0]:\n  time : 2026-03-01_10:00:00\n  rank      : 1 (local_rank: 1)"
+    late = traceback("RuntimeError: CUDA error: invalid device ordinal", "[rank0]: ")
+    log = "\n".join([late, traceback(OOM, "[rank1]: "), report])
+    assert found(log)[:2] == [28, 230]
+    assert found(log.replace("rank      : 1", "rank      : 0"))[:2] == [230, 28]
+
+
+def test_a_rank_that_died_comes_before_the_time_out_of_those_that_waited() -> None:
+    waited = "[rank0]: [E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    aborted = "torch.distributed.elastic: failed (exitcode: -6) local_rank: 0 (pid: 7) of binary: python"
+    assert found(f"{waited}\n{aborted}")[:1] == [303]
+    assert not {227, 411} & set(found(f"{waited}\n{aborted}"))
+    assert found(f"{waited}\n{traceback(OOM, '[rank1]: ')}\n{aborted}")[0] == 28
+
+
+def test_shared_memory_that_is_too_small_is_no_full_disk() -> None:
+    assert found("h1:7:9 [0] NCCL WARN Call to posix_fallocate failed : No space left on device") == [25]
+    assert found("NCCL WARN Error: failed to extend /dev/shm/nccl-Ab12 to 33030532 bytes") == [25]
+
+
+def test_cosmos_rl_in_rl_mode_without_rl_is_a_possibility_and_only_with_rollouts() -> None:
+    log = "Number of rollout replicas: {}\nsocket.gaierror: [Errno -2] Name or service not known"
+    (cause,) = find_causes(split(log.format(1), "log"))
+    assert cause.pattern.id == 2
+    assert "Possibly the spec lost train.train_policy.type" in cause.pattern.means
+    assert found(log.format(0)) == [309]
+
+
+def test_programs_in_a_box_of_rich_and_in_a_notebook_are_not_read() -> None:
+    code = "raise OSError('No space left on device')"
+    box = f"╭──── Traceback (most recent call last) ────╮\n│ /a/b.py:7 in f │\n│ ❱ 7 │ {code} │\n╰────╯\n{OOM}"
+    assert found(box) == [28]
+    cell = f"OutOfMemoryError        Traceback (most recent call last)\nCell In[3], line 1\n----> 1 {code}\n\n{OOM}"
+    assert found(cell) == [28]
+
+
+def test_lines_after_an_indented_traceback_are_read() -> None:
+    inner = ["    Traceback (most recent call last):", '      File "a.py", line 3, in step', "        loss.backward()"]
+    assert found("\n".join([*inner, f"    {OOM}"])) == [28]
