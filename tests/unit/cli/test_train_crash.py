@@ -80,4 +80,6 @@ def test_the_launcher_explains_a_process_that_was_killed(capsys: pytest.CaptureF
     assert launch.failure_code(ChildFailedError("train", {1: failure}), set()) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL, the first one to fail"
-    assert said[1].startswith("what this means: The kernel, the container or the scheduler killed the process (signal 9)")
+    assert said[1].startswith(
+        "what this means: The kernel, the container or the scheduler killed the process (signal 9)"
+    )
