@@ -6,8 +6,10 @@ from typing import Any
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import ConfigError, recipe
+from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.specs.train.counters import counts_samples
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -53,13 +55,14 @@ def llava(variable: str, *, shuffle: bool = True) -> ChatLoader.Config:
 
 
 @counts_samples
-def count_samples(dataset: dict[str, Any]) -> int:
-    """Records that can be used as far as their file tells, whether videos state their rate or not.
+def count_samples(dataset: dict[str, Any]) -> tuple[int, int]:
+    """(records, those that can be used as far as their file tells, whether videos state their rate or not).
 
     Raises ValueError, also when there are none, or OSError.
     """
     try:
-        found = resolve(LlavaDataset.Config(**{**dataset, "video_fps": "optional"})).build()
+        settings = {"type": tag_of(LlavaDataset.Config), **dataset, "video_fps": "optional"}
+        found = resolve(from_dict(settings)).build()
     except ConfigError as error:
         raise ValueError("; ".join(problem.message for problem in error.problems)) from error
     except DataError as error:
@@ -67,4 +70,4 @@ def count_samples(dataset: dict[str, Any]) -> int:
     if not len(found):
         why = f", the first: {found.rejections[0].detail}" if found.rejections else ""
         raise ValueError(f"{found.name} has {found.num_records} records and none that can be used{why}")
-    return len(found)
+    return found.num_records, len(found)

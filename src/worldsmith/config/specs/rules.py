@@ -9,6 +9,15 @@ from worldsmith.config.specs.translation import Translation
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+COPYING = {
+    "s3": "aws s3 cp --recursive {place} FOLDER (one file: without --recursive)",
+    "gs": "gcloud storage cp -r {place} FOLDER",
+    "hf": "hf download {name} --repo-type dataset --local-dir FOLDER",
+    "http": "curl -LO {place}",
+    "https": "curl -LO {place}",
+}
+"""Scheme -> the command that copies what is there to this machine."""
 PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
 LLAVA = "LlavaDataset"
 """The kind of data set that the annotations are; the front door knows its whole name."""
@@ -27,6 +36,21 @@ def number_format(name: str) -> str:
     if name == "float16":
         raise ValueError("float16 loses what models of today need; write bfloat16, or float32")
     return name
+
+
+def refuse_remote(t: Translation, *keys: str) -> bool:
+    """Refuses paths on an object store or the hub, each with the command that copies it here; whether there are any."""
+    found = False
+    for key in keys:
+        place = t.get(key) or ""
+        scheme = place.partition("://")[0] if "://" in place else "file"
+        if scheme == "file":
+            continue
+        found = True
+        command = COPYING.get(scheme, "copy {place} here")
+        way_out = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
+        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", way_out)
+    return found
 
 
 def move_if_any(t: Translation, key: str, to: str, otherwise: str) -> None:

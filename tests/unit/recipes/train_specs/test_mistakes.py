@@ -20,7 +20,6 @@ def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
         "train.train_batch_per_replica": (
             "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=4"
         ),
-        "validation.enable": "custom.val_dataset.annotation_path=FILE, or validation.enable=false",
     }
     words = ("train.train_policy.mini_batch=1", f"custom.val_dataset.annotation_path={data}/annotations.json")
     loaded = read(TEMPLATE, *words, suffix="yaml")
@@ -123,10 +122,8 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
     (("custom.vision.fps=2",), {"custom.vision.nframes": "~custom.vision.nframes or ~custom.vision.fps"}),
     (("custom.vision.video_start=1.5",), {"custom.vision.video_start": "cut the clips beforehand"}),
     (
-        ("custom.vision.resized_height=64", "custom.vision.resized_width=64"),
-        dict.fromkeys(
-            ("custom.vision.resized_height", "custom.vision.resized_width"), "custom.vision.max_pixels=HEIGHT*WIDTH"
-        ),
+        ("custom.vision.resized_height=64",),
+        {"custom.vision.resized_height": "custom.vision.resized_width=PIXELS, or ~custom.vision.resized_height"},
     ),
     (
         ("policy.parallelism.tp_size=2",),
@@ -166,17 +163,36 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
     (("train.param_dtype=float16",), {"train.param_dtype": ""}),
     (
         ("custom.dataset.annotation_path=s3://bucket/annotations.json",),
-        {"custom.dataset.annotation_path": "copy it here and give its path"},
+        {
+            "custom.dataset.annotation_path": (
+                "aws s3 cp --recursive s3://bucket/annotations.json FOLDER (one file: without --recursive), "
+                "then custom.dataset.annotation_path=FOLDER_OR_FILE"
+            )
+        },
     ),
     (
-        ("custom.dataset.media_path=/data/videos.tar.gz",),
-        {"custom.dataset.media_path": "unpack it: custom.dataset.media_path=FOLDER"},
+        ("custom.dataset.annotation_path=/data/annotations.tar.gz",),
+        {"custom.dataset.annotation_path": "unpack it: custom.dataset.annotation_path=FILE_OR_FOLDER"},
+    ),
+    (
+        ("custom.dataset.path=/data/saved",),
+        {"custom.dataset.path": "~custom.dataset.path or ~custom.dataset.annotation_path"},
+    ),
+    (
+        ("validation.enable=true",),
+        {
+            "validation.enable": "train.train_policy.dataset.test_size=0.1, or "
+            "custom.val_dataset.annotation_path=FILE, or validation.enable=false"
+        },
     ),
     (
         ("~custom.dataset", "train.train_policy.dataset.name=nvidia/Some-Set"),
         {
-            "custom.train_dataset.annotation_path": "custom.train_dataset.annotation_path=FILE "
-            "custom.train_dataset.media_path=FOLDER"
+            "custom.train_dataset.annotation_path": (
+                "hf download nvidia/Some-Set --repo-type dataset --local-dir FOLDER, then "
+                "train.train_policy.dataset.name=FOLDER; or custom.train_dataset.annotation_path=FILE "
+                "custom.train_dataset.media_path=FOLDER"
+            )
         },
     ),
     (
@@ -244,4 +260,4 @@ def test_offloading_is_refused_with_the_settings_that_save_memory(read: Any) -> 
 
 def test_all_mistakes_are_one_report(read: Any) -> None:
     words = [word for words, _ in MISTAKES[:8] for word in words]
-    assert len(problems_of(read, COOKBOOK, *words)) == 10
+    assert len(problems_of(read, COOKBOOK, *words)) == 9

@@ -41,7 +41,7 @@ def test_a_cookbook_spec_leads_to_its_run(read: Any, data: Path) -> None:
         "dataloader_train.dataset.path": f"{data}/annotations.json",
         "dataloader_train.dataset.media_root": f"{data}/clips",
         "dataloader_train.dataset.system_prompt": "You are a helpful assistant.",
-        "dataloader_train.dataset.video_fps": "require",
+        "dataloader_train.dataset.video_fps": "optional",
         "dataloader_train.processor.media.nframes": 8,
         "dataloader_train.processor.media.fps": None,
     }
@@ -146,7 +146,8 @@ def test_records_are_counted_whether_they_state_a_rate_or_not(read: Any, data: P
     for record in records:
         del record["video_fps"]
     (tmp_path / "unstated.json").write_text(json.dumps(records))
-    loaded = read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/unstated.json")
+    words = ("~custom.dataset", f"custom.train_dataset.annotation_path={tmp_path}/unstated.json")
+    loaded = read(COOKBOOK, *words)
     assert (loaded.tree.trainer.max_iter, loaded.tree.dataloader_train.dataset.video_fps) == (9, "require")
 
 

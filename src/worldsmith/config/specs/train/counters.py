@@ -1,4 +1,4 @@
-"""Who counts the samples of a data set: recipes know data sets, and this room knows none."""
+"""Who counts the records of a data set: recipes know data sets, and this room knows none."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ from typing import Any
 
 from worldsmith.config.recipes.registry import import_shipped
 
-Counter = Callable[[dict[str, Any]], int]
+Counter = Callable[[dict[str, Any]], tuple[int, int]]
 _COUNTERS: list[Counter] = []
 
 
 def counts_samples(count: Counter) -> Counter:
-    """Registers the function that counts the usable samples of a data set, from its settings as plain data.
+    """Registers the function that counts the records of a data set, from its settings as plain data.
 
-    It raises ValueError or OSError, in words, where they cannot be counted.
+    It returns (records, records that can be used), and raises ValueError or OSError where they cannot be counted.
     """
     _COUNTERS[:] = [count]
     return count
 
 
+def count_records(dataset: dict[str, Any]) -> int:
+    """Number of records, whether they can be used or not. Raises ValueError or OSError."""
+    return _count(dataset)[0]
+
+
 def count_samples(dataset: dict[str, Any]) -> int:
-    """Raises ValueError or OSError."""
+    """Number of records that can be used. Raises ValueError or OSError."""
+    return _count(dataset)[1]
+
+
+def _count(dataset: dict[str, Any]) -> tuple[int, int]:
     import_shipped()
     if not _COUNTERS:
         raise ValueError("no recipe here knows data sets of conversations")

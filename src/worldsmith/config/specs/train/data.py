@@ -1,4 +1,4 @@
-"""Data files, frames, validation, and names of a training spec."""
+"""Frames, loading, and names of a training spec."""
 
 from __future__ import annotations
 
@@ -9,95 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.specs.form import computed
+from worldsmith.config.specs.train.sources import TRAIN
 from worldsmith.config.specs.translation import Translation, shown
 
-TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
-PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
 """Settings of videos of the data script of TAO and Cosmos-Reason1."""
 LOADERS = ("dataloader_train", "dataloader_val")
-
-
-@computed(TRAIN, OLD, VAL, *PROMPTS, "validation.enable", "validation.val_before_train", "validation.batch_size")
-def data_sets(t: Translation) -> None:
-    key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
-    if t.get(TRAIN) is not None and t.get(OLD) is not None:
-        t.refuse(OLD, f"{TRAIN} is given too", f"~{OLD}")
-    if not t.get(f"{key}.annotation_path"):
-        hub = t.get("train.train_policy.dataset.name")
-        why = f"no data: '{hub}' of the hub needs code of its own" if hub and t.get(key) is None else "no data is named"
-        t.refuse(f"{TRAIN}.annotation_path", why, f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER")
-    else:
-        put_files(t, key, "dataloader_train")
-    put_validation(t)
-
-
-def put_files(t: Translation, key: str, loader: str) -> None:
-    files = {name: t.get(f"{key}.{name}") for name in ("annotation_path", "media_path", "media_root")}
-    for name, value in files.items():
-        if "://" in value and not value.startswith("file://"):
-            t.refuse(f"{key}.{name}", f"'{value}' is not on this machine", "copy it here and give its path")
-            return
-        if value.endswith((".tar", ".tar.gz", ".tgz", ".zip")):
-            t.refuse(f"{key}.{name}", "an archive is not unpacked by a run", f"unpack it: {key}.{name}=FOLDER")
-            return
-    if files["media_path"] and files["media_root"] not in ("", files["media_path"]):
-        t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
-        return
-    to = f"{loader}.dataset"
-    t.put(f"{to}.path", files["annotation_path"].removeprefix("file://"), source=f"{key}.annotation_path")
-    t.put(f"{to}.video_fps", "require", source=f"{key}.annotation_path")
-    rule = f"a video's record must have video_fps, or say -- {to}.video_fps=optional"
-    t.say(f"{key}.annotation_path", "renamed", f"{to}.path = {shown(files['annotation_path'])}; {rule}")
-    for name in ("media_path", "media_root"):
-        if files[name]:
-            t.put(f"{to}.media_root", files[name].removeprefix("file://"), source=f"{key}.{name}")
-            t.say(f"{key}.{name}", "renamed", f"{to}.media_root = {shown(files[name])}")
-        elif t.is_stated(f"{key}.{name}"):
-            t.say(f"{key}.{name}", "unneeded", "the folder of the annotations")
-    if t.is_stated(f"{key}.response_mode"):
-        t.say(f"{key}.response_mode", "kept", "answers are what is learned here")
-    put_prompt(t, key, to)
-
-
-def put_prompt(t: Translation, key: str, to: str) -> None:
-    """The first that is given: the data set's own, that of `custom`, that of the policy."""
-    keys = (f"{key}.system_prompt", *PROMPTS)
-    given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
-    for number, name in enumerate(given):
-        if number == 0:
-            t.put(f"{to}.system_prompt", t.get(name), source=name)
-            t.say(name, "renamed", f"{to}.system_prompt = {shown(t.get(name))}")
-        elif t.get(name) != t.get(given[0]):
-            t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
-        elif key != VAL:
-            t.say(name, "kept", f"the same as {given[0]}")
-
-
-def put_validation(t: Translation) -> None:
-    enabled, key = t.get("validation.enable"), f"{VAL}.annotation_path"
-    test_size = t.get("train.train_policy.dataset.test_size")
-    t.put("trainer.run_validation", enabled, source="validation.enable")
-    t.say("validation.enable", "renamed", f"trainer.run_validation = {shown(enabled)}")
-    if not enabled:
-        for name in (VAL, "validation.val_before_train", "validation.batch_size"):
-            if t.is_stated(name):
-                t.say(name, "unneeded", "validation.enable is false: nothing is measured")
-        return
-    if not t.get(key):
-        held = f"; {shown(test_size)} of the training data would be held out" if test_size else ""
-        why = f"there is no data to validate on{held}, which a run here does not do by itself"
-        t.refuse("validation.enable", why, f"{key}=FILE, or validation.enable=false")
-        return
-    put_files(t, VAL, "dataloader_val")
-    t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
-    size, source = t.get("validation.batch_size"), "validation.batch_size"
-    if size is None:
-        size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
-    t.put("dataloader_val.max_samples_per_batch", size, source=source)
-    t.put("dataloader_val.max_sequence_length", size * t.get("policy.model_max_length") + 1, source=source)
-    t.say("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
 
 
 @computed("policy.model_max_length")
@@ -118,7 +36,8 @@ def frames(t: Translation) -> None:
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
     for name, way_out in UNCUT.items():
         if t.get(f"{VISION}.{name}") is not None:
-            t.refuse(f"{VISION}.{name}", "every video is shown whole, in its own proportions", way_out)
+            t.refuse(f"{VISION}.{name}", "every video is shown from its first frame to its last", way_out)
+    put_size(t, given)
     if "fps" in given and "nframes" in given:
         why = "fps and nframes both say how many frames are taken"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
@@ -170,6 +89,18 @@ def is_reason2(name: str) -> bool:
     return re.search(r"reason-?2|qwen3-vl", name.rstrip("/").rpartition("/")[2].lower()) is not None
 
 
+def put_size(t: Translation, given: dict[str, Any]) -> None:
+    """A height and a width take the place of limits of pixels; one of them alone was never read."""
+    size = [name for name in RESIZED if name in given]
+    for name in size if len(size) == 1 else ():
+        del given[name]
+        other = next(key for key in RESIZED if key != name)
+        t.refuse(f"{VISION}.{name}", f"a size needs {other} too", f"{VISION}.{other}=PIXELS, or ~{VISION}.{name}")
+    for name in PIXELS if len(size) == 2 else ():
+        if given.pop(name, None) is not None and t.is_stated(f"{VISION}.{name}"):
+            t.say(f"{VISION}.{name}", "dead", f"{' and '.join(RESIZED)} take its place")
+
+
 def put_frames(t: Translation, values: dict[str, Any]) -> None:
     for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
         for name, value in values.items():
@@ -190,10 +121,9 @@ def readers(t: Translation) -> None:
             t.say(ready, "dead", f"{workers} is 0: nobody reads ahead")
 
 
-FRAMES = ("fps", "nframes", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
+RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
+FRAMES = ("fps", "nframes", "min_frames", "max_frames", *PIXELS, *RESIZED)
 UNCUT = {
     "video_start": "cut the clips beforehand",
     "video_end": "cut the clips beforehand",
-    "resized_height": f"{VISION}.max_pixels=HEIGHT*WIDTH",
-    "resized_width": f"{VISION}.max_pixels=HEIGHT*WIDTH",
 }

@@ -6,9 +6,10 @@ from typing import Any
 
 from worldsmith.config.specs.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
 from worldsmith.config.specs.train.aliases import ALIASES, RL_KEYS, RL_TABLES, SAMPLING_KEYS
-from worldsmith.config.specs.train.data import data_sets, frames, longest, readers
+from worldsmith.config.specs.train.data import frames, longest, readers
 from worldsmith.config.specs.train.job import names, resume, run_folder, trackers
 from worldsmith.config.specs.train.model import adapters, learning_rates, model, trained
+from worldsmith.config.specs.train.sources import data_sets
 from worldsmith.config.specs.train.spec import TrainSpec
 from worldsmith.config.specs.train.steps import steps_of_the_run
 from worldsmith.config.specs.translation import Translation
@@ -203,10 +204,7 @@ LOADING = (
         f"{SFT}load_balanced_batches_per_optimizer_step",
         why="load balancing is off",
     ),
-    unneeded(f"{SFT}conversation_column_name", why="annotations hold it under `conversations`, there as here"),
     unneeded(f"{SFT}trainer_type", why="sft, as every run here"),
-    unneeded(f"{SFT}dataset", why="the data is that of custom.train_dataset, and there is no cache to name"),
-    unneeded("validation.dataset", why="the data is that of custom.val_dataset"),
     unneeded(f"{TRAIN}local_dataset", f"{TRAIN}force_use_hf", why="as it is here"),
 )
 PARALLELISM = (
