@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,8 @@ from worldsmith.evaluation.answers.texts import Metric
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
+
+log = logging.getLogger(__name__)
 
 MERGED = "merged"
 NAMED = 10
@@ -118,6 +121,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         yield from (f"left out {row.id}: {row.reason}" for row in left_out[:NAMED])
         if len(left_out) > NAMED:
             yield f"left out {len(left_out) - NAMED} more"
+        yield from (f"noted    {flag}" for flag in exam.dataset.flags())
         yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield f"folder   {self.config.out}"
@@ -132,6 +136,8 @@ class JudgeAnswers(AnswerAction, WritingAction):
             merged, mistake = world.broadcast(self.begin(out, saved, model) if world.is_main else None)
             if mistake:
                 raise UserError(mistake)
+            for flag in exam.dataset.flags() if world.is_main else ():
+                log.warning("%s: %s", flag, flag.named)
             self.ask(exam, model, saved, world, None if merged is None else merged.folder)
             world.barrier()
             return self.finish(exam, model, saved, merged) if world.is_main else Result()

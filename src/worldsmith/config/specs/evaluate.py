@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, NotNegative, Range, Share
@@ -160,6 +160,8 @@ class EvaluateSpec(Config):
 
     dataset: DatasetTable
     """The questions."""
+    datasets: dict[str, Any] | list[str] = field(default_factory=dict)
+    """Several data sets in place of one: name = a table with the keys of dataset."""
     model: ModelTable
     """Who is asked."""
     task: TaskTable = field(default_factory=TaskTable)

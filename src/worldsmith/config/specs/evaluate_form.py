@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from worldsmith.config.specs.evaluate import EvaluateSpec
 from worldsmith.config.specs.form import SpecForm, approximated, computed, refused, renamed, unneeded
-from worldsmith.config.specs.rules import LLAVA, PARENT, move_if_any, number_format, put_frames, put_model
+from worldsmith.config.specs.questions import SEVERAL, WITHOUT, questions
+from worldsmith.config.specs.rules import PARENT, move_if_any, number_format, put_frames, put_model
 from worldsmith.config.specs.translation import Translation
 
 TASKS = {
@@ -22,14 +23,6 @@ LETTER_TOKENS = 10
 """Longest answer that the old evaluator lets a model give where letters are asked for."""
 TOP_P = 0.95
 """What it draws from, where it draws."""
-
-
-@computed("dataset.annotation_path", "dataset.media_dir", "dataset.system_prompt")
-def questions(t: Translation) -> None:
-    t.put("dataset.type", LLAVA, source="dataset.annotation_path")
-    t.move("dataset.annotation_path", "dataset.path", "renamed")
-    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
-    t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
 
 
 @computed("model.model_name", "model.enable_lora", "model.base_model_path")
@@ -177,4 +170,11 @@ ROWS = (
     PARENT,
 )
 
-FORM = SpecForm("evaluate", EvaluateSpec, ROWS, aliases={"vision.num_frames": "vision.nframes"}, wrapper="evaluate")
+FORM = SpecForm(
+    "evaluate",
+    EvaluateSpec,
+    ROWS,
+    aliases={"vision.num_frames": "vision.nframes"},
+    wrapper="evaluate",
+    instead={SEVERAL: WITHOUT},
+)

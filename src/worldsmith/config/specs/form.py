@@ -43,6 +43,8 @@ class SpecForm:
     """Other names of keys, in a file and on the command line; both dotted, an own one of at most two parts."""
     wrapper: str = ""
     """A key below which some files have everything."""
+    instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """A key of the root that replaces sections, and what these have then where the spec leaves them out."""
     free: tuple[str, ...] = ()
     """Sections that take further keys, unless one looks like a slip of a key that there is."""
 

@@ -87,6 +87,9 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
         _apply(document, form, override, problems)
     spec = Spec(form, file, None, {}, problems=problems)
     _take_outside(spec, document)
+    for key, sections in form.instead.items():
+        for name, values in sections.items() if document.data.get(key) else ():
+            document.data.setdefault(name, dict(values))
     inner = Document({}, {})
     _rename(spec, form.spec, document, inner, document.data, inner.data, (), ())
     default = unset_tree(form.spec)

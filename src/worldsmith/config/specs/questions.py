@@ -1,0 +1,83 @@
+"""The data of an evaluation spec: one table `dataset`, or a table `datasets` of several by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsmith.config.specs.form import computed
+from worldsmith.config.specs.rules import LLAVA, move_if_any, refuse_remote
+from worldsmith.config.specs.translation import Translation, shown
+
+ONE, SEVERAL = "dataset", "datasets"
+LLAVA_CLASS = "worldsmith.data.conversations.datasets.llava.LlavaDataset"
+FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
+"""Key of a table -> our field."""
+PROMPT = "You are a helpful assistant."
+"""System prompt of a table of `datasets` that names none."""
+WITHOUT = {ONE: {"annotation_path": ""}}
+"""What a spec with `datasets` leaves out."""
+
+
+@computed(*(f"{ONE}.{name}" for name in FIELDS), SEVERAL)
+def questions(t: Translation) -> None:
+    if t.get(SEVERAL):
+        put_several(t)
+        return
+    if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
+        return
+    t.put("dataset.type", LLAVA, source="dataset.annotation_path")
+    t.move("dataset.annotation_path", "dataset.path", "renamed")
+    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
+    t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
+    if t.is_stated(SEVERAL):
+        t.say(SEVERAL, "unneeded", "it is empty")
+
+
+def put_several(t: Translation) -> None:
+    """Each table is a LLaVA data set; several are asked as one, their names before the keys of their records."""
+    tables: Any = t.get(SEVERAL)
+    if t.get(f"{ONE}.annotation_path"):
+        t.refuse(SEVERAL, f"{ONE} names data too", f"~{SEVERAL} or ~{ONE}")
+        return
+    if isinstance(tables, list):
+        why = f"{', '.join(map(str, tables))}: names of a benchmark of the hub say nothing of files"
+        table = f"{SEVERAL}={{{tables[0]}: {{annotation_path: FILE, media_dir: FOLDER}}}}"
+        t.refuse(SEVERAL, why, f"write its questions as LLaVA annotations, and {table}")
+        return
+    found = {name: read_table(t, name, table) for name, table in tables.items()}
+    if None in found.values():
+        return
+    names = ", ".join(found)
+    if len(found) == 1:
+        for field, value in next(iter(found.values())).items():
+            t.put(f"dataset.{field}", value, source=SEVERAL)
+        t.say(SEVERAL, "renamed", f"dataset = the LLaVA annotations of {names}")
+    else:
+        t.put("dataset.type", "MixedDataset", source=SEVERAL)
+        t.put("dataset.datasets", found, source=SEVERAL)
+        t.say(SEVERAL, "renamed", f"dataset = a mixed data set of {names}; ids are NAME/ID")
+    if t.get("evaluation.answer_type") == "reasoning":
+        text = "no instruction on how to reason is added to a system prompt; write the one that you want into it"
+        t.say(SEVERAL, "approximated", text, loud=True)
+    for name in FIELDS:
+        if t.get(f"{ONE}.{name}"):
+            t.say(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
+
+
+def read_table(t: Translation, name: str, table: Any) -> dict[str, Any] | None:
+    """Our settings of one data set; None, with mistakes, for a table that cannot be read."""
+    where, before = f"{SEVERAL}.{name}", len(t.problems)
+    if not isinstance(table, dict):
+        t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {shown(table)}", f"{where}={{…}}")
+        return None
+    for key in table:
+        if key not in FIELDS:
+            t.refuse(f"{where}.{key}", f"unexpected key: expected {', '.join(FIELDS)}", f"~{where}.{key}")
+        elif not isinstance(table[key], str) and not (table[key] is None and key != "annotation_path"):
+            t.refuse(f"{where}.{key}", f"expected text, found {shown(table[key])}", f"{where}.{key}=TEXT")
+    if len(t.problems) == before and not table.get("annotation_path"):
+        t.refuse(where, "it names no annotations", f"{where}.annotation_path=FILE")
+    if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
+        return None
+    given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
+    return {"type": LLAVA_CLASS, **given, "system_prompt": table.get("system_prompt", PROMPT) or ""}
