@@ -44,8 +44,9 @@ def put_several(t: Translation) -> None:
         table = f"{SEVERAL}={{{tables[0]}: {{annotation_path: FILE, media_dir: FOLDER}}}}"
         t.refuse(SEVERAL, why, f"write its questions as LLaVA annotations, and {table}")
         return
-    found = {name: read_table(t, name, table) for name, table in tables.items()}
-    if None in found.values():
+    read = {name: read_table(t, name, table) for name, table in tables.items()}
+    found = {name: table for name, table in read.items() if table is not None}
+    if len(found) < len(read):
         return
     names = ", ".join(found)
     if len(found) == 1:
