@@ -5,6 +5,7 @@ The reference runs in this process; each number of ranks is one launch that goes
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,25 @@ def test_dropout_changes_what_adapters_learn(references: dict[str, Any]) -> None
     assert all(ours != theirs for ours, theirs in zip(dropped["losses"][1:], whole["losses"][1:], strict=True))
     for name, gradient in whole["gradients"][0].items():
         assert torch.equal(dropped["gradients"][0][name], gradient) == (not gradient.any()), name
+
+
+def test_ranks_that_share_a_pack_recompute_their_dropout_masks(
+    results: Any, references: dict[str, dict[str, Any]]
+) -> None:
+    """Recomputation changes nothing, and the masks are other ones than those of a single process."""
+    kept, recomputed, alone = results(2)["cp_2_dropout"], results(2)["cp_2_dropout_full"], references["dropout"]
+    require_equal(recomputed, kept)
+    assert kept["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-5)  # B is zero
+    for name, gradient in alone["gradients"][0].items():
+        error = float((kept["gradients"][0][name] - gradient).norm())
+        assert error > 0.01 * float(gradient.norm()) or not gradient.any(), name
+
+
+@pytest.mark.slow
+def test_compiled_layers_recompute_their_dropout_masks() -> None:
+    case = replace(CASES[1]["dropout"], compile=equality.COMPILED)
+    recomputed = replace(case, recompute=equality.recompute("full", determinism_check="match"))
+    require_equal(equality.run_case(recomputed, World()), equality.run_case(case, World()))
 
 
 def test_gradients_of_a_step_are_reduced_once_whatever_the_number_of_packs(results: Any) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import datasets
 import pytest
+from peft import PeftConfig
 from reasoner_runs import make_world
+from train_specs import TEMPLATE
 
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
@@ -106,3 +108,34 @@ def test_a_spec_trains_on_each_layout_of_data(
         assert "held out 2 of 6 records for validation" in caplog.text
         assert "validation after step 2: loss" in trained.out
         assert "(2 samples" in trained.out
+
+
+USUAL = """\
+policy.model_max_length=81920 dp_shard_size=1 dp_replicate_size=1 policy.lora.lora_alpha=256 policy.lora.r=16
+policy.lora.lora_dropout=0.05 num_epochs=1 batch_size=3 learning_rate=2e-5 train.optm_impl=fused
+train.deterministic=true train.ckpt.save_freq_in_epoch=1 train.ckpt.max_keep=1 mini_batch=1
+train.train_policy.dataset.test_size=0 train.train_policy.dataloader_num_workers=0 validation.freq_in_epoch=1
+validation.batch_size=1 validation.enable_dataset_cache=false logging.logger=[console,tao]
+"""
+"""The override block of the skill, for one process and six records."""
+
+
+def test_the_template_with_the_usual_overrides_trains_adapters_with_dropout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    make_world(tmp_path)
+    file, media = tmp_path / "spec.yaml", {"annotation_path": f"{tmp_path}/data/annotations.json"}
+    file.write_text(TEMPLATE.replace("{data}/clips", f"{tmp_path}/data").replace("{data}", f"{tmp_path}/data"))
+    words = [f"policy.model_name_or_path={tmp_path}/model", f"custom.val_dataset={json.dumps(media)}"]
+    words += ["custom.system_prompt=You are a helpful assistant."]
+    tail = ["--", "dataloader_train.dataset.video_fps=optional", "dataloader_val.dataset.video_fps=optional"]
+    assert main(["train", "--spec", str(file), *USUAL.split(), *words, *tail]) == 0, capsys.readouterr().err
+    run = next((tmp_path / "out").rglob("metrics.jsonl")).parent
+    assert (run / "checkpoints/iter_000000002").is_dir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val/loss" in line] == [2]
+    assert main(["export", str(run), "--format", "adapter", "-o", str(tmp_path / "adapter")]) == 0
+    found = PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert (found.r, found.lora_alpha, found.lora_dropout) == (16, 256, 0.05)
+    assert found.base_model_name_or_path == str(tmp_path / "model")

@@ -130,6 +130,10 @@ CASES: dict[int, dict[str, Case]] = {
         "cp_2_edge_full": Case(**EDGY, parallelism=context(2), recompute=recompute("full")),
         "cp_2_selective": Case(parallelism=context(2), recompute=recompute("selective")),
         "cp_2_lora": Case(**LORA, parallelism=context(2)),
+        "cp_2_dropout": Case(**DROPOUT, parallelism=context(2)),
+        "cp_2_dropout_full": Case(
+            **DROPOUT, parallelism=context(2), recompute=recompute("full", determinism_check="match")
+        ),
         "cp_2_windows_full": Case(**WINDOWS, parallelism=context(2), recompute=recompute("full")),
         "sampling_from_shards": Case(),
         "sampling_in_context": Case(parallelism=context(2)),
@@ -318,8 +322,10 @@ CHECKS = {
     "sampling_in_context": sampling_from_shards,
     "group_agrees": group_agrees,
     "bfloat16_masters": bfloat16_masters,
+    "cp_2_dropout": run_case,
+    "cp_2_dropout_full": run_case,
 }
-"""Cases of a launch that are not five steps."""
+"""Cases of a launch that are not five steps, or five steps with other random numbers than a single process draws."""
 
 
 class Traffic(TorchDispatchMode):

@@ -23,6 +23,7 @@ def lora_config(world: Path, *, steps: int = 4) -> Trainer.Config:
     config.scheduler.cycle_lengths = [8]
     model = config.model.config
     model.lora_enabled, model.lora_rank, model.lora_alpha, model.lora_target_modules = True, 2, 4, "0,1"
+    model.lora_dropout = 0.25
     model.ema.trainable_only, config.checkpoint.save_weights = True, "trained"
     return config
 
