@@ -15,8 +15,7 @@ from reasoners import from_pretrained, logits, model_config, write_decoder, writ
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.config.specs.train.model import LINEAR
-from worldsmith.models.lora import adapter_state, match_targets
+from worldsmith.models.lora import adapted_layers, adapter_state, match_targets
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.model import VisionLanguageModel
 
@@ -97,11 +96,12 @@ def test_adapters_that_change_nothing_are_not_exported(base: Path, tmp_path: Pat
         run.formats.exports()[form].write(run, tmp_path / "out", ExportOptions())
 
 
-def test_all_linear_of_a_spec_names_the_layers_that_peft_means_by_it(tmp_path: Path) -> None:
-    write_reasoner(tmp_path / "base")
-    network = from_pretrained(tmp_path / "base")
+def test_all_linear_names_the_layers_that_peft_means_by_it(base: Path) -> None:
+    network = from_pretrained(base)
     linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
-    ours = {layer for layers in match_targets(LINEAR, linear).values() for layer in layers}
+    ours = {layer for layers in match_targets("all-linear", linear).values() for layer in layers}
+    adapted_by_us = VisionLanguageModel(model_config(base, lora_enabled=True, lora_target_modules="all-linear"))
+    assert set(adapted_layers(adapted_by_us.network)) == ours
     adapted_by_peft = get_peft_model(network, LoraConfig(r=2, target_modules="all-linear"))
     theirs = [name for name, module in adapted_by_peft.named_modules() if isinstance(module, LoraLayer)]
     assert ours == {name.removeprefix("base_model.model.") for name in theirs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -27,9 +28,9 @@ from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 
 
-def make_world(folder: Path, *, samples: int = 6) -> Path:
+def make_world(folder: Path, *, samples: int = 6, write: Callable[[Path], object] | None = None) -> Path:
     """A model folder with random weights, and conversations about clips, a picture, and nothing."""
-    write_smallest(folder / "model")
+    (write or write_smallest)(folder / "model")
     data = folder / "data"
     data.mkdir()
     records = []

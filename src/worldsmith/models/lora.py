@@ -16,15 +16,20 @@ from worldsmith.models.parameter_names import ADAPTER, native_name, native_param
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+ALL_LINEAR, HEAD = "all-linear", "lm_head"
+"""PEFT's word for all linear layers but the language head."""
 MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
 def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[str]]:
     """For each of the comma-separated targets the layers it names: by their last part, or by several with dots between.
 
+    `all-linear` is each linear layer but the language head, by its whole path.
     Raises ValueError for an empty list, a target that is there twice, and one that names no layer.
     """
     layers = list(layers)
+    if target_modules.strip() == ALL_LINEAR:
+        return {layer: [layer] for layer in layers if layer.rpartition(".")[2] != HEAD}
     found: dict[str, list[str]] = {}
     for target in read_targets(target_modules):
         found[target] = [layer for layer in layers if f".{layer}".endswith(f".{target}")]

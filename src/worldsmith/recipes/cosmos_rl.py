@@ -7,8 +7,9 @@ from typing import Any
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import ConfigError, recipe
 from worldsmith.config.declare.class_tags import tag_of
+from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
-from worldsmith.config.specs.train.counters import counts_samples
+from worldsmith.config.specs.train.counters import counts_samples, describes_models
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.chat_loader import ChatLoader
@@ -18,6 +19,7 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
+from worldsmith.models.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.loop_config import LoopConfig, monitors
@@ -71,3 +73,21 @@ def count_samples(dataset: dict[str, Any]) -> tuple[int, int]:
         why = f", the first: {found.rejections[0].detail}" if found.rejections else ""
         raise ValueError(f"{found.name} has {found.num_records} records and none that can be used{why}")
     return found.num_records, len(found)
+
+
+@describes_models
+def describe_network(name: str) -> str:
+    """The network of a model folder, of a repository in the Hugging Face cache, or of a released model.
+
+    Raises ValueError for one that cannot be trained, and for a config.json that cannot be read.
+    """
+    try:
+        config = find_config(name)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    if config is None:
+        return "its config.json is not on this machine, so that its network is only known when the run starts"
+    if (reason := why_not_trained(config)) is not None:
+        raise ValueError(reason)
+    known = "taken for the released one" if config == published_config(name) else "by its config.json"
+    return f"a {config.get('model_type')}, {known}"

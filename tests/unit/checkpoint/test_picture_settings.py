@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from model_folder import IMAGES, VIDEOS, write_limits
 from PIL import Image
+from reasoners import LIMITS_2_5, VIDEOS_2_5
 from tiny_runs import moving_gradient
 
 from worldsmith.checkpoint.formats.vision_language.picture_settings import write_picture_settings
@@ -65,6 +66,30 @@ def test_a_video_is_planned_as_in_the_run(settings: dict[str, Any], form: Any, c
     found = MediaProcessor.Config().build(folder=tmp_path).plan_video(clip)
     assert found == expected
     assert (found != plain) == bool(settings)
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["with a file", "as released"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"fps": 6.0, "max_frames": 7}, {"max_pixels": 81_920, "fps": 1.0}, {"min_pixels": 9000, "max_pixels": 20_000},
+     {"total_pixels": 400_000, "nframes": 30}, {"nframes": 3}],
+    ids=str,
+)  # fmt: skip
+def test_a_video_of_qwen2_5_vl_is_planned_as_in_the_run(
+    settings: dict[str, Any], stated: bool, clip: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its limits are those of a frame; a released folder, which has no file for videos, gets one."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(LIMITS_2_5))
+    if stated:
+        (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS_2_5))
+    run = MediaProcessor.Config(**settings)
+    expected = run.build(folder=tmp_path).plan_video(clip)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        write_picture_settings(to_dict(run), tmp_path)
+        assert MediaProcessor.Config().build(folder=tmp_path).plan_video(clip) == expected
+    assert caplog.text == ""
 
 
 def test_limits_of_images_are_kept_and_what_they_mean_for_videos_is_said(

@@ -17,15 +17,8 @@ from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
 from worldsmith.models.vision_language.forward import loss_of
+from worldsmith.models.vision_language.published import TRAINED, VISUAL, why_not_trained
 
-VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images and videos are understood here: patches of two frames, and positions in four rows."""
-REFUSED = {
-    "cosmos3_edge": "its pictures are cut into patches of one frame with the colours last, those of Qwen3-VL into "
-    "patches of two frames with the colours first, and nothing here makes the former yet",
-    "cosmos3_omni": "make a folder of its language model and a visual tower first, with `worldsmith convert --to vlm`",
-}
-"""Model types that transformers builds and that are not trained here, with the reason."""
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
 """Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
 LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
@@ -48,15 +41,11 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
             "they were made of"
         )
     visual = model_type in VISUAL
-    if model_type in REFUSED:
-        raise ValueError(
-            f"{folder / 'config.json'}: model_type {model_type!r} is not trained here: {REFUSED[model_type]}"
-        )
-    if not visual and (hasattr(config, "vision_config") or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        raise ValueError(
-            f"{folder / 'config.json'}: model_type is {model_type!r}; with images and videos these are trained: "
-            f"{', '.join(VISUAL)}; and text decoders that transformers' AutoModelForCausalLM builds"
-        )
+    reason = why_not_trained(config.to_dict())
+    if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        reason = f"model_type is {model_type!r}; {TRAINED}"
+    if reason is not None:
+        raise ValueError(f"{folder / 'config.json'}: {reason}")
     text = config.get_text_config()
     for name, neutral in LOGIT_CHANGES.items():
         if getattr(text, name, neutral) not in (None, neutral):

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.vision_utils import get_vision_window_index
 
+from worldsmith.models.real_values import real_values
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
     """The encoder's output for images and for videos, from one call for both: sharded ranks make as many calls."""
-    encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True)
+    visual = network.model.visual
+    encoded = visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **windows(visual.config, inputs.grids))
     features: dict[str, BaseModelOutputWithPooling] = {}
     start = 0
     for kind, count in inputs.visual_tokens.items():
@@ -57,3 +60,14 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
         features[kind] = type(encoded)(pooler_output=[encoded.pooler_output[taken]], **added)
         start += count
     return features
+
+
+def windows(config: Any, grids: Tensor | None) -> dict[str, Tensor]:
+    """Order and borders of an encoder's windows (Qwen2.5-VL), whose sizes follow from the values of `grids`."""
+    if not hasattr(config, "window_size"):
+        return {}
+    with real_values():
+        order, borders = get_vision_window_index(
+            grids, config.spatial_merge_size, window_size=config.window_size, patch_size=config.patch_size
+        )
+    return {"window_index": order, "cu_window_seqlens": borders}

@@ -6,11 +6,25 @@ Nothing here imports torch. A run itself reads the model's own config.json.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import cached, hub_name, is_local, local_path
+
+VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Model types whose images and videos are understood here: patches of two frames, and positions in four rows."""
+REFUSED = {
+    "cosmos3_edge": "its pictures are cut into patches of one frame with the colours last, those of Qwen3-VL into "
+    "patches of two frames with the colours first, and nothing here makes the former yet",
+    "cosmos3_omni": "make a folder of its language model and a visual tower first, with `worldsmith convert --to vlm`",
+}
+"""Model types that transformers builds and that are not trained here, with the reason."""
+TRAINED = (
+    f"with images and videos these are trained: {', '.join(VISUAL)}; and text decoders that transformers' "
+    "AutoModelForCausalLM builds"
+)
 
 
 def _vision(large: bool, out: int) -> dict[str, Any]:
@@ -126,3 +140,11 @@ def find_config(name: str) -> dict[str, Any] | None:
         folder = cached(hub, ("config.json",))
     file = None if folder is None else folder / "config.json"
     return published_config(name) if file is None else read_json_object(file) if file.is_file() else None
+
+
+def why_not_trained(config: Mapping[str, Any]) -> str | None:
+    """Why a network with images or videos cannot be trained, by its config.json; None: it can, or it is one of text."""
+    kind = config.get("model_type")
+    if kind in REFUSED:
+        return f"model_type {kind!r} is not trained here: {REFUSED[kind]}"
+    return None if kind in VISUAL or "vision_config" not in config else f"model_type is {kind!r}; {TRAINED}"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith.models.vision_language.backbone import VISUAL
 from worldsmith.models.vision_language.generation import generate
 from worldsmith.models.vision_language.inputs import Conversation
+from worldsmith.models.vision_language.published import VISUAL
 
 
 class QuantizedReasoner:

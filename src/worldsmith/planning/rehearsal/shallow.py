@@ -18,6 +18,8 @@ COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
 """What networks call the number of their repeated layers."""
 SELECTED = "deepstack_visual_indexes"
 """Layers of a vision encoder from which the first layers of the language model take something."""
+WHOLE = "fullatt_block_indexes"
+"""Layers of a vision encoder that attend to a whole frame, where the others attend within windows."""
 CONFIG = "config.json"
 
 
@@ -60,6 +62,8 @@ def cut(described: dict[str, Any], layers: int) -> dict[str, Any]:
             found[name] = min(value, layers)
         elif name == SELECTED and value:
             found[name] = list(range(len(value)))
+        elif name == WHOLE and value:
+            found[name] = sorted({min(index, layers - 1) for index in value})
         elif name == "layer_types" and isinstance(value, list):
             found[name] = value[:layers]
         else:

@@ -112,7 +112,7 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
     """What transformers calls the task of the model that a config.json describes; None for one unknown here."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from worldsmith.models.vision_language.backbone import VISUAL
+    from worldsmith.models.vision_language.published import VISUAL
 
     kind = config.get("model_type")
     if kind in VISUAL:

@@ -1,4 +1,4 @@
-"""Who counts the records of a data set: recipes know data sets, and this room knows none."""
+"""Functions that count the records of a data set and recognize a model: recipes have both, this package neither."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from worldsmith.config.recipes.registry import import_shipped
 
 Counter = Callable[[dict[str, Any]], tuple[int, int]]
 _COUNTERS: list[Counter] = []
+_MODELS: list[Callable[[str], str]] = []
 
 
 def counts_samples(count: Counter) -> Counter:
@@ -35,3 +36,18 @@ def _count(dataset: dict[str, Any]) -> tuple[int, int]:
     if not _COUNTERS:
         raise ValueError("no recipe here knows data sets of conversations")
     return _COUNTERS[0](dataset)
+
+
+def describes_models(describe: Callable[[str], str]) -> Callable[[str], str]:
+    """Registers the function that describes the network of a model, by its hub name or folder.
+
+    It raises ValueError, in words, for a network that cannot be trained.
+    """
+    _MODELS[:] = [describe]
+    return describe
+
+
+def describe_model(name: str) -> str:
+    """Raises ValueError."""
+    import_shipped()
+    return _MODELS[0](name) if _MODELS else ""

@@ -7,13 +7,12 @@ import re
 from typing import Any
 
 from worldsmith.config.specs.form import computed
+from worldsmith.config.specs.train.counters import describe_model
 from worldsmith.config.specs.translation import Translation, shown
 
 NAME, REVISION = "policy.model_name_or_path", "policy.model_revision"
 SCHEME = "hf_model://"
 BACKBONE, FREEZE = "model.config.policy.backbone", "model.config.policy.freeze"
-LINEAR = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,qkv,proj,linear_fc1,linear_fc2"
-"""All linear layers of a Qwen3-VL but its head: the language model's, then the vision tower's."""
 LR = "train.optm_lr"
 
 
@@ -30,8 +29,13 @@ def model(t: Translation) -> None:
     if revision:
         bare += f"@{revision}"
         t.say(REVISION, "renamed", f"part of {BACKBONE}.model_name")
+    try:
+        network = describe_model(bare)
+    except ValueError as error:
+        t.refuse(NAME, str(error), f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or the folder of such a model")
+        return
     t.put(f"{BACKBONE}.model_name", bare, source=NAME)
-    t.say(NAME, "renamed", f"{BACKBONE}.model_name = {shown(bare)}")
+    t.say(NAME, "renamed", f"{BACKBONE}.model_name = {shown(bare)}{network and f': {network}'}")
 
 
 @computed(LR)
@@ -111,8 +115,8 @@ def put_targets(t: Translation) -> None:
     if not targets or (isinstance(targets, str) and targets != "all-linear"):
         t.refuse(key, "it names the layers that get an adapter", f"{key}=[q_proj,v_proj], or {key}=all-linear")
     elif targets == "all-linear" or targets == ["all-linear"]:
-        t.put(to, LINEAR, source=key)
-        t.say(key, "approximated", f"{to} = {shown(LINEAR)}: all linear layers of a Qwen3-VL but its head")
+        t.put(to, "all-linear", source=key)
+        t.say(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
     else:
         t.put(to, ",".join(dict.fromkeys(targets)), source=key)
         t.say(

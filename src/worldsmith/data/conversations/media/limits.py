@@ -133,16 +133,18 @@ def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoS
     """Most pixels of a video and of a frame, as transformers' processor of that style counts them."""
     tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
     area = (stated["patch"] * stated["merge"]) ** 2
-    floor = 0 if tokens == 0 else int(stated["min_pixels"] * LEAST_GROWTH)
+    floor = int(stated["min_pixels"] * LEAST_GROWTH)
     if not style.per_frame:
         frame = None if tokens == 0 else int(768 if tokens is None else tokens) * area
         return {"frame_pixels": frame, "frame_floor": floor}
+    if tokens == 0:
+        return {
+            "frame_pixels": stated["max_pixels"],
+            "frame_floor": min(floor, stated["max_pixels"]),
+            "max_pixels": UNBOUNDED,
+        }
     total = int((128_000 if tokens is None else tokens) * area * CAPPED_SHARE) * stated["temporal"]
-    return {
-        "frame_pixels": stated["max_pixels"],
-        "frame_floor": floor,
-        "max_pixels": total if total else UNBOUNDED,
-    }
+    return {"frame_pixels": stated["max_pixels"], "frame_floor": floor, "max_pixels": total}
 
 
 def find_style(folder: Path) -> VideoStyle:
