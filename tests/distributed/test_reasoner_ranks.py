@@ -20,7 +20,7 @@ from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
 
 ON_RANKS = {
-    2: ["packed", "packed_4", "padded", "padded_4", "tied", "frozen", "recomputed", "adapters", *DECODERS],
+    2: ["packed", "packed_4", "padded", "padded_4", "tied", "frozen", "recomputed", "adapters", "windows", *DECODERS],
     4: ["packed", "packed_4", "padded", "padded_4", "replicated", "frozen_recomputed"],
 }
 ON_RANKS[2] = [name for name in ON_RANKS[2] if name in CASES]
@@ -88,7 +88,18 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert error <= 1e-5 * float(gradient.norm()), f"{name}: off by {error}"
 
 
-ON_ONE = ["packed", "packed_4", "padded", "padded_4", "frozen", "recomputed", "selective", "adapters"]
+ON_ONE = [
+    "packed",
+    "packed_4",
+    "padded",
+    "padded_4",
+    "frozen",
+    "recomputed",
+    "selective",
+    "adapters",
+    "windows",
+    "windows_recomputed",
+]
 
 
 @pytest.mark.parametrize("name", [*ON_ONE, pytest.param("compiled", marks=pytest.mark.slow)])

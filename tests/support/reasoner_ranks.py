@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import peft  # noqa: F401 (imported once for all forks)
 import torch
 from launch import fork_ranks
-from tiny_reasoner import conversation, decoder, make_task, model_config, qwen3_vl, write_folder
+from tiny_reasoner import conversation, decoder, make_task, model_config, qwen2_5_vl, qwen3_vl, write_folder
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 from torch.distributed.tensor import DTensor
 
@@ -71,14 +71,17 @@ CASES: dict[str, Case] = {
     "frozen": Case(freeze={"freeze_vision_encoder": True}, accumulate=4),
     "frozen_recomputed": Case(freeze={"freeze_vision_encoder": True, "freeze_mm_projector": True}, settings=FULL),
     "adapters": Case(settings=ADAPTERS, steps=2),
+    "windows": Case("qwen2_5_vl", accumulate=2),
+    "windows_recomputed": Case("qwen2_5_vl", settings=FULL, freeze={"freeze_vision_encoder": True}),
     **{name: Case(name, steps=5) for name in ("llama", "qwen3", "deepseek_v3", "gpt_oss", "llama4_text")},
 }
 
 
 def samples_of(case: Case, step: int) -> list[ChatSample]:
-    visual = case.backbone.startswith("qwen3_vl")
+    visual = case.backbone.startswith(("qwen2_5_vl", "qwen3_vl"))
     return [
-        conversation(100 * step + index, VIEWS[index % 4] if visual else (), text=4 + index) for index in range(SAMPLES)
+        conversation(100 * step + index, VIEWS[index % 4] if visual else (), text=4 + index, backbone=case.backbone)
+        for index in range(SAMPLES)
     ]
 
 
@@ -88,6 +91,8 @@ def make_config(case: Case, folder: Path) -> Any:
 
 
 def backbone(case: Case) -> Any:
+    if case.backbone == "qwen2_5_vl":
+        return qwen2_5_vl()
     return qwen3_vl(tied="tied" in case.backbone) if case.backbone.startswith("qwen3_vl") else decoder(case.backbone)
 
 

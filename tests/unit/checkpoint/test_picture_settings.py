@@ -87,7 +87,7 @@ def test_a_video_of_qwen2_5_vl_is_planned_as_in_the_run(
     expected = run.build(folder=tmp_path).plan_video(clip)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        write_picture_settings(to_dict(run), tmp_path)
+        write_picture_settings(to_dict(run), tmp_path, "qwen2_5_vl")
         assert MediaProcessor.Config().build(folder=tmp_path).plan_video(clip) == expected
     assert caplog.text == ""
 

@@ -44,6 +44,13 @@ class Conversion:
         """Parts of names: what transformers keeps in float32 in a bfloat16 model."""
         return sorted(self.model._keep_in_fp32_modules_strict or ())
 
+    @property
+    def only_renames(self) -> bool:
+        """Whether a folder has the weights of the network one by one, if under older names."""
+        from transformers.core_model_loading import WeightRenaming
+
+        return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
+
     def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
         """Weights that a folder holds as they are (name in the network → name there), and those made of several."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key

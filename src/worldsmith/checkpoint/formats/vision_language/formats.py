@@ -157,7 +157,9 @@ class VisionLanguageFormats(FamilyFormats):
 
     def pack_run(self, tree: Mapping[str, Any], folder: Path) -> None:
         media = section(section(section(tree, "dataloader_train"), "processor"), "media")
-        write_picture_settings(media, folder)
+        name = str(section(section(section(section(tree, "model"), "config"), "policy"), "backbone").get("model_name"))
+        kind = read_json_object(find_folder(name, field=FIELD) / CONFIG).get("model_type")
+        write_picture_settings(media, folder, str(kind))
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)

@@ -18,7 +18,6 @@ FILES = {"preprocessor_config.json": "image_processor", "video_preprocessor_conf
 JOINT = "processor_config.json"
 MIN_FRAMES, MAX_FRAMES = 4, 768
 """transformers' bounds of the number of frames, where a file does not state them."""
-CONFIG = "config.json"
 BY_FRAME: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "video_processor_type": "Qwen2VLVideoProcessor",
@@ -30,15 +29,14 @@ BY_FRAME: dict[str, dict[str, Any]] = {
 """Model types whose limits of pixels are those of one frame, with what a run takes without a file for videos."""
 
 
-def write_picture_settings(media: Mapping[str, Any], folder: Path) -> None:
+def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
     """`media`: the run's `dataloader_train.processor.media`. Files that are not there are left alone.
 
     Only a missing file for videos is written where transformers would take the limits of images for them.
     """
     given = {name: value for name, value in media.items() if value is not None}
     joint = read_json_object(folder / JOINT) if (folder / JOINT).is_file() else {}
-    kind = read_json_object(folder / CONFIG).get("model_type") if (folder / CONFIG).is_file() else None
-    by_frame = BY_FRAME.get(str(kind))
+    by_frame = BY_FRAME.get(model_type)
     images, videos = FILES
     if by_frame is not None and (folder / images).is_file() and not (folder / videos).is_file():
         same = {name: value for name, value in read_json_object(folder / images).items() if name in SHARED}

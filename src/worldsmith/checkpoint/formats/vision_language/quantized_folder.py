@@ -46,7 +46,8 @@ class ReasonerQuantizer(Quantizer):
         model.require_effect()
         conversion = find_conversion(base_config(self.spec))
         self.quantization = Quantization(scheme, conversion.model, group_size)
-        source = FolderWeights(model.open(), conversion)
+        source = model.open()  # transformers reads the network's own names, too
+        source = source if conversion.only_renames else FolderWeights(source, conversion)
         self.weights = QuantizedWeights(source, self.quantization, average=model.average)
         self.needs_data = self.quantization.needs_inputs or method == "gptq"
         self.sizes = self.weights.sizes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
     common = common_limits(images, where)
     style = find_style(folder)
     if style.defaults is not None and not states_videos(folder):
-        logger.warning(
-            "%s has no %s: frames of videos are scaled as qwen-vl-utils scales them, to 128 to 768 tokens a frame and "
-            "115,200 a video; transformers would take the limits of images for them",
-            folder, VIDEO_FILE,
-        )  # fmt: skip
+        warn_of_defaults(folder)
         videos = {**images, **style.defaults}
     else:
         videos, where = read_section(folder, VIDEO_FILE, "video_processor")
@@ -145,6 +142,16 @@ def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoS
         }
     total = int((128_000 if tokens is None else tokens) * area * CAPPED_SHARE) * stated["temporal"]
     return {"frame_pixels": stated["max_pixels"], "frame_floor": floor, "max_pixels": total}
+
+
+@cache
+def warn_of_defaults(folder: Path) -> None:
+    """Once for a folder."""
+    logger.warning(
+        "%s has no %s: frames of videos are scaled as qwen-vl-utils scales them, to 128 to 768 tokens a frame and "
+        "115,200 a video; transformers would take the limits of images for them",
+        folder, VIDEO_FILE,
+    )  # fmt: skip
 
 
 def find_style(folder: Path) -> VideoStyle:
