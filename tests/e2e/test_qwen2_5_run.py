@@ -50,13 +50,8 @@ pp_size = 1
 """
 """The keys and values of the released spec for Cosmos-Reason1 on LLaVA annotations, but for its paths."""
 SMALL = (
-    *(
-        "policy.model_max_length=600",
-        "policy.parallelism.dp_shard_size=1",
-        "train.train_batch_per_replica=2",
-        "train.train_policy.mini_batch=1",
-    ),
-    *("logging.logger=[console]", "logging.log_interval=1", "train.epoch=1", "train.max_num_steps=2"),
+    *("policy.parallelism.dp_shard_size=1", "policy.model_max_length=600", "train.train_batch_per_replica=2"),
+    *("train.train_policy.mini_batch=1", "train.max_num_steps=2", "logging.log_interval=1", "logging.logger=[console]"),
 )
 """For one process and six conversations."""
 

@@ -87,7 +87,7 @@ class Model(Configurable, ABC):
         lora_dropout: DropoutRate = 0.0
         """Fraction of the adapters' input elements that dropout sets to zero in training; 0 = no dropout."""
         lora_target_modules: str = ""
-        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers that get an adapter: ends of their paths, comma-separated, or all-linear (all but the head)."""
         converters: list[Converter.Config] = field(default_factory=list)
         """What changes the network before it gets adapters and weights, one after the other."""
         ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)

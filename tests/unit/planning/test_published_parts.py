@@ -61,9 +61,15 @@ def test_what_is_at_hand_stays():
         assert (stated.assumptions, stated.reads_texts) == ([], True)
 
 
-def test_a_reasoner_has_the_sizes_of_its_name():
-    with with_published_parts(run_tree("llava_ov")) as stated:
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696), ("nvidia/Cosmos-Reason1-7B", 8_292_166_656)],
+)
+def test_a_reasoner_has_the_sizes_of_its_name(name, parameters):
+    config = run_tree("llava_ov")
+    config.model.config.policy.backbone.model_name = name
+    with with_published_parts(config) as stated:
         model = stated.config.model.config.build(device="meta")
-        assert sum(p.numel() for p in model.network.parameters()) == 8_767_123_696
+        assert sum(p.numel() for p in model.network.parameters()) == parameters
         assert model.folder.is_dir()
-    assert "not on this machine; taken for it: the sizes of Qwen/Qwen3-VL-8B-Instruct" in stated.assumptions[0]
+    assert f"not on this machine; taken for it: the sizes of {name}" in stated.assumptions[0]

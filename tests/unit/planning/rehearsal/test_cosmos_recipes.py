@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from reasoners import write_qwen2_5
 from rehearsals import FULL, REFUSED, check_eight, full_size, rehearsed
+
+from worldsmith.config.recipes.registry import get_recipe
+from worldsmith.config.tree.references import resolve
+from worldsmith.planning.rehearsal.rehearse import rehearse
+from worldsmith.planning.rehearsal.shallow import with_fewer
 
 
 @pytest.mark.parametrize("name", full_size("cosmos3", "vision_language"))
@@ -32,3 +41,15 @@ def test_a_full_size_recipe_on_many_ranks(name: str, ranks: int, monkeypatch: py
     done = rehearsed(name, monkeypatch, ranks)
     assert [str(finding) for finding in done.findings] == []
     assert {0, 1, ranks - 1} <= set(done.rehearsed)
+
+
+def test_windows_of_a_vision_encoder_are_rehearsed(tmp_path: Path) -> None:
+    """Their sizes follow from values, which a simulation lacks; a layer that sees whole frames stays in the cut."""
+    write_qwen2_5(tmp_path / "model")
+    config = get_recipe("cosmos_rl")
+    config.model.config.policy.backbone.model_name = str(tmp_path / "model")
+    config.dataloader_train.max_sequence_length = 500
+    done = rehearse(resolve(config, keep_unset="names"), 2, layers=1)
+    assert [str(finding) for finding in done.findings] == []
+    fewer = with_fewer(json.loads((tmp_path / "model/config.json").read_text()), 1)
+    assert (fewer["vision_config"]["depth"], fewer["vision_config"]["fullatt_block_indexes"]) == (1, [0])

@@ -80,7 +80,7 @@ class MediaProcessor(Configurable):
         max_pixels: Count | None = None
         """Most pixels of an image or of a frame; unset = as the model folder says."""
         total_pixels: Count | None = None
-        """Most pixels of a video, over its frames; a token is 2 frames of 32 x 32. Unset = as the model folder says."""
+        """Most pixels of a video, over its frames; a token is 2 of 32 x 32 (28 x 28). Unset = as the folder says."""
         resized_height: Count | None = None
         """Rows of every image and frame, rounded to what the model takes; their own proportions are not kept."""
         resized_width: Count | None = None
