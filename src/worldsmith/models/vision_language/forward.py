@@ -62,7 +62,7 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
     return features
 
 
-def windows(config: Any, grids: Tensor | None) -> dict[str, Tensor]:
+def windows(config: Any, grids: Any) -> dict[str, Tensor]:
     """Order and borders of an encoder's windows (Qwen2.5-VL), whose sizes follow from the values of `grids`."""
     if not hasattr(config, "window_size"):
         return {}
