@@ -72,7 +72,7 @@ def test_a_video_is_planned_as_in_the_run(settings: dict[str, Any], form: Any, c
 @pytest.mark.parametrize(
     "settings",
     [{}, {"fps": 6.0, "max_frames": 7}, {"max_pixels": 81_920, "fps": 1.0}, {"min_pixels": 9000, "max_pixels": 20_000},
-     {"total_pixels": 400_000, "nframes": 30}, {"nframes": 3}],
+     {"total_pixels": 400_000, "nframes": 30}, {"nframes": 3}, {"video_limits": "qwen_vl_utils", "nframes": 4}],
     ids=str,
 )  # fmt: skip
 def test_a_video_of_qwen2_5_vl_is_planned_as_in_the_run(

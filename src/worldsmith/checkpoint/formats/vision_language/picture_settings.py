@@ -74,6 +74,7 @@ def for_videos(
     if by_frame is None:
         changed = with_size(stated, None, given.get("total_pixels"))
     else:
+        stated = {**stated, **by_frame} if given.get("video_limits") == "qwen_vl_utils" else stated
         least, most = given.get("min_pixels"), given.get("max_pixels")
         stated_least = section(stated, "size").get("shortest_edge") or stated["min_pixels"]
         changed = with_size(stated, least or (most and min(stated_least, most)), most)

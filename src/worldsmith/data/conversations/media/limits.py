@@ -34,23 +34,12 @@ class VideoStyle:
     """Each time is written as `<1.5 seconds>` before its own frame; else positions give it (`second_per_grid_ts`)."""
     per_frame: bool = False
     """Limits of pixels are those of one frame, not of all frames of a video together."""
-    defaults: Mapping[str, Any] | None = None
-    """Settings of videos for a folder that states only those of images; None: such a folder is refused."""
+    without_file: bool = False
+    """Released folders state only limits of images; videos then have those of qwen-vl-utils."""
 
 
 QWEN3_VL = VideoStyle()
-STYLES = {
-    "qwen2_5_vl": VideoStyle(
-        times_as_text=False,
-        per_frame=True,
-        # qwen-vl-utils, with which the released models were trained: 128 to 768 tokens a frame, 115,200 a video.
-        defaults={
-            "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
-            "cap_pixels_per_frame": True,
-            "max_video_tokens": 128_000,
-        },
-    ),
-}
+STYLES = {"qwen2_5_vl": VideoStyle(times_as_text=False, per_frame=True, without_file=True)}
 """By the `model_type` of config.json; all others are shown videos as Qwen3-VL."""
 CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
 """Of `max_video_tokens`, what a video may have; and by how much a capped frame exceeds the least pixels."""
@@ -106,9 +95,10 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
     images, where = read_section(folder, IMAGE_FILE, "image_processor")
     common = common_limits(images, where)
     style = find_style(folder)
-    if style.defaults is not None and not states_videos(folder):
-        warn_of_defaults(folder)
-        videos = {**images, **style.defaults}
+    if style.without_file and not states_videos(folder):
+        if not qwen_vl_utils:
+            warn_of_defaults(folder)
+        videos, qwen_vl_utils = images, True
     else:
         videos, where = read_section(folder, VIDEO_FILE, "video_processor")
     stated = common_limits(videos, where)
