@@ -138,3 +138,28 @@ def test_a_size_takes_the_place_of_limits(read: Any) -> None:
     names = ("resized_height", "resized_width", "max_pixels", "nframes")
     assert values(loaded, *(f"dataloader_train.processor.media.{name}" for name in names)) == [540, 960, None, 8]
     assert any("custom.vision.max_pixels is dead" in warning for warning in loaded.warnings)
+
+
+MEDIA = COOKBOOK.replace('media_path = "{data}/clips"', 'media_path = "clips"\nmedia_root = "clips"')
+
+
+@pytest.mark.parametrize("name", ["media_path", "media_root"])
+def test_a_media_folder_of_the_command_line_takes_the_place_of_both_names_in_the_file(read: Any, name: str) -> None:
+    loaded = read(MEDIA, f"custom.dataset.{name}=/data/clips")
+    assert values(loaded, "dataloader_train.dataset.media_root") == ["/data/clips"]
+    assert values(read(MEDIA), "dataloader_train.dataset.media_root") == ["clips"]
+    both = ("custom.dataset.media_path=/a", "custom.dataset.media_root=/b")
+    assert list(problems_of(read, MEDIA, *both)) == ["custom.dataset.media_root"]
+
+
+def test_a_named_folder_that_is_not_there_is_not_looked_for_on_the_hub(read: Any, tmp_path: Path) -> None:
+    found = problems_of(read, NO_TABLE, f"train.train_policy.dataset.name={tmp_path}/none")
+    assert found == {
+        "custom.train_dataset.annotation_path": (
+            "custom.train_dataset.annotation_path=FILE custom.train_dataset.media_path=FOLDER"
+        )
+    }
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/a.mp4").write_bytes(b"")
+    found = problems_of(read, NO_TABLE, f"train.train_policy.dataset.name={tmp_path}/none")
+    assert list(found) == ["train.epoch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.rules import ARCHIVES, refuse_remote
@@ -101,10 +102,16 @@ def put_annotations(t: Translation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: Translation, key: str, to: str) -> bool:
+    """The media folder, which has two names; of two values one of the command line wins."""
     files = {name: t.get(f"{key}.{name}") for name in ("media_path", "media_root")}
     if files["media_path"] and files["media_root"] not in ("", files["media_path"]):
-        t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
-        return False
+        words = [name for name in files if t.spec.place(f"{key}.{name}").file != t.spec.source]
+        if len(words) != 1:
+            t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
+            return False
+        (other,) = set(files) - set(words)
+        t.say(f"{key}.{other}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
+        del files[other]
     for name, value in files.items():
         if value:
             packed = "; unpacked once, into a folder next to it" if value.lower().endswith(ARCHIVES) else ""
@@ -135,8 +142,10 @@ def put_named(t: Translation, key: str, loader: str) -> None:
     if refuse_remote(t, source):
         return
     if not os.path.isdir(folder):
-        way_out = f"hf download {folder} --repo-type dataset --local-dir FOLDER, then {key}.name=FOLDER; or {ADVICE}"
-        why = f"'{folder}' is no folder here, and a run downloads no data set"
+        why, way_out = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
+            download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
+            way_out = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
         t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", way_out)
         return
     put_saved(t, source, to, folder)

@@ -17,6 +17,8 @@ from worldsmith.data.stream.errors import DataError, SampleError
 
 MARKS = ("dataset_dict.json", "state.json")
 """Files of a folder that `save_to_disk` wrote: of several splits, and of one."""
+FILES = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
+"""Files that the library loads records from."""
 STORED = "stored"
 """Key of what stands in a record for a medium whose bytes are in the data set."""
 MEDIA = ("image", "images", "video", "videos")
@@ -132,6 +134,11 @@ def load_rows(config: SavedDataset.Config) -> Any:
         if SavedDataset.is_at(folder):
             found = datasets.load_from_disk(str(folder))
         else:
+            if not any(file.suffix in FILES for file in folder.rglob("*")):
+                raise DataError(
+                    f"{folder} holds no data set: expected a folder that `save_to_disk` wrote, or one of "
+                    f"{', '.join(FILES)} files. Write the conversations as annotations.json"
+                )
             found = datasets.load_dataset(str(folder), config.subset or None)
         if isinstance(found, datasets.DatasetDict):
             found = datasets.concatenate_datasets([found[name] for name in splits_of(config, list(found))])
