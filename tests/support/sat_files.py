@@ -203,3 +203,28 @@ def write_stack(name: str = "2b", *more: str, lora: bool = True) -> list[str]:
     for index, text in enumerate(more):
         Path(f"{index}.yaml").write_text(text)
     return ["model.yaml", "sft.yaml", *(f"{index}.yaml" for index in range(len(more)))]
+
+
+INFERENCE = """
+args:
+  latent_channels: 16
+  mode: inference
+  load: "{your CogVideoX SAT folder}/transformer"
+  batch_size: 1
+  input_type: txt
+  input_file: prompts.txt
+  sampling_image_size: [768, 1360]
+  sampling_num_frames: 22
+  sampling_fps: 16
+  bf16: True
+  output_dir: outputs
+  force_inference: True
+"""
+
+
+def write_sampling_stack(name: str = "1.5_5b", *, lora: bool = False) -> list[str]:
+    """Writes a model's file, inference.yaml and a file of prompts into the working folder."""
+    Path("model.yaml").write_text(yaml.safe_dump(model_file(name, lora)))
+    Path("inference.yaml").write_text(INFERENCE)
+    Path("prompts.txt").write_text("a clip.\nanother clip.\n")
+    return ["model.yaml", "inference.yaml"]

@@ -16,7 +16,7 @@ from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, 
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
-from worldsmith.cli.spec_words import SPEC, read_spec_words, reads_specs
+from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.specs.translation import report
 from worldsmith.config.tree.draft import Loaded, finish
@@ -98,6 +98,9 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     words = sort(head, kinds)
     if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
         words.loose.insert(0, words.own.pop(SPEC))
+    if SPEC in words.own and name == "generate":
+        read_stack_words(words, settings=SETTINGS)
+        return prefix, kinds, words
     if SPEC in words.own:
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
@@ -155,7 +158,7 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:
     """The options of the front door that mean something for an action of a command."""
-    meant = {SPEC: reads_specs(name) or name == "tune", PARENT: reads_model(kind)}
+    meant = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
     return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
 
 

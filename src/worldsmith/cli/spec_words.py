@@ -54,6 +54,27 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         leave_to_parent(words.spec)
 
 
+def read_stack_words(words: Words, *, settings: str) -> None:
+    """Reads a SAT stack as what `generate` is to make: the file that ``--spec`` names and those after it.
+
+    Words without a flag that are no files change it, as in ``args.seed=7``. Raises UserError for other files, and
+    ConfigError for mistakes.
+    """
+    from worldsmith.config.specs.sat.recognise import is_change, is_sat_stack
+    from worldsmith.config.specs.sat.sampling import translate_sampling
+
+    if settings in words.own:
+        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+    files = [words.own[SPEC], *(word for word in words.loose if not is_change(word))]
+    if not is_sat_stack(files):
+        raise UserError(
+            f"{SPEC} {' '.join(files)}: expected a stack of CogVideo's SAT, such as model.yaml inference.yaml"
+        )
+    changes = [word for word in words.loose if is_change(word)]
+    words.loose = []
+    words.spec, _ = translate_sampling(files, changes)
+
+
 def reads_specs(name: str) -> bool:
     """Whether there are specs of a command."""
     return COMMANDS.get(name, name) in MODULES

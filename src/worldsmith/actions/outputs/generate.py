@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,10 +14,15 @@ from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.outputs.sample_order import Order
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
+from worldsmith.config.specs.sat.recognise import is_change
+from worldsmith.config.specs.sat.sampling import translate_sampling
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.references import resolve
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
@@ -52,6 +57,8 @@ class GenerateVideos(WritingAction):
         input_files: list[str] = field(default_factory=list)
         """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt, or prompt@@image, a line), or patterns such as
         "in/*.json"; the flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
+        stack: list[str] = field(default_factory=list)
+        """SAT files that describe the model, and words that change them: what `--spec A.yaml B.yaml` reads."""
         out: str = "generated"
         """Folder of the samples' folders and a contact sheet."""
         adapter: str | None = None
@@ -107,7 +114,14 @@ class GenerateVideos(WritingAction):
             raise UserError(f"--cfgp-size 2 needs pairs of processes, found {world_size()}; give launch an even number")
         device = find_device(config.device)
         require_writable(out)
-        model = find_model(config.model, weights=config.weights, base=config.base)
+        if config.stack and (config.weights != "auto" or config.base):
+            raise UserError(
+                "--weights and --base go with a model that is trained here; args.load names those of a stack"
+            )
+        if config.stack:
+            model = model_of_stack(config.stack)
+        else:
+            model = find_model(config.model, weights=config.weights, base=config.base)
         flags = Layer("flag", config, Path())
         if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
             model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
@@ -127,6 +141,45 @@ class GenerateVideos(WritingAction):
         if not config.force:
             order.require_same()
         return order
+
+
+def model_of_stack(stack: Sequence[str]) -> StoredModel:
+    """The model that a stack of SAT's describes, with the weights that it names. Raises ConfigError."""
+    files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
+    _, found = translate_sampling(files, words)
+    spec, objective = resolve(found.tree.model), resolve(found.tree.objective)
+    spec.config = spec.config.as_used()
+    defaults = formats_of(spec.name).published_defaults(spec.config, Path(found.weights))
+    known = {one.name for one in fields(defaults)}
+    said = {**to_dict(objective), **to_dict(spec.config.sampling)}
+    said = {name: value for name, value in said.items() if name in known and value is not None}
+    model = StoredModel(
+        folder=Path(found.weights),
+        spec=spec,
+        defaults=replace(defaults, **said),
+        run="",
+        iteration=0,
+        weights="live",
+        tree=None,
+        weights_path=found.weights,
+    )
+    require_described_adapters(model)
+    return model
+
+
+def require_described_adapters(model: StoredModel) -> None:
+    """Raises UserError where weights hold other adapters than their config describes: SAT would drop or invent them."""
+    shapes = model.open(merge=False).shapes
+    ranks = {shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight")}
+    wanted = {model.config.lora_rank} if model.has_adapters else set()
+    if ranks != wanted:
+        said = [
+            f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
+        ]
+        raise UserError(
+            f"args.load {model.weights_path}: expected {said[0]}, as lora_config says, found {said[1]}. Name the file "
+            "of the model that these weights belong to"
+        )
 
 
 def of_prompt(index: int, text: str) -> Entry:

@@ -56,7 +56,8 @@ class Order:
         """Changes with every file of weights; those of a run before its first step are known by its name."""
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
-        return mark_of(file for folder in folders for kind in WEIGHTS for file in sorted(folder.rglob(kind)))
+        kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS
+        return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
         """Names of the samples that are complete, with these arguments."""

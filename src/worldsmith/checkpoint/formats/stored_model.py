@@ -44,6 +44,8 @@ class StoredModel:
     """The run's whole config as plain data; None for an exported folder."""
     base: str | None = None
     """Where the weights that the run started from are now; None: where its config says."""
+    weights_path: str | None = None
+    """Where the weights are, of a model whose config is not beside them; None: in `folder`."""
     adapter: Path | None = None
     """A folder of adapters in PEFT's format, which are merged into the weights wherever these are read."""
 
@@ -104,7 +106,7 @@ class StoredModel:
         """The weights, verified: that is done once, however often they are opened."""
         if self.tree is None:
             self.require_dense()
-            folder = self.formats.weights_folder(self.config, self.folder)
+            folder = self.weights_path or self.formats.weights_folder(self.config, self.folder)
             return open_weights(folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
             return start_of_run(self.tree, base=self.base)

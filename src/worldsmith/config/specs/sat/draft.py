@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.declare.value_types import mismatch
-from worldsmith.config.errors import ConfigError, Place
+from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.specs.form import Row
 from worldsmith.config.specs.sat import model_rows, run_rows
-from worldsmith.config.specs.sat.stack import SatStack, read_sat, same_kind
+from worldsmith.config.specs.sat.stack import SECTIONS, SatStack, read_sat, same_kind
 from worldsmith.config.specs.translation import Translation, report, shown, translate, warnings
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.draft import Draft, recipe_task
@@ -19,6 +20,7 @@ from worldsmith.config.yaml.text import read_yaml
 
 RECIPE = "cogvideox_2b"
 """It holds what a stack has no key for."""
+SAMPLES = "the stack makes videos: expected finetune or pretrain, found inference"
 ROWS = (*model_rows.ROWS, *run_rows.ROWS)
 
 
@@ -38,14 +40,25 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 
 def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> Translation:
-    """What a stack means here. Raises ConfigError for a file that cannot be read."""
+    """What a stack means here. Raises ConfigError for a file that cannot be read, and for a stack that only samples."""
+    spec = read_stack(files, words, ROWS)
+    if spec.get("args.mode") == "inference":
+        way_out = f"worldsmith generate --spec {' '.join(files)}"
+        raise ConfigError([Problem("args.mode", SAMPLES, hint=way_out, place=spec.place("args.mode"))])
+    return translate(spec)
+
+
+def read_stack(
+    files: Sequence[str], words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+) -> SatStack:
+    """The merged files with the words over them. Raises ConfigError for a file that cannot be read."""
     documents = [read_yaml(read_config_text(file), file) for file in files]
     for file, document in zip(files, documents):
         if not isinstance(document.data, dict):
             raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
-    spec = read_sat(", ".join(files), merge_documents(documents), words, ROWS)
+    spec = read_sat(", ".join(files), merge_documents(documents), words, rows, sections)
     spec.problems += same_kind(documents)
-    return translate(spec)
+    return spec
 
 
 def _with_held_out(below: Any, data: dict[str, Any]) -> Any:

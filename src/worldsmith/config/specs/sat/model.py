@@ -229,13 +229,14 @@ def loss_kind(t: Translation) -> None:
 
 @computed(f"{MODEL}latent_input")
 def latent_input(t: Translation) -> None:
-    if t.get(f"{MODEL}latent_input"):
-        why = "data_video.SFTDataset reads videos, and their pixels would be taken for latents"
-        t.refuse(
-            f"{MODEL}latent_input", why, f"{MODEL}latent_input=false; a run keeps encoded clips in a cache of its own"
-        )
+    key = f"{MODEL}latent_input"
+    if not t.get(key):
+        t.say(key, "kept", "videos are encoded")
+    elif t.get("data.target"):
+        text = "videos are encoded, and kept in a cache; there, the pixels that data.target reads are taken for latents"
+        t.say(key, "approximated", f"{text}, of which the network has other channels", loud=True)
     else:
-        t.say(f"{MODEL}latent_input", "kept", "videos are encoded")
+        t.say(key, "unneeded", "it is about the videos of a training")
 
 
 @computed(

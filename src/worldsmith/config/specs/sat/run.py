@@ -104,7 +104,8 @@ def model_frames(t: Translation) -> None:
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
     t.put(f"{NET}sample_frames", frames, source=key)
-    note = f"; clips have {count} frames and the model was made for {frames}" if count != frames else ""
+    differs = count not in (None, frames)
+    note = f"; clips have {count} frames and the model was made for {frames}" if differs else ""
     t.say(key, "renamed", f"{NET}sample_frames = {frames}{note}", loud=bool(note))
 
 
@@ -114,7 +115,7 @@ def train_data(t: Translation) -> None:
     if len(folders) != 1:
         t.refuse(key, f"a run reads one data set, found {len(folders)}", "put them into one with `worldsmith dataset`")
         return
-    if _is_missing(folders[0]):
+    if is_missing(folders[0]):
         t.refuse(key, f"there is no '{folders[0]}'", f"{key}=[PATH]")
         return
     if os.path.isdir(os.path.join(folders[0], "labels")):
@@ -233,7 +234,7 @@ def start(t: Translation) -> None:
             "it is left out: a run starts from the weights that the recipe names",
             loud=True,
         )
-    elif _is_missing(load):
+    elif is_missing(load):
         t.refuse(f"{ARGS}load", f"there is no '{load}'", f"{ARGS}load=PATH")
     else:
         t.move(f"{ARGS}load", "checkpoint.load_path", "renamed")
@@ -247,18 +248,18 @@ def encoders(t: Translation) -> None:
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "no value is given", f"{key}=PATH")
-    elif _is_missing(path):
+    elif is_missing(path):
         t.refuse(key, f"there is no '{path}'", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/")
     else:
         t.move(key, "model.config.tokenizer.vae_path", "renamed")
     key, path = f"{TEXT}params.model_dir", t.get(f"{TEXT}params.model_dir")
-    if _is_missing(path):
+    if is_missing(path):
         t.refuse(key, f"there is no '{path}'", f"{key}=google/t5-v1_1-xxl, or a folder with the encoder")
     else:
         t.move(key, "model.config.text_encoder.path", "renamed")
 
 
-def _is_missing(place: str) -> bool:
+def is_missing(place: str) -> bool:
     """A path that is not there; a name of the hub is none."""
     return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
 

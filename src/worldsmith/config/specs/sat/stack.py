@@ -27,6 +27,8 @@ SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}
 _SECTION_PATHS = {path[:length] for path in _PATHS for length in range(1, len(path))}
 _REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
+TRAINING = ("args.train_data",)
+"""Required keys that only a training reads."""
 NOT_THERE = "the files do not have this key"
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
@@ -73,8 +75,13 @@ class SatStack:
         self.broken.append(key)
 
 
-def read_sat(source: str, merged: Document, words: Sequence[str], rows: tuple[Row, ...]) -> SatStack:
-    """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path."""
+def read_sat(
+    source: str, merged: Document, words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+) -> SatStack:
+    """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
+
+    `sections` are those that it must have.
+    """
     stack = SatStack(source, rows)
     document = Document(copy.deepcopy(merged.data), dict(merged.spans))
     for override in parse_overrides(words, stack.problems):
@@ -87,9 +94,9 @@ def read_sat(source: str, merged: Document, words: Sequence[str], rows: tuple[Ro
     for name in SECTIONS:
         if isinstance(document.data.get(name), dict):
             _collect(stack, document, (name,), document.data[name])
-        else:
+        elif name in sections:
             stack.mistake(name, "the stack has no such section", f"add the file that has {name}, with --base A B")
-    _require(stack)
+    _require(stack, sections)
     _check_targets(stack)
     _find_placeholders(stack)
     never_read = {key for row in rows if row.outside for key in row.keys}
@@ -233,11 +240,11 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
     stack.mistake(name, "SAT has no such key, and would drop it without a word", advice)
 
 
-def _require(stack: SatStack) -> None:
-    """A mistake for each value without a default that no file gives."""
-    if any(section in stack.broken for section in SECTIONS):
-        return
+def _require(stack: SatStack, sections: Sequence[str]) -> None:
+    """A mistake for each value without a default that no file gives; videos are made without data to train on."""
     for name, key in KEYS.items():
+        if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):
+            continue
         component = next((prefix for prefix in OPTIONAL if name.startswith(prefix)), None)
         needed = key.default is REQUIRED or (component is not None and name == f"{component}target")
         if needed and component is not None and not stack.is_stated(component):

@@ -60,7 +60,7 @@ COMPOSITIONS = [
     ("5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, None, set()),
     ("5b_i2v", True, 42, 48, 32, "learned", 0.7, 1.0, 256, None, set()),
     ("5b_i2v", False, 42, 48, 32, "learned", 0.7, 1.0, None, None, set()),
-    ("1.5_5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, 2, {"model.latent_input"}),
+    ("1.5_5b", False, 42, 48, 16, "rotary", 0.7, 1.0, None, 2, set()),
     ("1.5_5b_i2v", False, 42, 48, 32, "rotary", 0.7, 1.0, None, 2, set()),
 ]
 TRAINED = {("2b", True): 58_982_400, ("5b", True): 132_120_576, ("5b_i2v", True): 264_241_152}
@@ -89,6 +89,14 @@ def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
         assert any(f"have the scale 1/{rank}" in text for text in warnings(t))
     assert any("trained in float16" in text for text in warnings(t)) is (name == "2b")
     assert any("clips have 49 frames and the model was made for 81" in text for text in warnings(t)) is bool(patch)
+
+
+def test_latents_that_no_data_set_holds_are_encoded_clips() -> None:
+    """SAT would take a data set's pixels for latents."""
+    t = read("model.latent_input=true")
+    assert outcomes(t, "model.latent_input") == ["approximated"]
+    assert any("videos are encoded, and kept in a cache" in text for text in warnings(t))
+    assert outcomes(read(), "model.latent_input") == ["kept"]
 
 
 def test_what_all_published_stacks_have_in_common() -> None:
@@ -160,7 +168,6 @@ REFUSED = [
     ([f"{SHIFTS[1]}=1.0"], SHIFTS[0]),
     ([f"{NET}modules.pos_embed_config.params.text_length=224"], f"{NET}modules.pos_embed_config.params.text_length"),
     ([f"~{NET}modules.lora_config"], "model.not_trainable_prefixes"),
-    (["model.latent_input=true"], "model.latent_input"),
     (["model.loss_fn_config.params.type=lpips"], "model.loss_fn_config.params.type"),
     (["model.loss_fn_config.params.fixed_frames=1"], "model.loss_fn_config.params.fixed_frames"),
     ([f"{NET}num_attention_heads=31"], f"{NET}hidden_size"),
