@@ -36,7 +36,10 @@ custom:
   vision: {nframes: 4}
 results_dir: WORLD/results
 """
-KEYS = {"train.epoch", "train.optm_lr", "train.optm_decay_type", "policy.lora.r", "policy.lora.lora_alpha"}
+KEYS = {
+    *("train.epoch", "train.optm_lr", "train.optm_decay_type"),
+    *("policy.lora.r", "policy.lora.lora_alpha", "policy.lora.lora_dropout"),
+}
 SEARCH = ["--trials=3", "--search=train.epoch=1..2", "--search=trainer.seed=1|2"]
 RUN = ["checkpoint.init=scratch", "trainer.callbacks.run_page.enabled=false"]
 
@@ -68,6 +71,7 @@ def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
         assert run["optimizer"]["lr"] == settings["train.optm_lr"]
         assert run["model"]["config"]["lora_rank"] == settings["policy.lora.r"]
         assert run["model"]["config"]["lora_alpha"] == settings["policy.lora.lora_alpha"]
+        assert run["model"]["config"]["lora_dropout"] == settings["policy.lora.lora_dropout"]
         assert run["trainer"]["seed"] == settings["trainer.seed"]
         assert len(line["validations"]) == steps
 

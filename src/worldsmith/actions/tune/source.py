@@ -95,7 +95,7 @@ class Source:
     def output_folder(self) -> str | None:
         """The folder that a spec names for its results; None where nothing names one."""
         named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
-        return next((folder for folder in named if folder), None)
+        return next((folder.removeprefix("file://") for folder in named if folder), None)
 
 
 FOLDERS = ("results_dir", "train.output_dir")

@@ -184,7 +184,7 @@ def translate_sampling(files: Sequence[str], words: Sequence[str] = ()) -> tuple
     """The settings of `worldsmith generate`, and the model. Raises ConfigError with every mistake of the stack."""
     t = translate(read_stack(files, words, ROWS, sections=("model", "args")))
     settings = t.data.pop(OURS.rstrip("."), {})
-    tree = t.onto(get_recipe(RECIPE), {})
+    tree: Any = t.onto(get_recipe(RECIPE), {})
     if t.problems:
         raise ConfigError(t.problems, where="the stack")
     t.spans = {path[1:]: span for path, span in t.spans.items() if path[0] == OURS.rstrip(".")}

@@ -43,7 +43,7 @@ class Lora(Config):
     """Rank of the adapters."""
     lora_alpha: Annotated[Factor, Search(choices=(1, 2, 4), ratio_of="policy.lora.r", on=True), Popular()] = 8.0
     """Scale of the adapters; their effect is lora_alpha / r."""
-    lora_dropout: DropoutRate = 0.0
+    lora_dropout: Annotated[DropoutRate, Search(low=0.0, high=0.1, on=True)] = 0.0
     """Fraction of the adapters' input elements that dropout sets to zero in training."""
     target_modules: list[str] | str | None = None
     """Layers that get an adapter, or all-linear."""
