@@ -5,28 +5,55 @@ from __future__ import annotations
 import re
 
 LETTERS = "ABCD"
-AROUND = " \t\r\n*_`\"'()[]{}.,:;!<>$"
-LEADING = re.compile(r"\W*(?:(?:option|choice)\s+)?([A-Za-z])\s*[).:,\]]", re.IGNORECASE)
-"""An option as it is listed: "B) …", "(B) …", "B. …", "Option B: …"."""
-MARKED = re.compile(
-    r"(?i:\banswer\s*(?:is\b\s*:?|:)\W*(?:(?:option|choice)\s+)?)(?:([A-Z])\b|([a-z])\b(?=\W*$|[).:,]))"
+_OPTION = r"(?<![A-Za-z0-9])[(\[{]?([A-Ja-j])[)\]}]?(?![A-Za-z0-9'’])"
+_CAPITAL = _OPTION.replace("A-Ja-j", "A-J")
+_ARTICLE = r"(?<![A-Za-z])A(?=\s+(?!(?:because|since|as|is|due|given|for|based|with)\b)[a-z])"
+"""An A that begins "A person walks", unlike that of "A because …"."""
+_END = r"(?=[ \t]*(?:\Z|[).:,;!\n]))"
+_NAMED = r"(?:(?:option|choice|letter)\s+)?"
+QUOTES = " \t\r\n\"'“”‘’<>"
+MARKUP = re.compile(r"\\(?:text|textbf|mathbf|mathrm|bf)\b|[*`#$]")
+BOXED = re.compile(r"\\boxed\s*\{+([^{}]*)\}")
+JOINED = re.compile(
+    rf"(?:(?i:\b(?:both|either|neither)\s+))?{_NAMED}{_CAPITAL}"
+    rf"(?:\s*(?:,\s*(?:and|or|nor)?|/|&|and|or|nor)\s*{_NAMED}{_CAPITAL}(?!\s*[:.)]\s*[A-Za-z]))+"
 )
-"""A small letter counts before punctuation or at the end only: "the answer is a car" names no option."""
+"""Several options at once, such as "both A and B": they choose none."""
+STATED = re.compile(
+    rf"(?i:\b(?:answer|option|choice)\s*(?:(?:is|was|must\s+be|should\s+be|would\s+be|will\s+be)\b|[:：=–—\n-])"
+    rf"|\b(?:choose|chose|select|selected|pick|picked|go\s+with)\b|答案(?:应该)?[是为]?|选(?:项|择)?)"
+    rf"[^\w([{{]*(?i:(?:the\s+)?{_NAMED})(?:{_CAPITAL}|{_OPTION.replace('A-Ja-j', 'a-j')}{_END})"
+    rf"|(?i:(?:^|[.;:,\n]|\b(?:option|choice|answer|letter|that|so|thus|therefore))\s*){_CAPITAL}"
+    rf"\s+(?i:(?:is|seems|looks)\s+(?:the\s+)?(?:most\s+)?(?:correct|right|best|accurate|plausible|likely)\b)"
+)
+"""What a text calls its answer. A small letter counts at an end only: "the answer is a car" names no option."""
+LISTED = re.compile(rf"(?:^|\n)\s*{_NAMED}{_CAPITAL}\s*[).:\]]", re.IGNORECASE)
+INLINE = re.compile(rf"{_CAPITAL}(?<=[)\]])|{_CAPITAL}(?=[.:])")
+LEADING = re.compile(rf"[^\w([{{]*(?i:{_NAMED}){_OPTION}(?:\s*[.:,]|(?<=[)\]}}])|[ \t]*(?:\n|\Z)|\s+[-–—])")
+"""A letter that a text begins with: "B) …", "(B) …", "B. …", "Option B: …", "B - …", or alone in its line."""
 
 DIRECTIONS = ("going straight", "turning right", "turning left")
 
 
 def parse_letter(text: str, letters: str = LETTERS) -> str | None:
-    """The option, in upper case: the whole text but for punctuation, or the letter that an option is listed with, or
-    the last one after "answer is" or "answer:"."""
-    alone = text.strip(AROUND)
-    leading, marked = LEADING.match(text), MARKED.findall(text)
-    found = [
-        alone if len(alone) == 1 else "",
-        leading[1] if leading else "",
-        "".join(marked[-1]) if marked else "",
-    ]
-    return next((letter.upper() for letter in found if letter and letter.upper() in letters), None)
+    """The option that a text chooses, in upper case: the one in the last ``\\boxed{}``, else the last one that the
+    text calls its answer, else the one that it begins with. None for several at once and for an echo of the options."""
+    text = MARKUP.sub("", text)
+    if boxed := BOXED.findall(text):
+        text = boxed[-1]
+    text = text.strip(QUOTES)
+    said = JOINED.sub(" ", re.sub(_ARTICLE, "a", text))
+    stated = ["".join(groups) for groups in STATED.findall(said)]
+    leading = LEADING.match(said)
+    if not stated and leading and not _is_echo(said):
+        stated = [leading[1]]
+    letter = stated[-1].upper() if stated else ""
+    return letter if letter and letter in letters else None
+
+
+def _is_echo(text: str) -> bool:
+    """Whether the options of the question are repeated: two of them in lines of their own, or three in a row."""
+    return len(set(LISTED.findall(text))) > 1 or len(set(map("".join, INLINE.findall(text)))) > 2
 
 
 def parse_direction(text: str) -> str | None:
