@@ -6,6 +6,7 @@ import re
 
 from worldsmith.cli.parent_words import PARENT, PARENT_KEY
 from worldsmith.config.errors import UserError
+from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
 from worldsmith.config.specs.spec_file import read_spec
 from worldsmith.config.specs.translation import Translation, require_translated
@@ -28,8 +29,8 @@ _DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
 def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     """Reads the spec that ``--spec`` names and takes the dotted words out of the others.
 
-    A parent, of the spec or of the command line, stands for the model. Raises UserError for a command without specs,
-    and ConfigError for mistakes in the spec.
+    A parent, of the spec or of the command line, replaces the model that the file names. Raises UserError for a command
+    without specs and for a word that names a model in addition to a parent, ConfigError for mistakes in the spec.
     """
     form_name = COMMANDS.get(name, name)
     if not reads_specs(name):
@@ -44,14 +45,21 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     key = MODEL_KEYS.get(form_name)
     parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
     if parent and key:
-        if spec.is_stated(key):
-            raise UserError(f"{file}: {key} and a parent, {parent}, both name the model; leave one of them out")
+        for word in dotted:
+            if key_of_word(form, word) == key:
+                raise UserError(f"{word} and a parent, {parent}, both name the model; leave one of them out")
+        named = spec.get(key) if spec.is_stated(key) else None
         section = key[: key.rfind(".") + 1]
         spec = read_spec(form, file, [*dotted, f"{key}={PARENT_KEY}", f"{section}enable_lora=false"])
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if parent and key:
         leave_to_parent(words.spec)
+        words.spec.lines = [line for line in words.spec.lines if line.key != key]
+        instead = f", in place of {named}" if named else ""
+        words.spec.say(
+            key, "approximated" if named else "unneeded", f"the model is that of the parent, {parent}{instead}"
+        )
 
 
 def read_stack_words(words: Words, *, settings: str) -> None:
@@ -78,6 +86,13 @@ def read_stack_words(words: Words, *, settings: str) -> None:
 def reads_specs(name: str) -> bool:
     """Whether there are specs of a command."""
     return COMMANDS.get(name, name) in MODULES
+
+
+def key_of_word(form: SpecForm, word: str) -> str:
+    """The key that a word sets, by its own name; "" for a word that takes a key away."""
+    key = word.removeprefix("+").partition("=")[0]
+    key = key.removeprefix(f"{form.wrapper}.") if form.wrapper else key
+    return form.aliases.get(key, key)
 
 
 def leave_to_parent(t: Translation) -> None:

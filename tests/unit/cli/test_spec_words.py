@@ -15,6 +15,7 @@ from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.specs.forms import MODULES, form_of
+from worldsmith.config.specs.translation import warnings
 from worldsmith.config.write.spec_template import spec_template
 
 COMMANDS = ["evaluate", "quantize", "gaps", "infer"]
@@ -85,16 +86,21 @@ def test_a_mistake_is_shown_where_it_stands(template: str) -> None:
 
 @pytest.mark.parametrize("template", ["quantize"], indirect=True)
 def test_a_parent_stands_for_the_model(template: str) -> None:
+    """In place of the one that the file names, with a warning; next to one that a word names it is an error."""
     text = Path(template).read_text(encoding="utf-8")
-    with pytest.raises(UserError, match="both name the model"):
-        read("quantize", SPEC, template, "--parent", "runs/a")
-    Path(template).write_text(text.replace("\nmodel_path =", "\n#model_path ="), encoding="utf-8")
-    for words in (["--parent", "runs/a"], ["parent_job_id=runs/a"]):
-        sorted_words = sort([SPEC, template, *words], list(kinds_of("quantize").values()))
-        read_spec_words("quantize", sorted_words, settings=SETTINGS)
-        assert sorted_words.own["--parent"] == "runs/a"
-        assert sorted_words.spec is not None
-        assert "model" not in sorted_words.spec.data
+    for content in (text, text.replace("\nmodel_path =", "\n#model_path =")):
+        Path(template).write_text(content, encoding="utf-8")
+        for words in (["--parent", "runs/a"], ["parent_job_id=runs/a"]):
+            sorted_words = sort([SPEC, template, *words], list(kinds_of("quantize").values()))
+            read_spec_words("quantize", sorted_words, settings=SETTINGS)
+            assert sorted_words.own["--parent"] == "runs/a"
+            assert sorted_words.spec is not None
+            assert "model" not in sorted_words.spec.data
+            told = [line for line in warnings(sorted_words.spec) if "model_path" in line]
+            assert ["in place of results/train/" in line for line in told] == [True] * (content == text)
+    for name in ("model_path", "model.model_path"):
+        with pytest.raises(UserError, match="both name the model"):
+            read("quantize", SPEC, template, f"{name}=x", "--parent", "runs/a")
     with pytest.raises(ConfigError, match=r"model\.model_path"):
         read("quantize", SPEC, template)
 

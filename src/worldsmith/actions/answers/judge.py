@@ -24,6 +24,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.distributed.world import World, start_world, stop_world
+from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.compare import compare
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.reading import split_answer
@@ -34,7 +35,7 @@ from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, write_lineage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MERGED = "merged"
 NAMED = 10
@@ -65,7 +66,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
         task_field: str = ""
         """by_record and metropolis_sgd: the field of a record that names its kind; "" = task, and category."""
         metrics: list[Metric] = field(default_factory=lambda: ["bleu", "rouge"])
-        """What is measured of free text beside exact and soft matches."""
+        """What is measured of free text in addition to exact and soft matches. bertscore is skipped with a warning if
+        its default model is not on this machine."""
+        bertscore: BertScore.Config = field(default_factory=BertScore.Config)
+        """The text encoder of bertscore."""
         soft_threshold: Share = 0.8
         """A soft match has a token F1 of at least this."""
         slices: list[str] = field(default_factory=list)
@@ -124,6 +128,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         yield from (f"noted    {flag}" for flag in exam.dataset.flags())
         yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
+        yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())
         yield f"folder   {self.config.out}"
 
     def run(self) -> Result:
@@ -133,11 +138,13 @@ class JudgeAnswers(AnswerAction, WritingAction):
         saved = SavedAnswers(out)
         try:
             world = start_world()
+            for name, reason in exam.skipped_metrics.items() if world.is_main else ():
+                logger.warning("%s is skipped: %s", name, reason)
             merged, mistake = world.broadcast(self.begin(out, saved, model) if world.is_main else None)
             if mistake:
                 raise UserError(mistake)
             for flag in exam.dataset.flags() if world.is_main else ():
-                log.warning("%s: %s", flag, flag.named)
+                logger.warning("%s: %s", flag, flag.named)
             self.ask(exam, model, saved, world, None if merged is None else merged.folder)
             world.barrier()
             return self.finish(exam, model, saved, merged) if world.is_main else Result()
@@ -152,9 +159,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
         asked = read_records(dataset, limit=config.limit, task_field=name, slices=config.slices)
         tasks = Tasks(metrics=config.metrics, soft_threshold=config.soft_threshold)
         chosen = tasks.choose(config.task, asked.truths, asked.kinds)
+        skipped = tasks.use(config.bertscore.build(), chosen.values()) if "bertscore" in config.metrics else ""
         if config.against is not None:
             read_results(config.against)
-        return Exam(dataset, asked, chosen)
+        return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
         """What one process does for all: the model with its adapter, if it has one, and what all have to refuse."""
@@ -226,6 +234,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         facts = {
             **measure(rows, exam.tasks, config.task),
             **describe(rows),
+            "skipped_metrics": exam.skipped_metrics,
             "slices": measure_slices(rows),
             "dataset": exam.dataset.name,
             "model": str(model.folder),
@@ -255,6 +264,8 @@ class Exam:
     asked: Asked
     tasks: Mapping[str, Task]
     """By the id of the record."""
+    skipped_metrics: Mapping[str, str]
+    """Metrics that cannot be computed, with the reason."""
 
     @property
     def kinds(self) -> str:

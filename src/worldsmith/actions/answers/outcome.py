@@ -22,7 +22,8 @@ NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
 """What the accuracy is called in the last line."""
 BESIDE = (
     "balanced_accuracy", "precision", "recall", "f1", "soft_accuracy", "token_f1", "bleu", "rouge1", "rouge2", "rougeL",
-    "rougeLsum", "mean_absolute_error", "spearman_correlation", "majority_baseline", "final_weighted_score",
+    "rougeLsum", "bertscore_f1", "mean_absolute_error", "spearman_correlation", "majority_baseline",
+    "final_weighted_score",
 )  # fmt: skip
 
 

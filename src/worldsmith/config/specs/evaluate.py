@@ -135,7 +135,7 @@ class MetricsTable(Config):
     names: list[Literal["bleu", "rouge", "bertscore"]] = field(default_factory=lambda: ["bleu", "rouge"])
     """Which are computed beside exact and soft accuracy."""
     bertscore_model: str = "microsoft/deberta-xlarge-mnli"
-    """Model that compares texts."""
+    """Folder or hub name of the model that compares texts."""
     bertscore_lang: str = "en"
     """Its language."""
     bertscore_device: str = "cpu"

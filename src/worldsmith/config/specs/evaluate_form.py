@@ -1,6 +1,8 @@
-"""What becomes of the keys of an evaluation's spec: the settings of `worldsmith evaluate`."""
+"""Maps the keys of an evaluation spec to the settings of `worldsmith evaluate`."""
 
 from __future__ import annotations
+
+import os
 
 from worldsmith.config.specs.evaluate import EvaluateSpec
 from worldsmith.config.specs.form import SpecForm, approximated, computed, refused, renamed, unneeded
@@ -27,7 +29,7 @@ TOP_P = 0.95
 
 @computed("model.model_name", "model.enable_lora", "model.base_model_path")
 def model(t: Translation) -> None:
-    put_model(t, "model.model_name", "model.", base_to="model")
+    put_model(t, "model.model_name", "model.")
 
 
 @computed("results_dir", "model.save_folder")
@@ -68,20 +70,25 @@ def task(t: Translation) -> None:
 def gpus(t: Translation) -> None:
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
-        text = "a model is not split over GPUs here: each process has all of it"
-        t.refuse("model.tp_size", text, "set model.tp_size = 1; several GPUs share the records")
-        return
-    t.say("model.tp_size", "kept", "as it is here")
-    if shard >= number:
-        t.refuse("evaluation.shard_id", f"there are num_gpus = {number} shards, which count from 0, found {shard}")
+        text = f"a model is not split over {size} GPUs here: each process has all of it, and they share the records"
+        t.say("model.tp_size", "approximated", text)
+    else:
+        t.say("model.tp_size", "kept", "as it is here")
+    number = max(number, size)
+    shards, running = max(1, number // size), int(os.environ.get("WORLD_SIZE", "1"))
+    if shard >= shards:
+        told = f"there are num_gpus / tp_size = {shards} shards, which count from 0, found {shard}"
+        t.refuse("evaluation.shard_id", told)
     elif shard:
-        t.put("shard", f"{shard}/{number}", source="evaluation.shard_id")
-        t.say("evaluation.shard_id", "renamed", f"shard = {shard}/{number}")
+        t.put("shard", f"{shard}/{shards}", source="evaluation.shard_id")
+        t.say("evaluation.shard_id", "renamed", f"shard = {shard}/{shards}")
         t.say("num_gpus", "kept", "the number of shards")
     else:
-        more = f"one process: worldsmith launch --nproc-per-node {number} evaluate … has more"
+        way = f"worldsmith launch --nproc-per-node {number} evaluate --spec {t.spec.source} …"
+        more = f"this command runs {running} of {number} processes, each with a GPU of its own; {way} runs them all"
         t.say("evaluation.shard_id", "unneeded", "all records")
-        t.say("num_gpus", "kept" if number == 1 else "approximated", "as it is here" if number == 1 else more)
+        enough = number <= running
+        t.say("num_gpus", "kept" if enough else "approximated", "as it is here" if enough else more)
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
@@ -110,16 +117,24 @@ def frames(t: Translation) -> None:
     put_frames(t, "vision.", count="nframes", default=8)
 
 
-@computed("metrics.names")
+@computed("metrics.names", "metrics.bertscore_model", "metrics.bertscore_device", "metrics.bertscore_batch_size")
 def metrics(t: Translation) -> None:
-    names = t.get("metrics.names")
-    if "bertscore" in names:
-        way_out = f"metrics.names = {[name for name in names if name != 'bertscore']}".replace("'", '"')
-        t.refuse("metrics.names", "bertscore asks another model, which is not loaded here", way_out)
-    else:
-        t.move("metrics.names", "metrics", "renamed")
+    t.move("metrics.names", "metrics", "renamed")
+    keys = (("metrics.bertscore_model", "model"), ("metrics.bertscore_device", "device"),
+            ("metrics.bertscore_batch_size", "batch_size"))  # fmt: skip
+    for key, name in keys:
+        if "bertscore" in t.get("metrics.names"):
+            t.move(key, f"bertscore.{name}", "renamed")
+        else:
+            t.say(key, "unneeded", "metrics.names has no bertscore")
 
 
+DECODING = (
+    "video_decoder", "video_cache_size", "frame_transfer", "process_threads", "decoder_cache_size", "decoder_threads",
+    "decoder_device", "dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
+    "dataloader_persistent_workers",
+)  # fmt: skip
+"""Settings of 7.2 for how videos are decoded and handed over."""
 NO_SERVER = "answers come from this process; there is no server in between"
 ROWS = (
     questions,
@@ -157,16 +172,11 @@ ROWS = (
         way_out="set it to 0; generation.repetition_penalty is honoured",
         but=(0.0,),
     ),
-    unneeded(
-        "metrics.bertscore_model",
-        "metrics.bertscore_lang",
-        "metrics.bertscore_device",
-        "metrics.bertscore_batch_size",
-        why="there is no bertscore here",
-    ),
+    unneeded("metrics.bertscore_lang", why="it chooses a model, and metrics.bertscore_model names one"),
     renamed("results.save_individual_results", "item_files"),
     renamed("results.save_confusion_matrix", "confusion_picture"),
-    approximated("results.save_metrics_summary", "", "metrics.json is always written"),
+    approximated("results.save_metrics_summary", "", "metrics.json is always written", but=(True,)),
+    unneeded(*(f"vision.{name}" for name in DECODING), why="how fast videos are read, not what is read", outside=True),
     PARENT,
 )
 
@@ -174,7 +184,19 @@ FORM = SpecForm(
     "evaluate",
     EvaluateSpec,
     ROWS,
-    aliases={"vision.num_frames": "vision.nframes"},
-    wrapper="evaluate",
     instead={SEVERAL: WITHOUT},
+    aliases={"vision.num_frames": "vision.nframes", "evaluation.fps": "vision.fps"},
+    wrapper="evaluate",
+    left_open={
+        **dict.fromkeys(("dataset.annotation_path", "model.model_name", "results_dir"), ""),
+        "model.dtype": "",
+        "model.max_length": 0,
+        "evaluation.answer_type": "",
+        "evaluation.batch_size": 0,
+        "vision.nframes": 0,
+        "vision.min_pixels": 0,
+        "vision.max_pixels": 0,
+        "generation.max_tokens": 0,
+        "num_gpus": 0,
+    },
 )

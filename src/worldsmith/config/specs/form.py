@@ -45,6 +45,8 @@ class SpecForm:
     """A key below which some files have everything."""
     instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """A key of the root that replaces sections, and what these have then where the spec leaves them out."""
+    left_open: Mapping[str, Any] = field(default_factory=dict)
+    """Keys with the value by which a template leaves them open: one with this value counts as left out."""
     free: tuple[str, ...] = ()
     """Sections that take further keys, unless one looks like a slip of a key that there is."""
 
@@ -61,6 +63,7 @@ class Stated(Protocol):
 
     source: str
     outside: dict[str, Any]
+    open: dict[str, Any]
     problems: list[Problem]
 
     @property
@@ -97,7 +100,7 @@ def approximated(
     def act(t: Translation, keys: Sequence[str]) -> None:
         if to:
             t.move(key, to, "approximated", convert=convert, why=why)
-        elif _is_one_of(t.get(key), but):
+        elif is_one_of(t.get(key), but):
             t.say(key, "kept", "as it is here")
         else:
             t.say(key, "approximated", why)
@@ -105,7 +108,7 @@ def approximated(
     return Row((key,), "approximated", act, why)
 
 
-def _is_one_of(value: Any, others: tuple[Any, ...]) -> bool:
+def is_one_of(value: Any, others: tuple[Any, ...]) -> bool:
     """``True == 1``: the types have to agree too."""
     return any(value == other and type(value) is type(other) for other in others)
 
@@ -125,7 +128,7 @@ def refused(*keys: str, why: str, way_out: str, but: tuple[Any, ...] = (), outsi
 
     def act(t: Translation, keys: Sequence[str]) -> None:
         for key in keys:
-            if not outside and _is_one_of(t.get(key), but):
+            if not outside and is_one_of(t.get(key), but):
                 t.say(key, "kept", "as it is here")
             else:
                 t.refuse(key, why, way_out)

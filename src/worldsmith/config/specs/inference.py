@@ -47,7 +47,7 @@ class InferenceSpec(Config):
 
 @computed("model_path", "enable_lora", "base_model_path")
 def model(t: Translation) -> None:
-    put_model(t, "model_path", "", base_to="model")
+    put_model(t, "model_path", "")
 
 
 @computed("fps", "num_frames", "total_pixels")
@@ -88,4 +88,5 @@ FORM = SpecForm(
         renamed("max_new_tokens", "max_new_tokens"),
         PARENT,
     ),
+    left_open=dict.fromkeys(("model_path", "media", "prompt", "results_dir"), ""),
 )

@@ -77,7 +77,7 @@ class QuantizeSpec(Config):
 
 @computed("model.model_path", "model.enable_lora", "model.base_model_path")
 def model(t: Translation) -> None:
-    put_model(t, "model.model_path", "model.", base_to="base")
+    put_model(t, "model.model_path", "model.")
 
 
 def is_measured(t: Translation) -> bool:
@@ -131,6 +131,19 @@ def questions(t: Translation) -> None:
     )
 
 
+@computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
+def hub(t: Translation) -> None:
+    name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
+    if name and not records:
+        why = "data sets of the hub are not read here"
+        way_out = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
+        t.refuse(f"{CALIBRATION}dataset_id", why, way_out)
+        return
+    text = "annotation_path has the records" if records else "no data set of the hub is named"
+    t.say(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)
+    t.say(f"{CALIBRATION}split", "unneeded", text)
+
+
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: Translation) -> None:
     text = "nothing is moved into the weights first; activations keep a range for each token, or a measured one"
@@ -145,13 +158,7 @@ FORM = SpecForm(
         samples,
         questions,
         smoothing,
-        refused(
-            "calibration_dataset.dataset_id",
-            "calibration_dataset.split",
-            why="data sets of the hub are not read here",
-            way_out='give calibration_dataset.annotation_path, and set this to ""',
-            but=("",),
-        ),
+        hub,
         refused(
             "quantization_method.kv_precision",
             why="keys and values are remembered in the number format of the activations",
@@ -161,6 +168,7 @@ FORM = SpecForm(
         renamed("results_dir", "out"),
         PARENT,
     ),
+    left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),
     aliases={
         "model_path": "model.model_path",
         "enable_lora": "model.enable_lora",

@@ -61,11 +61,8 @@ def move_if_any(t: Translation, key: str, to: str, otherwise: str) -> None:
         t.say(key, "unneeded", otherwise)
 
 
-def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None:
-    """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot.
-
-    `base_to` is our field for an adapter's base: "base" has the adapter in `model`, "model" has it in `adapter`.
-    """
+def put_model(t: Translation, model: str, section: str) -> None:
+    """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     name, named = t.get(model), t.get(base)
     if not t.get(lora):
@@ -81,14 +78,14 @@ def put_model(t: Translation, model: str, section: str, *, base_to: str) -> None
         why = f"no base: {Path(name) / ADAPTER_CONFIG} names none"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
-    t.move(model, "adapter" if base_to == "model" else "model", "renamed", convert=model_place)
+    t.move(model, "adapter", "renamed", convert=model_place)
     t.say(lora, "kept", "the adapter is merged with its base")
     try:
-        t.put(base_to, model_place(found), source=base)
+        t.put("model", model_place(found), source=base)
     except ValueError as error:
         t.refuse(base, str(error))
         return
-    t.say(base, "renamed", f"{base_to} = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
+    t.say(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
 
 
 def put_frames(t: Translation, section: str, *, count: str, default: int | None = None) -> None:

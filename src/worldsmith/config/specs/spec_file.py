@@ -10,7 +10,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.specs.form import Row, SpecForm
+from worldsmith.config.specs.form import Row, SpecForm, is_one_of
 from worldsmith.config.specs.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.check import parse_toml
@@ -41,6 +41,8 @@ class Spec:
     """Stated keys that are no fields, with their values: known ones of the rows, and further ones of free sections."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
+    open: dict[str, Any] = field(default_factory=dict)
+    """Keys that a template leaves open, with the value that says so."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -85,7 +87,7 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
         _move(document, parse_path(alias), parse_path(key), problems)
     for override in parse_overrides(words, problems):
         _apply(document, form, override, problems)
-    spec = Spec(form, file, None, {}, problems=problems)
+    spec = Spec(form, file, None, {}, problems=problems, open=_take_open(document, form))
     _take_outside(spec, document)
     for key, sections in form.instead.items():
         for name, values in sections.items() if document.data.get(key) else ():
@@ -161,7 +163,9 @@ def _unwrap(document: Document, wrapper: str) -> Document:
 
 def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
     """Walks to the leaf and sets it, or takes it away; the dotted word is never a key itself."""
-    shown = form.aliases.get(format_path(override.path), format_path(override.path))
+    wrapped = len(override.path) > 1 and override.path[0] == form.wrapper and form.wrapper not in document.data
+    shown = format_path(override.path[1:] if wrapped else override.path)
+    shown = form.aliases.get(shown, shown)
     path = parse_path(shown)
     parent: Any = document.data
     for part in path[:-1]:
@@ -225,6 +229,18 @@ def _move(document: Document, source: Path, target: Path, problems: list[Problem
     parent[target[-1]] = value
     for path in [path for path in document.spans if starts_with(path, source)]:
         document.spans[(*target, *path[len(source) :])] = document.spans.pop(path)
+
+
+def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
+    """Takes values that leave their keys open out of the data."""
+    found = {}
+    for key, value in form.left_open.items():
+        path = parse_path(key)
+        parent = find(document.data, path[:-1])
+        if isinstance(parent, dict) and path[-1] in parent and is_one_of(parent[path[-1]], (value,)):
+            found[key] = parent.pop(path[-1])
+            _forget(document, path)
+    return found
 
 
 def _take_outside(spec: Spec, document: Document) -> None:

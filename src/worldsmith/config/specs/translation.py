@@ -91,6 +91,10 @@ class Translation:
 
     def say(self, key: str, outcome: Outcome, text: str, *, loud: bool = False) -> None:
         """A line of the report, of a section one for each key that is stated; a loud one is a warning too."""
+        if key in self.spec.open:
+            told, loud = f"{shown(self.spec.open[key])} leaves it open: {text}", outcome in ("renamed", "approximated")
+            self.lines.append(Line(key, "approximated" if loud else outcome, told, stated=True, loud=loud))
+            return
         below = [leaf for leaf in self.spec.keys if leaf.startswith(f"{key}.") and self.is_stated(leaf)]
         self.lines += [Line(told, outcome, text, self.is_stated(told), loud) for told in below or [key]]
 

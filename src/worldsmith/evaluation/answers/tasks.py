@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.choices import DIRECTIONS, LETTERS, parse_direction, parse_letter, parse_side
 from worldsmith.evaluation.answers.classes import measure_classes
 from worldsmith.evaluation.answers.numbers import measure_numbers
@@ -80,10 +81,12 @@ class Tasks:
     """The tasks with the settings of an evaluation."""
 
     def __init__(self, *, metrics: Sequence[Metric], soft_threshold: float) -> None:
+        self.bert_score: BertScore | None = None
         texts = partial(measure_texts, metrics=metrics, soft_threshold=soft_threshold)
 
         def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
-            return texts([answer or None for answer in answers], list(map(plain, truths)))
+            said, true = [answer or None for answer in answers], list(map(plain, truths))
+            return texts(said, true, bert_score=self.bert_score)
 
         self.text = Task("text", lambda text: text or None, "a text", measure, is_exact)
         self.scores = Task("scores", parse_score, "a score from 1 to 5", measure_scores, truths_may_lack=True)
@@ -115,6 +118,17 @@ class Tasks:
                     "mend the annotation, or choose another --task"
                 )
         return chosen
+
+    def use(self, bert_score: BertScore, chosen: Iterable[Task]) -> str:
+        """Measures texts with `bert_score` too. Returns why not, where tasks have texts and the default model is not
+        on this machine. Raises UserError for another model that cannot be used."""
+        if all(task.measure is not self.text.measure for task in chosen):
+            return ""
+        if bert_score.find_folder() is None:
+            name = bert_score.config.model
+            return f"{name} is not on this machine. Run `hf download {name}`, or set bertscore.model to its folder"
+        self.bert_score = bert_score
+        return ""
 
     def named(self, name: str, truths: Sequence[str]) -> Task:
         if name == "auto":

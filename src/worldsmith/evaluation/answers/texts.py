@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.reading import normalize, token_f1
 from worldsmith.evaluation.intervals import mean_interval, share_interval
 
-Metric = Literal["bleu", "rouge"]
+if TYPE_CHECKING:
+    from worldsmith.evaluation.answers.bert_score import BertScore
+
+Metric = Literal["bleu", "rouge", "bertscore"]
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 MISSING = (
     "{metric} is computed by the library '{library}', which is not installed; install it with "
@@ -23,11 +26,17 @@ def is_exact(answer: str, truth: str) -> bool:
 
 
 def measure_texts(
-    said: Sequence[str | None], true: Sequence[str], *, metrics: Sequence[Metric], soft_threshold: float
+    said: Sequence[str | None],
+    true: Sequence[str],
+    *,
+    metrics: Sequence[Metric],
+    soft_threshold: float,
+    bert_score: BertScore | None = None,
 ) -> dict[str, Any]:
     """Exact matches of normalized texts (`accuracy`), soft ones (token F1 of `soft_threshold` or more), and `metrics`.
 
-    BLEU is sacrebleu's, of the whole set, 0 to 100; ROUGE the mean F-measure of rouge-score, 0 to 1. None is wrong.
+    BLEU is sacrebleu's, of the whole set, 0 to 100; ROUGE the mean F-measure of rouge-score, 0 to 1; BERTScore means of
+    `bert_score`, if there is one. None is wrong.
     Raises UserError when a library is missing.
     """
     answers, total = [answer or "" for answer in said], len(true)
@@ -51,6 +60,12 @@ def measure_texts(
         figures |= bleu(answers, true)
     if total and "rouge" in metrics:
         figures |= rouge(answers, true)
+    if total and bert_score is not None:
+        scores = bert_score.compare(answers, true)
+        for name in ("precision", "recall", "f1"):
+            values = [getattr(score, name) for score in scores]
+            figures |= {f"bertscore_{name}": mean(values), f"bertscore_{name}_interval": mean_interval(sorted(values))}
+        figures |= {"bertscore_model": bert_score.config.model, "bertscore_layer": bert_score.layer}
     return figures
 
 

@@ -191,14 +191,18 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
     assert {key: data[key] for key in ours} == ours
 
 
+HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"]
+
+
 @pytest.mark.parametrize(
     ("action", "words", "told", "way_out"),
     [
         ("evaluate", ["vision.fps=2"], "both say how many frames", "~vision.fps"),
-        ("evaluate", ["model.tp_size=8"], "not split over GPUs", "set model.tp_size = 1"),
-        ("evaluate", ["model.tp_size=2", "num_gpus=2"], "not split over GPUs", "set model.tp_size = 1"),
+        ("evaluate", ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"], "tp_size = 2 shards", ""),
+        ("evaluate", ["results_dir="], "results_dir: no value is given", "results_dir=VALUE"),
+        ("quantize", ["model.model_path="], "model.model_path: no value is given", "model.model_path=VALUE"),
+        ("inference", ["media="], "media: no value is given", "media=VALUE"),
         ("evaluate", ["evaluation.shard_id=1"], "which count from 0, found 1", ""),
-        ("evaluate", ["metrics.names=[bleu,bertscore]"], "bertscore asks another model", 'metrics.names = ["bleu"]'),
         ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
         ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
         ("evaluate", ["evaluation.answer_type=letter"], "letters are compared in multiple choice", "write freeform"),
@@ -209,8 +213,7 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
         ("evaluate", ["evaluation.limits=3"], "limits", "did you mean"),
         ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference stands for text only", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
-        ("quantize", ["dataset.dataset_id=lmms-lab/flickr30k"], "the hub are not read", "annotation_path"),
-        ("quantize", ["dataset.dataset_split=test[:1]"], "the hub are not read", "annotation_path"),
+        ("quantize", [*HUB, "dataset.annotation_path="], "the hub are not read", "annotation_path"),
         ("quantize", ["enable_lora=true"], "adapter_config.json names none", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
         ("inference", ["num_frames=8"], "both say how many frames", "~fps"),
@@ -254,6 +257,98 @@ def test_a_file_in_the_wrong_shape_is_said(document: Doc, told: str, tmp_path: P
     assert told in "\n".join(problem.render() for problem in translated(action, document, tmp_path).problems)
 
 
+def outcomes(translation: Translation) -> dict[str, str]:
+    return {line.key: line.outcome for line in translation.lines}
+
+
+@pytest.mark.parametrize("shape", [EVALUATE_70, {"evaluate": EVALUATE_70}], ids=["flat", "nested"])
+def test_words_may_have_the_prefix_of_a_nested_file(shape: Doc, tmp_path: Path) -> None:
+    words = ["evaluate.model.model_name=/mine", "evaluate.vision.num_frames=4", "+evaluate.evaluation.limit=3"]
+    data = good(translated("evaluate", shape, tmp_path, *words))
+    assert (data["model"], data["limit"], data["processor"]["media"]) == ("/mine", 3, {"nframes": 4})
+
+
+OPEN_72 = {
+    "model__dtype": "", "model__max_length": 0, "evaluation__answer_type": "", "evaluation__batch_size": 0,
+    "evaluation__seed": 0, "vision": {"num_frames": 0, "min_pixels": 0, "max_pixels": 0}, "generation__max_tokens": 0,
+    "metrics__names": [], "num_gpus": 0,
+}  # fmt: skip
+"""What the template of 7.2 leaves to a plan."""
+
+
+def test_zeros_of_a_template_leave_values_open(tmp_path: Path) -> None:
+    """The defaults of the earlier versions count, each with a warning, and no pixels are set; a seed of 0 is a seed."""
+    translation = translated("evaluate", changed(EVALUATE_70, task__type="", **OPEN_72), tmp_path)
+    data = good(translation)
+    shown = {"processor": {"media": {"nframes": 8}}, "max_new_tokens": 1024, "batch_size": 50, "dtype": "bfloat16"}
+    assert {key: data[key] for key in shown} == shown
+    assert (data["seed"], data["metrics"]) == (0, [])
+    told = "\n".join(warnings(translation))
+    for text in ("generation.max_tokens is approximated: 0 leaves it open: max_new_tokens = 1024", "vision.nframes"):
+        assert text in told
+    assert "max_pixels" not in told
+    words = ["generation.max_tokens=4", "vision.num_frames=2"]
+    data = good(translated("evaluate", changed(EVALUATE_70, **OPEN_72), tmp_path, *words))
+    assert (data["max_new_tokens"], data["processor"]["media"]) == (4, {"nframes": 2})
+
+
+def test_how_fast_videos_are_read_is_unneeded(tmp_path: Path) -> None:
+    keys = {key: 1 for row in form_of("evaluate").rows if row.outside for key in row.keys if key.startswith("vision.")}
+    assert len(keys) == 11
+    document = changed(EVALUATE_70, **{key.replace(".", "__"): value for key, value in keys.items()})
+    translation = translated("evaluate", document, tmp_path)
+    good(translation)
+    assert {outcomes(translation)[key] for key in keys} == {"unneeded"}
+    assert warnings(translation) == []
+
+
+def test_bertscore_goes_with_its_model(tmp_path: Path) -> None:
+    document = changed(
+        EVALUATE_70, metrics={"names": ["bleu", "bertscore"], "bertscore_model": "/models/roberta-large"}
+    )
+    data = good(translated("evaluate", document, tmp_path))
+    assert data["metrics"] == ["bleu", "bertscore"]
+    assert data["bertscore"] == {"model": "/models/roberta-large", "device": "cpu", "batch_size": 1}
+    assert "bertscore" not in good(translated("evaluate", document, tmp_path, "metrics.names=[bleu]"))
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "told"),
+    [
+        (
+            ["num_gpus=8"],
+            None,
+            "runs 1 of 8 processes, each with a GPU of its own; worldsmith launch --nproc-per-node 8",
+        ),
+        (["num_gpus=8"], "2", "runs 2 of 8 processes"),
+        (["num_gpus=8"], "8", ""),
+        (["model.tp_size=8"], None, "not split over 8 GPUs here"),
+        (["model.tp_size=8"], None, "runs 1 of 8 processes"),
+        ([], None, ""),
+    ],
+)
+def test_gpus_of_a_template_stop_nobody(
+    words: list[str], processes: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if processes:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    translation = translated("evaluate", EVALUATE_70, tmp_path, *words)
+    good(translation)
+    found = "\n".join(warnings(translation))
+    assert told in found
+    assert bool(found) == bool(told)
+
+
+def test_a_split_without_a_data_set_of_the_hub_is_ignored(tmp_path: Path) -> None:
+    split = translated("quantize", QUANTIZE_72, tmp_path, "dataset.dataset_split=test[:1]")
+    assert good(split) == good(translated("quantize", QUANTIZE_72, tmp_path))
+    assert outcomes(split)["calibration_dataset.split"] == "unneeded"
+    both = translated("quantize", QUANTIZE_72, tmp_path, *HUB)
+    assert good(both) == good(split)
+    assert "dataset_id is approximated: annotation_path has the records" in "\n".join(warnings(both))
+
+
 def adapter(folder: Path, **facts: str) -> str:
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(facts), encoding="utf-8")
@@ -270,7 +365,7 @@ def test_an_adapter_is_asked_with_its_base(tmp_path: Path) -> None:
     words = ["model.enable_lora=true", "model.base_model_path=hf_model://org/other"]
     assert good(translated("evaluate", document, tmp_path, *words))["model"] == "org/other"
     data = good(translated("quantize", changed(QUANTIZE_72, model_path=named, enable_lora=True), tmp_path))
-    assert (data["model"], data["base"]) == (named, "/models/base")
+    assert (data["model"], data["adapter"]) == ("/models/base", named)
 
 
 def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:

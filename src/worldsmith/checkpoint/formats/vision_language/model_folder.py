@@ -10,6 +10,7 @@ from typing import Any
 
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
+from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.models.model_files import local_folder
@@ -20,7 +21,7 @@ FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_INDEX = "*.index.json"
 ORIGINS = "tensor_origins.json"
 """In an assembled folder: where each of its tensors comes from."""
-OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json")
+OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json", f"*{LINEAGE}", "quantization.json")
 """Files that belong to the weights, not to what surrounds them."""
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
 """Settings that change nothing in what stored weights compute."""

@@ -46,6 +46,8 @@ class SatStack:
     """Those of them that SAT never read."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    open: dict[str, Any] = field(default_factory=dict)
+    """No key of a SAT file is left open."""
     won: dict[str, Any] = field(default_factory=dict)
     """Keys that a word says as well as a file, with the file's value."""
 

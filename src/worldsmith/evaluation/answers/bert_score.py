@@ -1,0 +1,141 @@
+"""BERTScore (Zhang et al. 2020): similarity of the tokens of two texts in a text encoder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from worldsmith.config.declare.configurable import Configurable
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.models.model_files import find_local
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = ("*.safetensors", "*.bin")
+FILES = ("config.json", "*.json", "*.txt", "*.model", *WEIGHTS)
+LAYERS = {
+    "bert-base-chinese": 8,
+    "bert-base-multilingual-cased": 9,
+    "bert-base-uncased": 9,
+    "bert-large-uncased": 18,
+    "deberta-base-mnli": 9,
+    "deberta-large-mnli": 18,
+    "deberta-v3-base": 9,
+    "deberta-v3-large": 12,
+    "deberta-xlarge-mnli": 40,
+    "distilbert-base-uncased": 5,
+    "roberta-base": 10,
+    "roberta-large": 17,
+    "roberta-large-mnli": 19,
+    "xlm-roberta-base": 9,
+    "xlm-roberta-large": 17,
+}
+"""Encoder -> the layer whose states agree best with people, as the library bert-score has it."""
+TOKENS, UNLIMITED = 512, 1_000_000
+"""Longest text where a tokenizer states no limit, or one that is a placeholder."""
+
+
+class Scores(NamedTuple):
+    """Of one answer, each at most 1."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+class BertScore(Configurable):
+    """Compares texts by the states of a text encoder; each token of one text with the most similar one of the other.
+
+    As the library bert-score computes it: cosine similarity, special tokens have no weight, neither inverse document
+    frequencies nor a baseline.
+    """
+
+    class Config(Configurable.Config):
+        model: str = "microsoft/deberta-xlarge-mnli"
+        """Folder of a text encoder, or a hub name that is in the Hugging Face cache."""
+        layers: Count | None = None
+        """The states behind this layer are compared; null: the one that is known for the model."""
+        device: str = "cpu"
+        """cpu or cuda."""
+        batch_size: Count = 8
+        """Texts that the encoder reads at once."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def find_folder(self) -> Path | None:
+        """The folder of the encoder; None if the default one is not on this machine.
+
+        Raises UserError for another one that is not here, and for one whose layer is not known.
+        """
+        name = self.config.model
+        try:
+            found = find_local(name, file_patterns=FILES, field="bertscore.model")
+        except FileNotFoundError as error:
+            raise UserError(str(error)) from None
+        if not isinstance(found, Path) or not any(any(found.glob(pattern)) for pattern in WEIGHTS):
+            if name == BertScore.Config().model:
+                return None
+            raise UserError(f"bertscore.model {name}: its weights are not on this machine. Run `hf download {name}`")
+        if self.layer is None:
+            known = ", ".join(LAYERS)
+            raise UserError(f"bertscore.model {name}: no layer is known for it (known: {known}); set bertscore.layers")
+        return found
+
+    @property
+    def layer(self) -> int | None:
+        return self.config.layers or LAYERS.get(self.config.model.rstrip("/").rpartition("/")[2])
+
+    def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[Scores]:
+        """The scores of each answer against its ground truth; 0 where one of them is empty."""
+        texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
+        size, states = self.config.batch_size, {}
+        for start in range(0, len(texts), size):
+            batch = texts[start : start + size]
+            states |= dict(zip(batch, self.encode(batch), strict=True))
+        return [score(*states[said.strip()], *states[true.strip()]) for said, true in zip(answers, truths, strict=True)]
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+        """States of unit length [tokens, width] and weights [tokens] of each text."""
+        import torch
+
+        tokenizer, model, limit = self.encoder
+        given = tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
+        ids, mask = given["input_ids"], given["attention_mask"].bool()
+        with torch.inference_mode():
+            out = model(ids.to(model.device), attention_mask=mask.to(model.device), output_hidden_states=True)
+        states = torch.nn.functional.normalize(out.hidden_states[self.layer].cpu().float(), dim=-1)
+        special = torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id])
+        weights = (mask & ~torch.isin(ids, special)).float()
+        return [(states[row, mask[row]], weights[row, mask[row]]) for row in range(len(texts))]
+
+    @functools.cached_property
+    def encoder(self) -> tuple[Any, Any, int]:
+        """Tokenizer, model, and the most tokens that a text may have."""
+        from transformers import AutoModel, AutoTokenizer
+
+        folder = self.find_folder()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModel.from_pretrained(folder).float().eval().to(self.config.device)
+        if self.layer is None or self.layer > model.config.num_hidden_layers:
+            most = model.config.num_hidden_layers
+            raise UserError(
+                f"bertscore.layers: {folder} has {most} layers, found {self.layer}; set it to {most} at most"
+            )
+        limit = tokenizer.model_max_length
+        return tokenizer, model, limit if limit < UNLIMITED else TOKENS
+
+
+def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> Scores:
+    """The greedy match of two texts; 0 if one of them has no token but special ones."""
+    if not said_weights.any() or not true_weights.any():
+        return Scores(0.0, 0.0, 0.0)
+    similar = said @ true.T
+    precision = float((similar.max(1).values * said_weights).sum() / said_weights.sum())
+    recall = float((similar.max(0).values * true_weights).sum() / true_weights.sum())
+    both = precision + recall
+    return Scores(precision, recall, 2 * precision * recall / both if both else 0.0)
