@@ -7,7 +7,10 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
-WORDS = ["the", "a", "car", "ball", "cat", "red", "it", "is", "turning", "turns", "left", "right", "falls", "down", "at", "and", "road", "stops"]
+WORDS = (
+    *("the", "a", "car", "ball", "cat", "red", "it", "is", "turning", "turns", "left", "right", "falls", "down"),
+    *("at", "and", "road", "stops"),
+)
 
 
 def write_text_encoder(folder: Path) -> None:

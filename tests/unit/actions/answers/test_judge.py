@@ -12,10 +12,12 @@ import pytest
 import torch
 from launch import launch
 from reasoner_runs import make_world
+from text_encoders import write_text_encoder
 
 from worldsmith.actions.answers import judge
 from worldsmith.cli.main import main
 from worldsmith.distributed.world import World
+from worldsmith.evaluation.answers.bert_score import BertScore
 
 BROKEN = {"id": "chat1", "video": "gone.mp4", "conversations": [
     {"from": "human", "value": "<video>\nWhere is it?"}, {"from": "gpt", "value": "nowhere"}]}  # fmt: skip
@@ -181,6 +183,35 @@ def test_what_is_drawn_depends_on_the_seed_alone(world: Path) -> None:
     said = [[row["response"] for row in rows_in(world / name)] for name in ("drawn", "drawn_twice", "drawn_otherwise")]
     assert said[0] == said[1]
     assert said[0] != said[2]
+
+
+def test_bertscore_is_for_texts_and_needs_its_encoder(
+    world: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Computed with a folder; skipped with a warning without the default one; not asked for where answers are words."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    write_text_encoder(tmp_path / "encoder")
+    scorer = ["--bertscore.model", str(tmp_path / "encoder"), "--bertscore.layers", "2"]
+
+    def figures(name: str, *words: str) -> dict[str, Any]:
+        shutil.copytree(alone, world / name)
+        assert evaluate(world, name, "--metrics", "bertscore", *words) == 1
+        return figures_in(world / name)
+
+    found = figures("scored", *scorer)
+    rows = [row for row in rows_in(world / "scored") if row["status"] == "ok"]
+    scores = BertScore.Config(model=str(tmp_path / "encoder"), layers=2).build()
+    expected = scores.compare([row["response"] for row in rows], [row["gt"] for row in rows])
+    assert found["bertscore_f1"] == pytest.approx(sum(score.f1 for score in expected) / len(rows))
+    assert (found["bertscore_layer"], found["skipped_metrics"]) == (2, {})
+    missing = figures("unscored")
+    assert "bertscore_f1" not in missing
+    assert "Run `hf download microsoft/deberta-xlarge-mnli`" in missing["skipped_metrics"]["bertscore"]
+    assert "bertscore is skipped" in caplog.text
+    caplog.clear()
+    assert evaluate(world, "words", "--metrics", "bertscore", "--task", "auto", "--limit", "2") == 0
+    assert figures_in(world / "words")["skipped_metrics"] == {}
+    assert "bertscore" not in caplog.text
 
 
 def test_nothing_to_ask_is_an_error(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

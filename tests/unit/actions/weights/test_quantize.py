@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from reasoner_runs import make_world
 from reasoners import from_pretrained
 from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
 
 from worldsmith.actions.weights.compare_answers import Said, compare
 from worldsmith.checkpoint.formats.find_model import load_model
@@ -138,6 +139,50 @@ def test_adapters_are_merged_into_their_base(world: Path, tmp_path: Path, capsys
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first)
     assert not list((tmp_path / "small").glob("adapter*"))
+
+
+@pytest.mark.parametrize("base", ["said by the spec", "said by the adapter"])
+def test_an_adapter_is_quantized_by_a_spec(base: str, world: Path, tmp_path: Path) -> None:
+    """In the words of TAO 7.2; the same numbers as of the model that PEFT has merged, and transformers loads them."""
+    config = LoraConfig(r=2, target_modules=r".*language_model.*down_proj", init_lora_weights=False)
+    adapted: Any = get_peft_model(from_pretrained(world / "model"), config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    for file in (world / "model").glob("*token*"):
+        shutil.copy(file, tmp_path / "merged")
+    stated = str(world / "model") if base == "said by the spec" else ""
+    spec = {
+        "results_dir": str(tmp_path / "small"),
+        "model": {"model_path": str(tmp_path / "adapter"), "enable_lora": True, "base_model_path": stated},
+        "dataset": {"dataset_id": "", "dataset_split": "test[:1]", "annotation_path": "", "media_dir": ""},
+        "quantize": {"quantization_scheme": "W4A16", "kv_precision": "bf16", "skip_test_generation": True},
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    assert main(["quantize", "--spec", str(tmp_path / "spec.json"), "--group-size", "32"]) == 0
+    words = ["--no-judge", "--scheme", "W4A16", "--group-size", "32"]
+    assert main(["quantize", str(tmp_path / "merged"), *words, "-o", str(tmp_path / "other")]) == 0
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("small", "other"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "small", dtype="auto")
+    logits = loaded(input_ids=torch.tensor([[5, 6, 7]])).logits
+    assert logits.isfinite().all()
+    assert {e["role"] for e in read_lineage(tmp_path / "small").inputs} == {"base", "adapter"}
+
+
+def test_the_record_of_a_quantized_export_is_its_own(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The export's record stays with the export: the chain is whole, and the result can be a parent."""
+    assert main(["export", str(world / "model"), "-o", str(tmp_path / "exported")]) == 0
+    assert main(["quantize", str(tmp_path / "exported"), "--no-judge", "-o", str(tmp_path / "small")]) == 0
+    record = read_lineage(tmp_path / "small")
+    assert (record.action, [Path(e["path"]).name for e in record.inputs]) == ("quantize", ["exported"])
+    capsys.readouterr()
+    assert main(["lineage", str(tmp_path / "small")]) == 0
+    said = capsys.readouterr().out
+    assert [action in said for action in ("quantize ", "export ", "nothing is missing or has changed")] == [True] * 3
+    assert main(["infer", "--parent", str(tmp_path / "small"), "--prompt", "Is it?", "--max-new-tokens", "2"]) == 0
 
 
 @pytest.mark.parametrize(
