@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import find_local
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class BertScore(Configurable):
     def find_folder(self) -> Path | None:
         """The folder of the encoder; None if the default one is not on this machine.
 
-        Raises UserError for another one that is not here, and for one whose layer is not known.
+        Raises UserError for another one that is not here, and for a layer that is not known or that it does not have.
         """
         name = self.config.model
         try:
@@ -84,6 +85,9 @@ class BertScore(Configurable):
         if self.layer is None:
             known = ", ".join(LAYERS)
             raise UserError(f"bertscore.model {name}: no layer is known for it (known: {known}); set bertscore.layers")
+        most = read_json_object(found / "config.json").get("num_hidden_layers", self.layer)
+        if self.layer > most:
+            raise UserError(f"bertscore.layers: expected at most {most}, which {name} has, found {self.layer}")
         return found
 
     @property
@@ -93,7 +97,8 @@ class BertScore(Configurable):
     def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[Scores]:
         """The scores of each answer against its ground truth; 0 where one of them is empty."""
         texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
-        size, states = self.config.batch_size, {}
+        size = self.config.batch_size
+        states: dict[str, tuple[Tensor, Tensor]] = {}
         for start in range(0, len(texts), size):
             batch = texts[start : start + size]
             states |= dict(zip(batch, self.encode(batch), strict=True))
@@ -118,14 +123,9 @@ class BertScore(Configurable):
         """Tokenizer, model, and the most tokens that a text may have."""
         from transformers import AutoModel, AutoTokenizer
 
-        folder = self.find_folder()
+        folder = str(self.find_folder())
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModel.from_pretrained(folder).float().eval().to(self.config.device)
-        if self.layer is None or self.layer > model.config.num_hidden_layers:
-            most = model.config.num_hidden_layers
-            raise UserError(
-                f"bertscore.layers: {folder} has {most} layers, found {self.layer}; set it to {most} at most"
-            )
         limit = tokenizer.model_max_length
         return tokenizer, model, limit if limit < UNLIMITED else TOKENS
 

@@ -50,8 +50,8 @@ def test_only_the_default_encoder_may_be_missing(encoder: str, monkeypatch: pyte
         BertScore.Config(model="org/other").build().find_folder()
     with pytest.raises(UserError, match="no such folder"):
         BertScore.Config(model="./nowhere", layers=1).build().find_folder()
-    with pytest.raises(UserError, match="has 2 layers, found 3"):
-        BertScore.Config(model=encoder, layers=3).build().compare(["car"], ["car"])
+    with pytest.raises(UserError, match=r"expected at most 2, .* found 3"):
+        BertScore.Config(model=encoder, layers=3).build().find_folder()
 
 
 def test_the_layer_of_a_known_encoder_is_known_by_the_name_of_its_folder() -> None:
