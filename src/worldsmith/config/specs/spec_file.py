@@ -91,7 +91,9 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
     _take_outside(spec, document)
     for key, sections in form.instead.items():
         for name, values in sections.items() if document.data.get(key) else ():
-            document.data.setdefault(name, dict(values))
+            section = document.data.setdefault(name, {})
+            if isinstance(section, dict):
+                document.data[name] = {**values, **section}
     inner = Document({}, {})
     _rename(spec, form.spec, document, inner, document.data, inner.data, (), ())
     default = unset_tree(form.spec)
