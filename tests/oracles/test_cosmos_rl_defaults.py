@@ -6,6 +6,8 @@ the package is installed; its other dependencies are not imported.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 import logging
 import math
@@ -24,7 +26,7 @@ from worldsmith.config.specs.train.spec import Lora, TrainSpec
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.training.scheduler import multiplier
 
-CONFIG = "policy/config/__init__.py"
+CONFIG, OPTIMIZER = "policy/config/__init__.py", "policy/trainer/optm/__init__.py"
 OTHERWISE = {
     "policy.parallelism.tp_size": "there is no tensor parallelism here, and a file need not say so",
     "train.train_policy.type": "left out is told apart from sft",
@@ -37,14 +39,17 @@ OF_TAO = ("custom", "train.optm_warmup_epochs", "validation.", "results_dir", "c
 """Keys that TAO has added."""
 
 
-def source_of_the_classes() -> str | None:
+def source_of(module: str) -> str:
+    """The text of a module of Cosmos-RL; the test is skipped without it."""
     given = os.environ.get("COSMOS_RL")
     if given and given.endswith(".whl"):
         with zipfile.ZipFile(given) as wheel:
-            return wheel.read(f"cosmos_rl/{CONFIG}").decode()
+            return wheel.read(f"cosmos_rl/{module}").decode()
     found = importlib.util.find_spec("cosmos_rl")
     folder = Path(given) if given else Path(found.origin).parent if found and found.origin else None
-    return (folder / CONFIG).read_text(encoding="utf-8") if folder else None
+    if folder is None:
+        pytest.skip("Cosmos-RL is not installed; COSMOS_RL=FILE.whl names its wheel")
+    return (folder / module).read_text(encoding="utf-8")
 
 
 def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -57,9 +62,7 @@ def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
     pytest.importorskip("pydantic")
-    text = source_of_the_classes()
-    if text is None:
-        pytest.skip("Cosmos-RL is not installed; COSMOS_RL=FILE.whl names its wheel")
+    text = source_of(CONFIG)
     module = types.ModuleType("cosmos_rl_config")
     exec(compile(text, CONFIG, "exec", dont_inherit=True), module.__dict__)
     vars(module).setdefault("logger", logging.getLogger(__name__))
@@ -119,3 +122,26 @@ def test_every_step_has_the_learning_rate_that_it_has_there(
     here = [multiplier(schedule, n) for n in range(total)]
     there = [factor(n, total, warm_up, start, end, shape, ratio) for n in range(total)]
     assert here == pytest.approx(there, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["none", "linear", "cosine", "sqrt"])
+@pytest.mark.parametrize("ratio", [None, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize("warm_up", [0, 1, 7, 20, 30, 0.25, 1.0])
+def test_the_formula_is_that_of_the_function_of_cosmos_rl(shape: str, ratio: float | None, warm_up: float) -> None:
+    """The function alone is run; the schedule that it hands to its container is the result."""
+    total, start, end = 20, 0.1, 0.05
+    names = {"functools": functools, "math": math, "logger": logging.getLogger(__name__)}
+    names["LRSchedulersContainer"] = lambda optimizers, schedule: schedule
+    (function,) = (
+        node
+        for node in ast.parse(source_of(OPTIMIZER)).body
+        if isinstance(node, ast.FunctionDef) and node.name == "build_lr_schedulers"
+    )
+    tree = ast.Module([ast.parse("from __future__ import annotations").body[0], function], [])
+    exec(compile(tree, OPTIMIZER, "exec"), names)
+    train = types.SimpleNamespace(optm_warmup_steps=warm_up, optm_warmup_start_factor=start, optm_warmup_epochs=None)
+    train.optm_decay_ratio, train.optm_decay_type, train.optm_min_lr_factor = ratio, shape, end
+    theirs = names["build_lr_schedulers"](None, types.SimpleNamespace(train=train), total)
+    steps = int(warm_up * total) if isinstance(warm_up, float) else warm_up
+    expected = [factor(n, total, steps, start, end, shape, ratio) for n in range(total)]
+    assert [theirs(n) for n in range(total)] == pytest.approx(expected, abs=1e-12)

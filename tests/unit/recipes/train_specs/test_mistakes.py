@@ -80,6 +80,16 @@ def test_another_training_is_one_answer(read: Any, changes: dict[str, str], path
     assert text in problem.message
 
 
+def test_reinforcement_learning_of_a_generator_is_one_answer(tmp_path: Path) -> None:
+    file = tmp_path / "ddrl.toml"
+    file.write_text(
+        "[[model.conditioner]]\nname = 'fps'\n[model_parallel]\na = 1\n[trainer]\nb = 1\n[job]\nname = 'x'\n"
+    )
+    with pytest.raises(ConfigError, match="reinforcement learning of a video generator is not supported") as error:
+        load(str(file))
+    assert len(error.value.problems) == 1
+
+
 @pytest.mark.parametrize("key", RL_KEYS)
 def test_keys_of_reinforcement_learning_without_a_type_are_one_answer(read: Any, key: str) -> None:
     text = COOKBOOK.replace('type = "sft"', f"{key} = 0.5")

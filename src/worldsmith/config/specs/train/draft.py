@@ -16,11 +16,15 @@ from worldsmith.config.specs.train.training import Training
 from worldsmith.config.specs.translation import report, translate, warnings
 from worldsmith.config.tree.draft import Draft, recipe_task
 
+GENERATORS = "`worldsmith recipes` lists the recipes for generators"
 OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
 def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
     """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
+    if is_generator_rl(read_document(file).data):
+        text = "reinforcement learning of a video generator is not supported: expected supervised fine-tuning"
+        return Draft(file, problems=[Problem("", text, hint=GENERATORS, place=Place(file))])
     spec = read_spec(FORM, file, words)
     draft = Draft(file, recipes=lambda: lineage(RECIPE), place=Place(file))
     other = find_other_training(spec)
@@ -44,7 +48,7 @@ def find_other_training(spec: Spec) -> Problem | None:
     way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
     if spec.get("policy.is_diffusers"):
         path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"
-        way_out = "`worldsmith recipes` lists the recipes for generators"
+        way_out = GENERATORS
     elif kind == "grpo" or (kind != "sft" and keys):
         path = f"{SFT}type" if kind == "grpo" else keys[0]
         named = "distillation" if "distillation" in keys else "grpo" if trainer == "sft" else trainer
@@ -62,9 +66,16 @@ def is_train_spec(file: str) -> bool:
     if not file.lower().endswith(SUFFIXES):
         return False
     try:
-        return has_spec_keys(read_document(file).data)
+        data = read_document(file).data
+        return has_spec_keys(data) or is_generator_rl(data)
     except ConfigError:  # whoever reads it says so
         return False
+
+
+def is_generator_rl(data: Mapping[str, Any]) -> bool:
+    """Whether a file is a config of Cosmos-RL for reinforcement learning of Cosmos-Predict2.5."""
+    model = data.get("model")
+    return {"model_parallel", "trainer"} <= data.keys() and isinstance(model, dict) and "conditioner" in model
 
 
 def has_spec_keys(data: Mapping[str, Any]) -> bool:
