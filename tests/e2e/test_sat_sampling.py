@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import sat_network
 import tiny_cogvideox
 import torch
 import yaml
@@ -18,6 +19,7 @@ from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.config.specs.sat.keys import SHIFTS
 from worldsmith.training.trainer import Trainer
 
 SIZES = [
@@ -70,9 +72,47 @@ def test_the_model_of_a_stack_has_the_weights_and_answers_of_the_pipeline(world:
     ours, theirs = model_of_stack(stack(world)), find_model(world / "theirs")
     assert (ours.defaults.scheduler, ours.defaults.shift_scale) == ("dpm", theirs.defaults.shift_scale)
     assert (ours.defaults.steps, ours.defaults.dynamic_guidance) == (50, "by_timestep")
+    sampler = "model.sampler_config.params."
+    words = [f"{sampler}num_steps=7", *(f"{sampler}guider_config.params.{word}" for word in ("num_steps=7", "scale=3"))]
+    words += [f"{shift}=2.0" for shift in SHIFTS]
+    said = model_of_stack(stack(world, *words)).defaults
+    assert (said.steps, said.guidance, said.shift_scale) == (7, 3, 2)
     mine, other = ours.load().network.state_dict(), theirs.load(full_precision=True).network.state_dict()
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("variant", ["2b", "5b", "5b_i2v", "1.5", "1.5_i2v"])
+@torch.no_grad()
+def test_the_model_of_a_stack_computes_what_sat_computes(world: Path, tmp_path: Path, variant: str, lora: int) -> None:
+    """Of every published kind, and with adapters at lora_alpha / r."""
+    state = sat_network.sat_state(variant, lora=lora)
+    load = sat_network.save_sat(tmp_path / "sat", state)
+    (load / "config.json").write_text(json.dumps({**sat_network.TINY, **sat_network.VARIANTS[variant]}))
+    name = variant.replace("1.5", "1.5_5b")
+    model = tmp_path / "model.yaml"
+    model.write_text(yaml.safe_dump(model_file(name, lora=bool(lora) and "1.5" not in name)))
+    params = "model.network_config.params."
+    kind = sat_network.VARIANTS[variant]
+    adapters = {"target": "sat.model.finetune.lora2.LoraMixin", "params": {"r": lora, "lora_alpha": 2}}
+    words = [
+        *(f"{params}in_channels={kind.get('in_channels', 4)}", f"{params}num_frames={kind.get('sample_frames', 9)}"),
+        *([f"{params}ofs_embed_dim=8"] if "ofs_embed_dim" in kind else []),
+        *(["args.image2video=true", "~args.sampling_image_size"] if "i2v" in variant else []),
+        *([f"{params}modules.lora_config={json.dumps(adapters)}"] if lora else []),
+        *([f"~{params}modules.pos_embed_config.params.hidden_size_head"] if variant == "2b" else []),
+        *([f"{params}latent_height=8", f"{params}latent_width=8"]),
+        *("args.sampling_num_frames=4" if "1.5" in variant else "args.sampling_num_frames=3", f"args.load={load}"),
+    ]
+    network = model_of_stack([str(model), *stack(world)[1:], *words]).load().network
+    video, text, steps = sat_network.draw_inputs(variant)
+    angles = sat_network.rotary_angles(2 if "1.5" in variant else 3)
+    rotary = None if variant == "2b" else (angles.cos(), angles.sin())
+    ofs = torch.full((1,), 2.0) if variant == "1.5_i2v" else None
+    told = network(video, text, steps, ofs=ofs, image_rotary_emb=rotary).sample
+    wanted = sat_network.sat_answer(sat_network.merged(state, 2 / 4), video, text, steps, eps=1e-5)
+    torch.testing.assert_close(told, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_the_command_makes_the_same_video_as_with_the_export(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
