@@ -102,7 +102,8 @@ def test_a_spec_trains_on_each_layout_of_data(
     assert main(["train", *command, *tail, "trainer.cpu_threads=1"]) == 0, capsys.readouterr().err
     trained = capsys.readouterr()
     assert "step 2/2  loss" in trained.out
-    assert not (tmp_path / "out/cosmos_rl/sft/smallest/quarantine.jsonl").exists()
+    assert list((tmp_path / "out").rglob("metrics.jsonl"))
+    assert not list((tmp_path / "out").rglob("quarantine*.jsonl"))
     assert caplog.text.count("unpacked 5 files of") == (layout == "packed")
     if layout == "held out":
         assert "held out 2 of 6 records for validation" in caplog.text

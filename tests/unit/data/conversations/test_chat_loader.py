@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -218,3 +219,42 @@ def test_whoever_has_the_loader_can_choose_every_data_set() -> None:
     code = "import sys, worldsmith.data.conversations.chat_loader; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {f"{datasets.__name__}.{name}" for name in shipped} <= set(loaded)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_skipped_is_read_by_no_rank_and_after_no_resume(
+    load: Callable[..., ChatLoader], chats: Path, world_size: int
+) -> None:
+    held = {entry.key for entry in LlavaDataset.Config(path=str(chats), limit=3).build().entries}
+    assert held == {"c0", "c1", "c2"}
+    rest = LlavaDataset.Config(path=str(chats), skip=3)
+    ranks = range(world_size)
+    loaders = [load(dataset=rest, rank=rank, world_size=world_size) for rank in ranks]
+    before = [keys(islice(loader, 4)) for loader in loaders]
+    states = [loader.state_dict() for loader in loaders]
+    resumed = [load(dataset=rest, rank=rank, world_size=world_size) for rank in ranks]
+    for loader in resumed:
+        loader.load_states(states)
+    after = [keys(islice(loader, 8)) for loader in resumed]
+    assert after == [keys(islice(loader, 8)) for loader in loaders]
+    read = {key for packs in (*before, *after) for pack in packs for key in pack}
+    assert read == {f"c{number}" for number in range(3, 12)}
+
+
+def test_packed_media_give_the_same_packs_and_a_run_goes_on_with_them(
+    load: Callable[..., ChatLoader], chats: Path
+) -> None:
+    plain = load()
+    expected = [[sample.key, sample.input_ids.tolist()] for pack in islice(plain, 6) for sample in pack]
+    with tarfile.open(chats / "media.tar.gz", "w:gz") as archive:
+        for name in ("a.png", "v8.mp4", "v16.mp4", "v32.mp4"):
+            archive.add(chats / name, name)
+            (chats / name).unlink()
+    packed = LlavaDataset.Config(path=str(chats), media_root=str(chats / "media.tar.gz"))
+    loader = load(dataset=packed, num_workers=2)
+    first = [[sample.key, sample.input_ids.tolist()] for pack in islice(loader, 3) for sample in pack]
+    resumed = load(dataset=packed)
+    assert plain.changes_since(loader.state_dict()) == []  # the media have the same content
+    resumed.load_states([loader.state_dict()])
+    rest = [[sample.key, sample.input_ids.tolist()] for pack in islice(resumed, 3) for sample in pack]
+    assert first + rest == expected
