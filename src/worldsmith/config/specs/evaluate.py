@@ -161,7 +161,9 @@ class EvaluateSpec(Config):
     dataset: DatasetTable
     """The questions."""
     datasets: dict[str, Any] | list[str] = field(default_factory=dict)
-    """Several data sets in place of one: name = a table with the keys of dataset."""
+    """Several data sets in place of one: name = a table with the keys of dataset; or benchmarks by name."""
+    data_dir: str = ""
+    """Folder with benchmark/NAME of each benchmark in datasets."""
     model: ModelTable
     """Who is asked."""
     task: TaskTable = field(default_factory=TaskTable)

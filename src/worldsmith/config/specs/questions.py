@@ -14,12 +14,17 @@ FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt":
 """Key of a table -> our field."""
 PROMPT = "You are a helpful assistant."
 """System prompt of a table of `datasets` that names none."""
+FOLDER = "data_dir"
+QA_PAIRS = "worldsmith.data.conversations.datasets.qa_pairs.QaPairsDataset"
+BENCHMARK_PROMPT = "Answer the questions."
 WITHOUT = {ONE: {"annotation_path": ""}}
 """What a spec with `datasets` leaves out."""
 
 
-@computed(*(f"{ONE}.{name}" for name in FIELDS), SEVERAL)
+@computed(*(f"{ONE}.{name}" for name in FIELDS), SEVERAL, FOLDER)
 def questions(t: Translation) -> None:
+    if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
+        t.say(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
     if t.get(SEVERAL):
         put_several(t)
         return
@@ -40,9 +45,7 @@ def put_several(t: Translation) -> None:
         t.refuse(SEVERAL, f"{ONE} names data too", f"~{SEVERAL} or ~{ONE}")
         return
     if isinstance(tables, list):
-        why = f"{', '.join(map(str, tables))}: names of a benchmark of the hub say nothing of files"
-        table = f"{SEVERAL}={{{tables[0]}: {{annotation_path: FILE, media_dir: FOLDER}}}}"
-        t.refuse(SEVERAL, why, f"write its questions as LLaVA annotations, and {table}")
+        put_benchmarks(t, tables)
         return
     read = {name: read_table(t, name, table) for name, table in tables.items()}
     found = {name: table for name, table in read.items() if table is not None}
@@ -63,6 +66,26 @@ def put_several(t: Translation) -> None:
     for name in FIELDS:
         if t.get(f"{ONE}.{name}"):
             t.say(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
+
+
+def put_benchmarks(t: Translation, names: list[str]) -> None:
+    """The multiple-choice questions of the Cosmos-Reason1 benchmark, by the names of their folders."""
+    root = t.get(FOLDER)
+    if not root:
+        why = f"{', '.join(names)}: the names of benchmarks need the folder that they were downloaded to"
+        t.refuse(SEVERAL, why, f"{FOLDER}=FOLDER, which has benchmark/{names[0]}/{names[0]}_benchmark_qa_pairs.json")
+        return
+    if refuse_remote(t, FOLDER):
+        return
+    found = {
+        name: {"type": QA_PAIRS, "path": f"{root}/benchmark/{name}", "system_prompt": BENCHMARK_PROMPT}
+        for name in names
+    }
+    t.put("dataset.type", "MixedDataset", source=SEVERAL)
+    t.put("dataset.datasets", found, source=SEVERAL)
+    text = "the questions of each, and ids are NAME/ID; the instruction after the options has words of our own"
+    t.say(SEVERAL, "approximated", text)
+    t.say(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
 
 
 def read_table(t: Translation, name: str, table: Any) -> dict[str, Any] | None:

@@ -70,8 +70,7 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
             "datasets.environment.annotation_path": "datasets.environment.annotation_path=TEXT"}),
         (["dataset.annotation_path=a.json"], {}, {"datasets": "~datasets or ~dataset"}),
         ([], {"datasets": ["robovqa", "av"]}, {
-            "datasets": "write its questions as LLaVA annotations, and "
-            "datasets={robovqa: {annotation_path: FILE, media_dir: FOLDER}}"}),
+            "datasets": "data_dir=FOLDER, which has benchmark/robovqa/robovqa_benchmark_qa_pairs.json"}),
         (["datasets.environment.media_dir=gs://b/val"], {}, {
             "datasets.environment.media_dir": "gcloud storage cp -r gs://b/val FOLDER, then "
             "datasets.environment.media_dir=FOLDER_OR_FILE"}),
@@ -86,3 +85,11 @@ def test_a_table_that_cannot_be_read_is_said(
     tmp_path: Path, words: list[str], changes: dict[str, Any], expected: dict[str, str]
 ) -> None:
     assert problems(translated(tmp_path, *words, **changes)) == expected
+
+
+def test_benchmarks_are_folders_below_the_data_folder(tmp_path: Path) -> None:
+    translation = translated(tmp_path, "data_dir=/data", datasets=["robovqa", "av"])
+    assert problems(translation) == {}
+    mixed = translation.data["dataset"]
+    assert mixed["type"] == "MixedDataset"
+    assert [table["path"] for table in mixed["datasets"].values()] == ["/data/benchmark/robovqa", "/data/benchmark/av"]

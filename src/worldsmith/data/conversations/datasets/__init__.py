@@ -6,5 +6,6 @@ from worldsmith.data.conversations.datasets import (  # noqa: F401
     manifest,
     messages,
     mixed,
+    qa_pairs,
     saved,
 )

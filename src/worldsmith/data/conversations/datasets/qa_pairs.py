@@ -1,0 +1,61 @@
+"""Multiple-choice questions about videos, in the layout of the Cosmos-Reason1 benchmark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from worldsmith.data.conversations.conversation import Turn, say
+from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.json_records import read_list
+from worldsmith.data.stream.errors import SampleError
+
+SUFFIX = "_benchmark_qa_pairs.json"
+INSTRUCTION = "Give only the letter of the right option."
+"""Ends every question; in our own words, so that scores are not comparable to the published ones to the last digit."""
+
+
+class QaPairsDataset(ChatFile):
+    """`NAME_benchmark_qa_pairs.json`: a list of `{"video", "qa_pairs": [{"question", "index2ans", "answer"}]}`.
+
+    Each question is a conversation of its own. `path` is the file, or its folder, which is called NAME. Videos are
+    relative to it.
+    """
+
+    class Config(ChatFile.Config):
+        usual_media: ClassVar[Literal["image", "video"]] = "video"
+
+    def __init__(self, config: Config) -> None:
+        path = Path(config.path)
+        self.file_name = f"{path.name}{SUFFIX}" if path.is_dir() else path.name
+        super().__init__(config)
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
+
+    def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
+        """Each question with its video; a record without any is one that cannot be used."""
+        number = 0
+        for record in read_list(self.file):
+            pairs = record.get("qa_pairs") if isinstance(record, dict) else None
+            for pair in (pairs if isinstance(pairs, list) else [pairs]) or [None]:
+                name = os.path.splitext(os.path.basename(str(record.get("video"))))[0] if pair else ""
+                yield number, None, {"id": name, **record, "qa_pairs": pair} if isinstance(pair, dict) else record
+                number += 1
+
+    def parse(self, record: Any) -> list[Turn]:
+        pair = record.get("qa_pairs") if isinstance(record, dict) else None
+        if not isinstance(pair, dict):
+            raise SampleError("bad_record", f"expected an object with 'qa_pairs', found {record!r:.80}")
+        options, question = pair.get("index2ans"), pair.get("question")
+        answer = pair.get("answer", pair.get("correct_answer"))
+        if not isinstance(options, dict) or not isinstance(question, str) or answer not in options:
+            raise SampleError(
+                "bad_record", "a question needs 'question', 'index2ans' and an 'answer' that is one of it"
+            )
+        lines = [question, *(f"({letter}) {text}" for letter, text in options.items()), INSTRUCTION]
+        video = self.medium("video", record.get("video"), record.get("video_fps"))
+        return [say("user", video, "\n".join(lines)), say("assistant", str(answer))]
