@@ -12,7 +12,7 @@ import pytest
 import torch
 from judge_processor import judge_of_frames, judge_processor_25
 from PIL import Image
-from reasoners import LIMITS_2_5, VIDEOS_2_5, qwen2_5_config, write_qwen2_5
+from reasoners import LIMITS_2_5, VIDEOS_2_5, model_config, qwen2_5_config, write_qwen2_5
 from transformers import AutoModelForImageTextToText
 
 from worldsmith.data.conversations.chat_processor import ChatProcessor
@@ -114,6 +114,27 @@ def test_videos_whose_times_are_positions(count: int, fps: float, folder: Path, 
     steps = found[1][sample.token_types == 2].unique(sorted=True)
     seconds = 2 * 48 / (fps * count)
     assert (steps - steps[0]).tolist() == sorted({int(2 * seconds * time) for time in range(-(-count // 2))})
+
+
+def test_a_question_is_asked_with_its_seconds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generation gives them to transformers, which places the times of a video by them."""
+    path = str(tmp_path / "a.mp4")
+    write_video(Path(path), np.zeros((40, 64, 96, 3), np.uint8), 10.0)
+    processor = ChatProcessor.Config().build(folder=folder)
+    prompt = processor.prompt((say("user", Part("video", source=path), "Plausible?"),))
+    assert processor.media is not None
+    assert prompt.video_seconds is not None
+    model = model_config(folder).build(seed=1)
+    given: list[Any] = []
+    real = model.network.model.get_rope_index
+
+    def spy(*ids: Any, **settings: Any) -> Any:
+        given.append(settings.get("second_per_grid_ts"))
+        return real(*ids, **settings)
+
+    monkeypatch.setattr(model.network.model, "get_rope_index", spy)
+    model.generate([prompt, prompt], normalize=processor.media.normalize, pad_token=505, max_new_tokens=2)
+    assert [found.tolist() for found in given] == [[1.0, 1.0]]
 
 
 def test_the_pair_of_vision_tokens_is_the_templates(folder: Path) -> None:

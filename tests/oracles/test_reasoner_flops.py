@@ -15,6 +15,8 @@ from worldsmith.models.vision_language.policy import FreezeConfig
 from worldsmith.models.vision_language.step_flops import StepCounter
 
 MEDIA = [("image", (1, 4, 6)), ("video", (2, 4, 4))]
+WIDE = [("image", (1, 16, 20)), ("video", (2, 12, 12))]
+"""Of many windows, so that attention over whole frames would be seen."""
 ADAPTERS = {"lora_enabled": True, "lora_rank": 4, "lora_target_modules": "q_proj,v_proj,down_proj"}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GROUPED = {torch.ops.aten._grouped_mm: lambda rows, weights, *_, **__: 2 * rows[0] * rows[1] * weights[-1]}
@@ -25,8 +27,8 @@ CASES: dict[str, Any] = {
     "a frozen language model": (qwen3_vl(), MEDIA, {"freeze": FreezeConfig(freeze_llm=True)}),
     "adapters": (qwen3_vl(), MEDIA, ADAPTERS),
     "a mixture": (qwen3_vl(model_type="qwen3_vl_moe", **EXPERTS), MEDIA, {}),
-    "windows": (qwen2_5_vl(), MEDIA, {}),
-    "windows and a frozen encoder": (qwen2_5_vl(), MEDIA, {"freeze": FreezeConfig(freeze_vision_encoder=True)}),
+    "windows": (qwen2_5_vl(), WIDE, {}),
+    "windows and a frozen encoder": (qwen2_5_vl(), WIDE, {"freeze": FreezeConfig(freeze_vision_encoder=True)}),
     "windows and adapters": (qwen2_5_vl(), MEDIA, ADAPTERS),
     "a text decoder": (decoder("llama"), [], {}),
     "tied": (decoder("qwen3"), [], {}),
@@ -40,7 +42,7 @@ def test_a_step_has_the_operations_that_pytorch_counts(case: str, tmp_path: Path
     task = make_task(model_config(write_folder(tmp_path / "model", config), **settings).build(seed=0))
     batch = [conversation(position, media, text=40, backbone=config.model_type) for position in (3, 7)]
     (length,) = {sample.num_tokens for sample in batch}
-    frames = [(4, 6), (4, 4), (4, 4)] * 2 if media else []
+    frames = [grid[1:] for _, grid in media for _ in range(grid[0])] * 2
     supervised = sum(sample.num_supervised for sample in batch)
     found = StepCounter(task.model.network, [length] * 2, frames, supervised).count()
     assert task.count_flops(batch) == found.total
