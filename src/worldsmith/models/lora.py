@@ -6,7 +6,7 @@ An adapted layer's parameters have the native names `<path>.weight`, `<path>.lor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
@@ -62,12 +62,19 @@ def unknown_target(target_modules: str, target: str, layers: list[str]) -> Wrong
 
 
 def inject_adapters(
-    network: nn.Module, *, rank: int, alpha: int, target_modules: str, dropout: float = 0.0
+    network: nn.Module,
+    *,
+    rank: int,
+    alpha: int,
+    target_modules: str,
+    dropout: float = 0.0,
+    adaptable: Collection[str] | None = None,
 ) -> list[str]:
     """Gives the linear layers that `target_modules` names an adapter each, in place, and freezes everything else.
 
     The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero. In
-    training mode `dropout` is the fraction of their input elements that is set to zero.
+    training mode `dropout` is the fraction of their input elements that is set to zero. `adaptable` are the layers that
+    `all-linear` chooses from; None: all linear layers.
     Returns the paths of the adapted layers. Raises ValueError for a target that names no linear layer, and when the
     network has adapters already.
     """
@@ -77,7 +84,8 @@ def inject_adapters(
     if adapted_layers(network):
         raise ValueError("the network has adapters already; merge them before it gets others")
     linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
-    targets = match_targets(target_modules, linear)
+    choice = adaptable if adaptable is not None and target_modules.strip() == ALL_LINEAR else linear
+    targets = match_targets(target_modules, choice)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=dropout, bias="none")
     with torch.random.fork_rng(devices=[]):  # first values are drawn by name, not from the process's stream
         inject_adapter_in_model(config, network, adapter_name=ADAPTER)

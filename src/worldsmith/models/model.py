@@ -230,6 +230,7 @@ class Model(Configurable, ABC):
                     rank=config.lora_rank,
                     alpha=config.lora_alpha,
                     dropout=config.lora_dropout,
+                    adaptable=config.adaptable_layers(),
                     target_modules=config.lora_target_modules,
                 )
             self.choose_trained()

@@ -19,7 +19,7 @@ from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.cosmos3.parameter_shapes import adaptable_layers, parameter_shapes
 from worldsmith.models.cosmos3.sequence import pack_samples
-from worldsmith.models.lora import adapter_state, inject_adapters, match_targets, merge_adapters
+from worldsmith.models.lora import adapted_layers, adapter_state, inject_adapters, match_targets, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
 
@@ -218,6 +218,12 @@ def test_a_merge_that_drowns_in_rounding_is_an_error():
             parameter.fill_(1e-6 if "lora_" in name else 1.0)
     with pytest.raises(ValueError, match=r"changed no weight.*torch\.bfloat16.*float32"):
         merge_adapters(model.network)
+
+
+@pytest.mark.parametrize("config", [QWEN, HEADS], ids=["qwen", "heads"])
+def test_all_linear_is_every_layer_that_an_adapter_can_be_trained_for(config):
+    model = generator(config, lora_target_modules="all-linear")
+    assert set(adapted_layers(model.network)) == set(adaptable_layers(parameter_shapes(config)))
 
 
 def test_a_second_set_of_adapters_is_refused():
