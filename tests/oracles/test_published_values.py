@@ -67,6 +67,14 @@ class TestLearningRate:
     def test_line(self, n: int, line: float) -> None:
         assert multiplier(LambdaLinear.Config(**self.ONE), n) == pytest.approx(line, abs=1e-12)
 
+    def test_the_released_llava_onevision_file_whose_warm_up_is_longer_than_its_cycle(self) -> None:
+        """Warm-up of 1000 steps from 0.05 to 1, cycle and run of 500: the cycle is looked up first, so step 500 is the
+        last one that has a value there, and all of them are on the line of the warm-up."""
+        released = {"cycle_lengths": [500], "warm_up_steps": [1000], "f_start": [0.05], "f_max": [1.0], "f_min": [0.5]}
+        found = [multiplier(LambdaCosine.Config(**released), n) for n in range(501)]
+        assert found == pytest.approx([(1.0 - 0.05) / 1000 * n + 0.05 for n in range(501)], rel=1e-14)
+        assert found[500] == pytest.approx(0.525)
+
     @pytest.mark.parametrize("schedule", [LambdaLinear, LambdaCosine])
     def test_two_cycles(self, schedule: type[LambdaLinear] | type[LambdaCosine]) -> None:
         """The step on which a cycle ends belongs to it; the next cycle begins with its first warm-up step."""

@@ -101,7 +101,7 @@ def schedule_remarks(config: Trainer.Config) -> list[str]:
     if multiplier(schedule, 0) == 0:
         remarks.append("scheduler: the first step has learning rate 0 (f_start is 0)")
     warm_up = schedule.warm_up_steps[0]
-    if warm_up >= steps:
+    if steps <= warm_up < schedule.cycle_lengths[0]:  # a warm-up above its cycle is remarked when the config is read
         remarks.append(f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps")
     return [*remarks, *rate_remarks(config)]
 

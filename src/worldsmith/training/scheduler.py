@@ -22,7 +22,8 @@ class LambdaSchedule(Configurable):
 
     In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then
     f_min + (f_max - f_min)·decay((n - W)/(L - W)). The step on which a cycle ends still belongs to it. After the last
-    cycle f stays at its end value. A subclass gives `decay`, which falls from 1 to 0.
+    cycle f stays at its end value. With W >= L the cycle ends during its warm-up. A subclass gives `decay`, which falls
+    from 1 to 0.
     """
 
     class Config(Configurable.Config):
@@ -46,10 +47,6 @@ class LambdaSchedule(Configurable):
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
             if len({len(getattr(self, name)) for name in per_cycle}) > 1:
                 raise wrong(self, *per_cycle, why="each needs one entry per cycle, and they differ in length")
-            for cycle, (length, warm_up) in enumerate(zip(self.cycle_lengths, self.warm_up_steps)):
-                if not warm_up < length:
-                    names = f"warm_up_steps[{cycle}]", f"cycle_lengths[{cycle}]"
-                    raise wrong(self, *names, why="a cycle's length includes its warm-up steps and must be above them")
 
     def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
         from torch.optim.lr_scheduler import LambdaLR
@@ -126,8 +123,9 @@ def multiplier(config: LambdaSchedule.Config, n: int) -> float:
         cycle += 1
     length, warm_up = config.cycle_lengths[cycle], config.warm_up_steps[cycle]
     start, top, bottom = config.f_start[cycle], config.f_max[cycle], config.f_min[cycle]
-    if n < warm_up:
+    n = min(n, length)
+    if n < warm_up or warm_up == length == n:  # the latter: 0/0 in the decay
         return start + (top - start) * n / warm_up
-    progress = min(1.0, (n - warm_up) / (length - warm_up))
+    progress = (n - warm_up) / (length - warm_up)
     decay = config._owner.decay  # type: ignore[attr-defined]
     return bottom + (top - bottom) * float(decay(progress))

@@ -73,11 +73,11 @@ def test_a_cap_of_the_other_task_is_remarked(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_rule_about_a_derived_value_names_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "check", "moving_shapes", "--", "trainer.max_iter=5")
+    code, _, err = run(capsys, "check", "vision_sft_tiny", "--", "model.config.max_num_tokens_after_packing=0")
     assert code == 2
-    assert "override: scheduler: warm_up_steps[0] = 50 and cycle_lengths[0] = 5" in err
-    assert "| trainer.max_iter=5\n" in err
-    assert "-> scheduler.cycle_lengths[0] is ${trainer.max_iter}" in err
+    assert "override: dataloader_train: max_sequence_length must be at least 1, found 0" in err
+    assert err.count("| model.config.max_num_tokens_after_packing=0\n") == 2
+    assert "-> dataloader_train.max_sequence_length is ${model.config.max_num_tokens_after_packing}" in err
 
 
 def test_check_says_ok_or_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from worldsmith.config.declare.configurable import walk
@@ -42,8 +42,8 @@ def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> l
 
 
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What is allowed and may surprise: a short schedule, rules for loading nothing, a number of processes."""
-    found = []
+    """What is allowed and may surprise: a short schedule, a long warm-up, rules for loading nothing, a number of processes."""
+    found = [*_endless_warm_up(tree)]
     cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
         total = sum(cycles)
@@ -67,6 +67,28 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
                 f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: use worldsmith launch"
             )
     return found
+
+
+def _endless_warm_up(tree: Any) -> Iterator[str]:
+    """Says what the schedule becomes where the run reaches a cycle that is not longer than its warm-up."""
+    schedule, steps = find(tree, ("scheduler",)), find(tree, ("trainer", "max_iter"))
+    names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max")
+    lists = [find(schedule, (name,)) for name in names]
+    if not all(isinstance(values, list) for values in lists) or type(steps) is not int:
+        return
+    begin = 0
+    for cycle, (length, warm_up, start, top) in enumerate(zip(*lists, strict=False)):
+        if not all(type(n) is int for n in (length, warm_up)) or begin >= steps:
+            return
+        if warm_up >= length > 0:
+            last = min(steps - begin, length)
+            factor = start + (top - start) * last / warm_up
+            yield (
+                f"scheduler.warm_up_steps[{cycle}] = {warm_up} is not below cycle_lengths[{cycle}] = {length}: the "
+                f"learning rate is still in warm-up at step {begin + last}, where it reaches {factor:.1%} of "
+                "optimizer.lr, and there is no decay"
+            )
+        begin += length
 
 
 def contradictions(tree: Any) -> list[Problem]:
