@@ -61,7 +61,7 @@ def peak(
     from worldsmith.planning.published_parts import with_published_parts
     from worldsmith.planning.simulation.simulated_run import simulate
 
-    config = run_tree("llava_ov", model)
+    config = run_tree("pre_exp012_llava_ov", model)
     config.model.config.activation_checkpointing.mode = mode
     config.data_setting.max_tokens = tokens + 1  # a cap that is not reached
     config.dataloader_train.max_samples_per_batch = samples
@@ -128,7 +128,7 @@ REASONERS = [
     ),
     Published(
         "the same, cut into four as in the shipped settings", GPU, "cosmos-reason2 issue 54",
-        partial(quick, "llava_ov", states, model=qwen("32B"), ranks=4), "weights, gradients and moments alone",
+        partial(quick, "pre_exp012_llava_ov", states, model=qwen("32B"), ranks=4), "weights, gradients and moments alone",
         bound=">", quick=True,
     ),
     Published(
@@ -141,7 +141,7 @@ REASONERS = [
     ),
     Published(
         "Cosmos3-Nano, weights of the reasoner", 16.3 * GIB, "NVIDIA/cosmos PR 279",
-        partial(quick, "llava_ov", lambda plan: 2 * plan.parameters), "16 bits a weight", quick=True,
+        partial(quick, "pre_exp012_llava_ov", lambda plan: 2 * plan.parameters), "16 bits a weight", quick=True,
     ),
     Published(
         "Cosmos3-Nano, all weights, for generating", 34, "NVIDIA/cosmos PR 279",
@@ -150,7 +150,7 @@ REASONERS = [
     ),
     Published(
         "Qwen3-VL-8B, checkpoint of all weights", 105, "12 bytes a weight, cosmos-framework",
-        partial(quick, "llava_ov", checkpoint), quick=True,
+        partial(quick, "pre_exp012_llava_ov", checkpoint), quick=True,
     ),
     Published(
         "Cosmos3-Nano, checkpoint of the SFT recipe", 190, "an estimate for cosmos-framework",

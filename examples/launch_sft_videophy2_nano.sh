@@ -4,7 +4,7 @@
 set -euo pipefail
 examples="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
-: "${TOML_FILE:=$examples/toml/sft_config/videophy2_nano.toml}"
+: "${TOML_FILE:=$examples/toml/sft_config/videophy2_sft_nano.toml}"
 : "${VIDEOPHYSICS_ROOT:=$examples/data/videophysics}"
 : "${VLM_SAFETENSORS_PATH:=$examples/checkpoints/Cosmos3-Nano-VLM}"
 source "$examples/_launch.sh"

@@ -57,8 +57,8 @@ RUNS = {
     "super-lora": Run("vision_sft_super", "Cosmos3-Super LoRA"),
     "cogvideox-5b": Run("cogvideox_5b", "CogVideoX-5B"),
     "wan-14b": Run("wan21_t2v_14b", "Wan 2.1 14B"),
-    "qwen3-vl-8b": Run("llava_ov", "Qwen3-VL-8B"),
-    "qwen3-vl-32b": Run("videophy2_super", "Qwen3-VL-32B"),
+    "qwen3-vl-8b": Run("pre_exp012_llava_ov", "Qwen3-VL-8B"),
+    "qwen3-vl-32b": Run("videophy2_sft_super", "Qwen3-VL-32B"),
 }
 CHECKS = {
     "edge at 64": Run("vision_sft_edge", "Cosmos3-Edge", shard=64),

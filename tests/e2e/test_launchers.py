@@ -52,7 +52,7 @@ def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, re
 
 def test_reasoners_have_their_own_paths(recorders: Path) -> None:
     said = launch("launch_sft_videophy2_nano.sh", "--dryrun", path=recorders).stdout.splitlines()
-    toml = EXAMPLES / "toml/sft_config/videophy2_nano.toml"
+    toml = EXAMPLES / "toml/sft_config/videophy2_sft_nano.toml"
     assert said[:9] == ["worldsmith", "launch", "--nnodes", "1", "--nproc-per-node", "8", "train", f"--sft-toml={toml}",
                         "--dryrun"]  # fmt: skip
     assert f"VIDEOPHYSICS_ROOT={EXAMPLES}/data/videophysics" in said

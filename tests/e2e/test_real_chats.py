@@ -103,7 +103,7 @@ def test_tokens_are_bounded_by_the_settings(chats: Path) -> None:
 def test_twenty_steps_learn_the_one_answer_and_give_it(
     chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tiny twin of videophy2_nano on clips and images together; then it is asked about one of each."""
+    """The tiny twin of videophy2_sft_nano on clips and images together; then it is asked about one of each."""
     for name, value in {"VLM_SAFETENSORS_PATH": "none", "WORLDSMITH_OUTPUT_ROOT": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     kind = f"{LlavaDataset.__module__}.LlavaDataset"

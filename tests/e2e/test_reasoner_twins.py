@@ -1,4 +1,4 @@
-"""The tiny twin of videophy2_nano on made clips trains, validates and resumes bit for bit; full sizes are planned."""
+"""The tiny twin of videophy2_sft_nano on made clips trains, validates and resumes bit for bit; full sizes are planned."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def test_packs_of_two_and_adapters_train_in_bfloat16(folder: Path) -> None:
     assert all(".lora_" in name for name in saved)
 
 
-@pytest.mark.parametrize(("recipe", "size"), [("llava_ov", "8B"), ("videophy2_nano", "8B"), ("videophy2_super", "32B")])
+@pytest.mark.parametrize(
+    ("recipe", "size"), [("pre_exp012_llava_ov", "8B"), ("videophy2_sft_nano", "8B"), ("videophy2_sft_super", "32B")]
+)
 def test_a_dry_run_plans_full_sizes_for_eight_processes(
     recipe: str, size: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,13 +112,15 @@ def test_a_dry_run_plans_full_sizes_for_eight_processes(
     kind = "worldsmith.data.conversations.datasets.llava.LlavaDataset"
     local = [f"dataloader_train.dataset={{type: {kind}, path: {folder / 'data/videophy2_train'}}}"]
     words = ["--model.config.policy.backbone.model_name", str(backbone), "--checkpoint.init", "scratch"]
-    assert main(["train", recipe, "--dryrun", *words, *(["--", *local] if recipe == "llava_ov" else [])]) == 0
+    assert (
+        main(["train", recipe, "--dryrun", *words, *(["--", *local] if recipe == "pre_exp012_llava_ov" else [])]) == 0
+    )
     plan = capsys.readouterr().out
     assert "processes    8 (replicate 1 × shard 8)" in plan
     assert f"model        vision_language: {total / 1e9:.1f}B parameters" in plan
     assert "language     " in plan
-    assert f"step         {8 if recipe == 'llava_ov' else 64} packs" in plan
+    assert f"step         {8 if recipe == 'pre_exp012_llava_ov' else 64} packs" in plan
     assert "first pack   1 sample," in plan
-    assert ("vision       415,891,440 in 327 tensors frozen" in plan) == (recipe != "llava_ov")
+    assert ("vision       415,891,440 in 327 tensors frozen" in plan) == (recipe != "pre_exp012_llava_ov")
     share = 4 * total / 8 / 2**30
     assert f"(weights {share:.2f} GiB, gradients " in plan

@@ -14,7 +14,7 @@ from worldsmith.planning.rehearsal.rehearse import Rehearsal, rehearse
 SMALL = {"moving_shapes", "cogvideox_demo", "wan_demo", "falling_objects", "falling_questions"}
 OPEN = {"cosmos_rl"}
 """A spec says the rest of it."""
-REFUSED = {"videophy2_edge": "nvidia/Cosmos3-Edge"}
+REFUSED = {"videophy2_sft_edge": "nvidia/Cosmos3-Edge"}
 """Its network is described by a folder that is not there, and is not trained here."""
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 FULL = [name for name in SHIPPED if not name.endswith("_tiny") and name not in SMALL | OPEN | REFUSED.keys()]

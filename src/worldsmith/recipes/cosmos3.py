@@ -11,6 +11,7 @@ from typing import cast
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import recipe, ref, toml_keys
 from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.recipes.registry import not_available
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
@@ -47,6 +48,12 @@ toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_
 toml_keys("dataloader_train", VideoLoader.Config, "max_caption_tokens", "num_workers", "latent_cache", only="vfm")
 toml_keys("dataloader_val", VideoDataset.Config, "path", at="dataloader_val.dataset", only="vfm")
 toml_keys("dataloader_val", VideoLoader.Config, "max_samples_per_batch", "max_sequence_length", "seed", only="vfm")
+
+not_available(
+    "the action recipes (policy, forward dynamics) are not available yet",
+    *("action_policy_droid_nano", "action_policy_libero_nano", "action_policy_libero_all_nano"),
+    "action_fd_droid_posttrain",
+)
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 """Name parts of everything that only generation uses; what is left is the understanding tower."""
@@ -126,6 +133,14 @@ def vision_sft_nano() -> Trainer.Config:
         ),
         dataloader_val=other_clips(),
     )
+
+
+@recipe("vision_sft_nano_mapstyle_dataloader", starts_from="vision_sft_nano")
+def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
+    """vision_sft_nano with captions of at most 1024 tokens. Every loader here has a map-style order that resumes."""
+    config.job.experiment = config.job.name = "vision_sft_nano_mapstyle_dataloader"
+    cast(VideoLoader.Config, config.dataloader_train).max_caption_tokens = 1024
+    return config
 
 
 @recipe("vision_sft_super", starts_from="vision_sft_nano")

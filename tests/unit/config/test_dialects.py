@@ -57,7 +57,7 @@ def test_the_merged_files_are_translated_and_words_come_last(write: Write) -> No
     paths = write(
         "args:\n  lr: 1\n  betas: [0.1, 0.2]\n  items: [{folder: x}, {folder: y}]\n", "args: {iters: 5, color: 1}\n"
     )
-    loaded = load(paths, ["optimizer.eps=1e-6"])
+    loaded = load(paths, ["optimizer.eps=1e-6", "scheduler.warm_up_steps=[1]"])
     tree = loaded.tree
     assert (tree.trainer.max_iter, tree.optimizer.lr, tree.optimizer.eps, tree.job.name) == (5, 1.0, 1e-6, "engine")
     assert (tree.optimizer.betas, tree.checkpoint.load_path) == ([0.1, 0.2], "y")

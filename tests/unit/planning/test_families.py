@@ -36,7 +36,7 @@ FULL = {
     "flux_dev": ("num_layers", "num_single_layers"),
     "wan21_i2v_14b": ("num_layers",),
     "wan22_ti2v_5b_lora": ("num_layers",),
-    "videophy2_super": (),
+    "videophy2_sft_super": (),
 }
 
 

@@ -66,7 +66,7 @@ def test_what_is_at_hand_stays():
     [("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696), ("nvidia/Cosmos-Reason1-7B", 8_292_166_656)],
 )
 def test_a_reasoner_has_the_sizes_of_its_name(name, parameters):
-    config = run_tree("llava_ov")
+    config = run_tree("pre_exp012_llava_ov")
     config.model.config.policy.backbone.model_name = name
     with with_published_parts(config) as stated:
         model = stated.config.model.config.build(device="meta")

@@ -23,7 +23,7 @@ from worldsmith.actions.plan_run import least_ranks
 from worldsmith.planning.quick import quick_plan
 for name in recipe_names():
     run = resolve(get_recipe(name))
-    if name != "videophy2_edge":
+    if name != "videophy2_sft_edge":
         quick_plan(run, least_ranks(run))
 assert not {"torch", "transformers", "diffusers", "peft"} & sys.modules.keys()
 """
@@ -48,7 +48,7 @@ def run_of(name: str) -> Any:
 def test_the_published_backbone_of_a_run() -> None:
     """Qwen3-VL-8B on 8 processes, by hand: float32 weights, gradients and two moments, 12 bytes saved of each."""
     numbers = 8_767_123_696
-    plan = quick_plan(run_of("llava_ov"), 8)
+    plan = quick_plan(run_of("pre_exp012_llava_ov"), 8)
     assert plan.parameters == plan.trained == numbers
     shares = {"parameters": 4, "gradients": 4, "moments": 8}
     assert plan.states == {kind: pytest.approx(each * numbers / 8, rel=1e-5) for kind, each in shares.items()}
@@ -76,7 +76,7 @@ def test_a_backbone_that_is_not_known_is_asked_itself(tmp_path: Any) -> None:
     assert plan.parameters - plan.trained == 4  # the router's balance, which no gradient moves
 
 
-FULL = ["vision_sft_nano", "videophy2_nano", "cogvideox_5b_lora", "wan22_ti2v_5b", "flux_dev_lora"]
+FULL = ["vision_sft_nano", "videophy2_sft_nano", "cogvideox_5b_lora", "wan22_ti2v_5b", "flux_dev_lora"]
 
 
 @pytest.mark.parametrize("name", ["vision_sft_tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in FULL)])

@@ -16,7 +16,7 @@ def _places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path))
 
 
-@pytest.mark.parametrize("recipe", ["videophy2_nano", "vision_sft_super"])
+@pytest.mark.parametrize("recipe", ["videophy2_sft_nano", "vision_sft_super"])
 def test_every_value_that_a_mark_offers_can_be_loaded(recipe: str) -> None:
     base = load(recipe).tree
     tried = []
@@ -27,7 +27,7 @@ def test_every_value_that_a_mark_offers_can_be_loaded(recipe: str) -> None:
             tried.append(searched.path)
     assert {"optimizer.lr", "optimizer.weight_decay", "scheduler"} <= set(tried)
     assert ("model.config.lora_rank" in tried) == (recipe == "vision_sft_super")
-    assert ("dataloader_train.processor.media.fps" in tried) == (recipe == "videophy2_nano")
+    assert ("dataloader_train.processor.media.fps" in tried) == (recipe == "videophy2_sft_nano")
 
 
 def test_the_adapters_alpha_is_tied_to_their_rank() -> None:

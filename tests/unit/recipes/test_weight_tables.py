@@ -18,7 +18,7 @@ from worldsmith.models.vision_language.published import published_config
 from worldsmith.models.weights.table import table_of, weight_table
 from worldsmith.training.preflight import build_optimizer
 
-UNKNOWN = "videophy2_edge"
+UNKNOWN = "videophy2_sft_edge"
 """Its backbone is not trained here."""
 
 

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
@@ -38,25 +38,31 @@ class Recipe:
     doc: str
     starts_from: str | None = None
     """The recipe whose tree it changes; None for one that is written from nothing."""
+    aliases: tuple[str, ...] = ()
+    """Other names under which it is found; lists and trees have `name`."""
 
 
 _RECIPES: dict[str, Recipe] = {}
+_UNAVAILABLE: dict[str, str] = {}
 _ACTIVE: list[str] = []
 
 
 @overload
-def recipe(name: str) -> Callable[[Callable[[], Tree]], Callable[[], Tree]]: ...
+def recipe(name: str, *, aliases: Sequence[str] = ()) -> Callable[[Callable[[], Tree]], Callable[[], Tree]]: ...
 
 
 @overload
-def recipe(name: str, *, starts_from: str) -> Callable[[Callable[[Any], Tree]], Callable[[], Tree]]: ...
+def recipe(
+    name: str, *, starts_from: str, aliases: Sequence[str] = ()
+) -> Callable[[Callable[[Any], Tree]], Callable[[], Tree]]: ...
 
 
-def recipe(name: str, *, starts_from: str | None = None) -> Any:
+def recipe(name: str, *, starts_from: str | None = None, aliases: Sequence[str] = ()) -> Any:
     """Registers a function that returns a Trainer.Config; what it leaves in the module is called without arguments.
 
     With `starts_from`, the function gets a fresh tree of that recipe as its only argument, so that the declaration and
-    the code cannot disagree. Raises ValueError for a name that is taken, TypeError for a function of another shape.
+    the code cannot disagree. `aliases` are other names of the same recipe. Raises ValueError for a name that is taken,
+    TypeError for a function of another shape.
     """
     if not isinstance(name, str) or not name:
         raise TypeError('write the recipe\'s name: `@recipe("my_recipe")`')
@@ -68,10 +74,15 @@ def recipe(name: str, *, starts_from: str | None = None) -> Any:
         check_shape(function, name, starts_from)
         make = _starting_from(starts_from, function) if starts_from else cast(Callable[[], Config], function)
         doc = (inspect.getdoc(function) or "").partition("\n")[0]
-        _RECIPES[name] = Recipe(name, make, function.__module__, doc, starts_from)
+        _RECIPES[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases))
         return make
 
     return register
+
+
+def not_available(why: str, *names: str) -> None:
+    """Registers names of released recipes that do not exist here, with the reason that a file that names one gets."""
+    _UNAVAILABLE.update(dict.fromkeys(names, why))
 
 
 def recipe_names() -> list[str]:
@@ -84,17 +95,24 @@ def recipe_names() -> list[str]:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether there is a recipe of that name. Installed packages are asked only if the name is none of ours."""
+    """Whether there is a recipe of that name or alias. Installed packages are imported only for other names."""
     import_shipped()
-    return name in _RECIPES or name in recipe_names()
+    return bool(_registered(name)) or name in recipe_names()
+
+
+def _registered(name: str) -> Recipe | None:
+    return _RECIPES.get(name) or next((entry for entry in _RECIPES.values() if name in entry.aliases), None)
 
 
 def find_recipe(name: str) -> Recipe:
-    """The registration of a recipe. Raises ConfigError, with the nearest name, for one that does not exist."""
-    if is_recipe(name):
-        return _RECIPES[name]
+    """The registration of a recipe, also by an alias. Raises ConfigError, with the nearest name, for other names."""
+    if is_recipe(name) and (found := _registered(name)):
+        return found
     from worldsmith.config.recipes.packages import load_installed
 
+    if name in _UNAVAILABLE:
+        hint = "`worldsmith recipes` lists those that are available"
+        raise ConfigError([Problem("", f"the recipe '{name}' does not exist here: {_UNAVAILABLE[name]}", hint=hint)])
     names = recipe_names()
     advice = did_you_mean(name, names)
     listing = f"there are: {', '.join(names)}" if names else "none is registered"
@@ -108,6 +126,7 @@ def get_recipe(name: str) -> Config:
     Raises ConfigError for an unknown name, and for a function that fails or returns no config.
     """
     found = find_recipe(name)
+    name = found.name
     if name in _ACTIVE:
         chain = " -> ".join([*_ACTIVE[_ACTIVE.index(name) :], name])
         raise ConfigError([Problem("", f"the recipe '{name}' starts from itself: {chain}")])
@@ -139,8 +158,9 @@ def lineage(name: str) -> list[tuple[str, Config]]:
     chain: list[tuple[str, Config]] = []
     current: str | None = name
     while current is not None:
-        chain.insert(0, (current, get_recipe(current)))
-        current = find_recipe(current).starts_from
+        found = find_recipe(current)
+        chain.insert(0, (found.name, get_recipe(current)))
+        current = found.starts_from
     return chain
 
 

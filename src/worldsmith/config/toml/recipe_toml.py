@@ -14,7 +14,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, lineage
 from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
 from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
@@ -95,9 +95,6 @@ class _Loader:
         for override in overrides:
             if override.path in RECIPE_WORDS:
                 name, place = recipe_name(override), override.place
-                for index, (entry, _) in enumerate(values):
-                    if entry.path == ("job", "experiment"):
-                        values[index] = (entry, name)
         task = given.get(("job", "task"), "vfm")
         if is_reference(name) or is_reference(task):
             message = "the recipe and the task are chosen before references are resolved; write them out"
@@ -108,7 +105,7 @@ class _Loader:
                 self.problems.append(self.located(experiment_required()))
             return str(name)
         try:
-            tree = get_recipe(name)
+            tree, name = get_recipe(name), find_recipe(name).name
         except ConfigError as error:
             self.problems += [
                 Problem("job.experiment", problem.message, hint=problem.hint, place=place) for problem in error.problems
@@ -121,6 +118,7 @@ class _Loader:
                 message = f"the recipe '{name}' has task '{own}', and a file without a task means '{task}'"
             found = self.values.get(("job", "task")) or place
             self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
+        values[:] = [(entry, name if entry.path == ("job", "experiment") else value) for entry, value in values]
         self.draft.tree, self.draft.task = tree, own
         return str(name)
 

@@ -344,7 +344,7 @@ def test_the_commands_write_what_is_tested_here(tmp_path: Path, capsys: pytest.C
         (["schema", "toml", "--all"], "say what to describe"),
         (["schema", "--all"], "name a folder with -o DIR"),
         (["schema", "toml", "--style", "tao"], "--style goes with the spec of an action"),
-        (["schema", "evaluate", "videophy2_nano"], "a recipe goes with"),
+        (["schema", "evaluate", "videophy2_sft_nano"], "a recipe goes with"),
         (["config", "new", "--action", "evaluate", "x.txt"], "ends in .toml, .yaml or .json"),
     ],
 )

@@ -37,7 +37,7 @@ def of_recipe(name: str, ranks: int, samples: int) -> tuple[Any, list[Setting]]:
 
 @pytest.mark.parametrize(
     ("recipe", "ranks", "samples"),
-    [("vision_sft_nano", 8, 10), ("videophy2_nano", 8, 1), ("cogvideox_2b", 2, 2), ("flux_dev_lora", 1, 4)],
+    [("vision_sft_nano", 8, 10), ("videophy2_sft_nano", 8, 1), ("cogvideox_2b", 2, 2), ("flux_dev_lora", 1, 4)],
 )
 def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, ranks: int, samples: int) -> None:
     config, found = of_recipe(recipe, ranks, samples)

@@ -74,7 +74,7 @@ def test_no_key_is_without_a_row_and_none_has_two() -> None:
         ({"train": {"steps": 1}}, False),
         ({"train": 3, "logging": {"logger": []}}, False),
         ({"train": {"epoch": 1}, "dialect": "other"}, False),
-        ({"train": {"epoch": 1}, "recipe": "llava_ov"}, False),
+        ({"train": {"epoch": 1}, "recipe": "pre_exp012_llava_ov"}, False),
     ],
 )
 def test_a_spec_is_known_by_its_tables(data: dict[str, Any], expected: bool) -> None:
@@ -83,6 +83,6 @@ def test_a_spec_is_known_by_its_tables(data: dict[str, Any], expected: bool) -> 
 
 def test_a_file_of_ours_is_no_spec(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[job]\ntask = "vlm"\nexperiment = "llava_ov"\n[train]\nepoch = 1\n')
+    file.write_text('[job]\ntask = "vlm"\nexperiment = "pre_exp012_llava_ov"\n[train]\nepoch = 1\n')
     with pytest.raises(ConfigError, match="the file has no key 'train'"):
         load(str(file))
