@@ -128,7 +128,8 @@ REASONERS = [
     ),
     Published(
         "the same, cut into four as in the shipped settings", GPU, "cosmos-reason2 issue 54",
-        partial(quick, "pre_exp012_llava_ov", states, model=qwen("32B"), ranks=4), "weights, gradients and moments alone",
+        partial(quick, "pre_exp012_llava_ov", states, model=qwen("32B"), ranks=4),
+        "weights, gradients and moments alone",
         bound=">", quick=True,
     ),
     Published(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from reasoners import write_reasoner
 from tiny_runs import make_long_clips
+
+from worldsmith.cli.main import main
+from worldsmith.config.load import load
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,11 +31,13 @@ done
 """
 
 
-def launch(script: str, *words: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    script: str, *words: str, path: Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if k not in READ and not k.startswith(("NPROC", "NNODES", "MASTER"))}
     kept["PATH"] = f"{path}:{kept['PATH']}"
     command = ["bash", str(EXAMPLES / script), *words]
-    return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True)
+    return subprocess.run(command, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -50,7 +59,39 @@ def test_eight_processes_on_one_machine_with_the_scripts_own_paths(tier: str, re
     assert f"WAN_VAE_PATH={EXAMPLES}/checkpoints/wan22_vae/Wan2.2_VAE.pth" in said
 
 
+LAUNCHED = {
+    "llava_ov": "llava_ov",
+    "llava_ov_mapstyle_dataloader": "llava_ov_mapstyle_dataloader",
+    "videophy2_edge": "videophy2_sft_edge",
+    "videophy2_nano": "videophy2_sft_nano",
+    "videophy2_super": "videophy2_sft_super",
+    "vision_edge": "vision_sft_edge",
+    "vision_nano": "vision_sft_nano",
+    "vision_nano_cosmosdataloader": "vision_sft_nano_mapstyle_dataloader",
+    "vision_super": "vision_sft_super",
+}
+"""Published launch scripts, but those of action recipes, and the recipe file that each starts."""
+
+
+@pytest.mark.parametrize(("script", "toml"), LAUNCHED.items())
+def test_every_published_launch_script_starts_its_recipe_file(script: str, toml: str, recorders: Path) -> None:
+    said = launch(f"launch_sft_{script}.sh", path=recorders).stdout.splitlines()
+    file = EXAMPLES / f"toml/sft_config/{toml}.toml"
+    assert file.is_file()
+    assert f"--sft-toml={file}" in said
+
+
+def test_the_map_style_script_runs_60_steps_unless_arguments_say_otherwise(recorders: Path) -> None:
+    own = ["--trainer.max_iter", "60", "--checkpoint.save_iter", "50"]
+    words = launch("launch_sft_llava_ov_mapstyle_dataloader.sh", "--", "a=b", path=recorders).stdout.splitlines()
+    assert words[8:14] == [*own, "--", "a=b"]
+    loaded = load("pre_exp012_llava_ov_mapstyle_dataloader", ["trainer.max_iter=60"])
+    assert "still in warm-up at step 60, where it reaches 10.7% of optimizer.lr" in loaded.warnings[0]
+
+
 def test_reasoners_have_their_own_paths(recorders: Path) -> None:
+    said = launch("launch_sft_videophy2_super.sh", path=recorders).stdout.splitlines()
+    assert f"VLM_SAFETENSORS_PATH={EXAMPLES}/checkpoints/Cosmos3-Super-VLM" in said
     said = launch("launch_sft_videophy2_nano.sh", "--dryrun", path=recorders).stdout.splitlines()
     toml = EXAMPLES / "toml/sft_config/videophy2_sft_nano.toml"
     assert said[:9] == ["worldsmith", "launch", "--nnodes", "1", "--nproc-per-node", "8", "train", f"--sft-toml={toml}",
@@ -101,6 +142,60 @@ def test_several_machines_need_the_address_of_the_first(recorders: Path) -> None
     said = launch("launch_sft_vision_nano.sh", path=recorders, MASTER_ADDR="node0", **several).stdout.splitlines()
     rendezvous = ["--nnodes", "2", "--node-rank", "1", "--master-port", "29500", "--master-addr", "node0"]
     assert said[1:12] == ["launch", *rendezvous, "--nproc-per-node", "8"]
+
+
+@pytest.mark.parametrize("script", ["llava_ov", "llava_ov_mapstyle_dataloader", "videophy2_super"])
+def test_a_reasoners_script_plans_with_a_tiny_backbone_and_local_data(
+    script: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders with the names of the hub's repositories are what the unchanged recipe files read."""
+    done = launch(
+        *(f"launch_sft_{script}.sh", "--dryrun"),
+        **{"path": Path(sys.executable).parent, "cwd": folder, "VIDEOPHYSICS_ROOT": str(folder / "clips")},
+        **{"VLM_SAFETENSORS_PATH": "Qwen/Qwen3-VL-8B-Instruct", "WORLDSMITH_OUTPUT_ROOT": str(folder / "runs")},
+        **{"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "processes    8 (replicate 1 × shard 8)" in done.stdout
+    assert "model        vision_language: 1.5M parameters" in done.stdout
+    assert ("vision       378,048 in 39 tensors frozen" in done.stdout) == script.startswith("videophy2")
+    steps = 60 if "mapstyle" in script else 500 if "llava" in script else 50
+    assert f"run          {steps} steps" in done.stdout
+    assert done.stderr.count("still in warm-up") == script.startswith("llava")
+
+
+def test_the_script_of_edges_reasoner_says_why_it_is_not_trained(folder: Path) -> None:
+    words = {"VIDEOPHYSICS_ROOT": str(folder / "clips"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = launch("launch_sft_videophy2_edge.sh", "--dryrun", path=Path(sys.executable).parent, cwd=folder, **words)
+    assert done.returncode == 2
+    assert "model_type 'cosmos3_edge' is not trained here" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with the names of hub repositories: tiny reasoners, a data set of one image, made clips."""
+    datasets = pytest.importorskip("datasets")
+    place = tmp_path_factory.mktemp("hub")
+    model = place / "Qwen/Qwen3-VL-8B-Instruct"
+    write_reasoner(model)
+    for name in ("Qwen/Qwen3-VL-32B-Instruct", "nvidia/Cosmos3-Edge"):
+        shutil.copytree(model, place / name)
+    edge = place / "nvidia/Cosmos3-Edge/config.json"
+    edge.write_text(edge.read_text().replace('"qwen3_vl"', '"cosmos3_edge"'))
+    picture = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(picture, "PNG")
+    turns = [{"from": "human", "value": "<image> What is it?"}, {"from": "gpt", "value": "Black."}]
+    record = {"id": "a", "image": {"bytes": picture.getvalue(), "path": None}, "conversations": turns}
+    data = place / "lmms-lab/LLaVA-OneVision-Data"
+    (data / "ai2d").mkdir(parents=True)
+    datasets.Dataset.from_list([record] * 16).to_parquet(data / "ai2d/train-0.parquet")
+    subset = "config_name: ai2d(gpt4v)"
+    (data / "README.md").write_text(
+        f"---\nconfigs:\n- {subset}\n  data_files:\n  - {{split: train, path: ai2d/train-*}}\n"
+        f"dataset_info:\n- {subset}\n  splits:\n  - {{name: train, num_bytes: 1, num_examples: 16}}\n---\n"
+    )
+    assert main(["dataset", "falling-objects", str(place / "clips"), "--clips", "4", "--val-clips", "2"]) == 0
+    return place
 
 
 def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> None:

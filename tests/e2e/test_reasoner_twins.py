@@ -1,4 +1,4 @@
-"""The tiny twin of videophy2_sft_nano on made clips trains, validates and resumes bit for bit; full sizes are planned."""
+"""The tiny twin of videophy2_sft_nano on made clips trains, validates, resumes bit for bit; full sizes are planned."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe, recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.recipes.registry import find_recipe, not_available
 from worldsmith.config.sections import ActivationCheckpointingConfig, DataSettingConfig, JobConfig, ParallelismConfig
 from worldsmith.config.tree.plain import to_yaml
 
@@ -27,6 +27,30 @@ def test_an_unknown_recipe_gets_a_suggestion_and_a_taken_name_is_refused(t: Modu
         get_recipe("smal")
     with pytest.raises(ValueError, match="already registered"):
         recipe("small")(lambda: t.Trainer.Config())
+
+
+def test_an_alias_leads_to_the_recipe_under_its_name(t: ModuleType, tmp_path: Path) -> None:
+    recipe("renamed", starts_from="small", aliases=["earlier"])(lambda config: config)
+    assert "earlier" not in recipe_names()
+    assert find_recipe("earlier") is find_recipe("renamed")
+    assert get_recipe("earlier") == get_recipe("renamed")
+    file = tmp_path / "run.toml"
+    file.write_text('[job]\nexperiment = "earlier"\n')
+    for loaded in (load("earlier"), load(str(file)), load("small", ["experiment=earlier"])):
+        assert loaded.tree == load("renamed").tree
+        assert loaded.tree.job.experiment == "renamed"
+        assert [name for name, _ in loaded.recipes()] == ["small", "renamed"]
+    recipe("earlier", starts_from="small")(lambda config: config)  # a recipe of that name wins
+    assert find_recipe("earlier").name == "earlier"
+
+
+def test_a_released_recipe_that_does_not_exist_here_has_its_reason() -> None:
+    not_available("robots come later", "released_robot")
+    with pytest.raises(ConfigError) as caught:
+        get_recipe("released_robot")
+    (problem,) = caught.value.problems
+    assert problem.message == "the recipe 'released_robot' does not exist here: robots come later"
+    assert "there are:" not in str(problem.hint)
 
 
 def test_a_dump_of_a_resolved_tree_loads_back_as_the_same_run(tmp_path: Path) -> None:

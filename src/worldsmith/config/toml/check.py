@@ -76,6 +76,8 @@ class _Check:
                     self.section(value, here)
                 else:
                     self.problems.append(mismatch(here, "a section", value))
+            elif here in REFUSED and value is False:
+                pass  # as it is here
             elif here in REFUSED:
                 self.problems.append(Problem(format_path(here), f"this key is not supported: {REFUSED[here]}"))
             else:

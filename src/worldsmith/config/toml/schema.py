@@ -178,9 +178,9 @@ FIELDS: tuple[TomlField, ...] = (
 )
 
 REFUSED = {
-    ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; remove the key",
+    ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
 }
-"""Keys of the format that are known, cannot work here, and why."""
+"""Keys of the format that can only be false here, and why."""
 
 _MODEL = ("model",)
 _CONFIG = ("model", "config")
@@ -203,6 +203,27 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
     },
 }
 """Per task: prefix of a TOML path -> prefix in the tree, or None where the key has no effect. Others stay."""
+
+_CLIPS = ("dataloader_train", "dataloader", "datasets", "video", "dataset")
+PUBLISHED_PATHS: dict[Path, Path] = {
+    ("upload_reproducible_setup",): ("job", "upload_reproducible_setup"),
+    _CLIPS: (*_LOADER, "dataset"),
+    (*_CLIPS, "max_caption_tokens"): (*_LOADER, "max_caption_tokens"),
+    (*_LOADER, "batcher"): _LOADER,
+    (*_LOADER, "batcher", "max_batch_size"): (*_LOADER, "max_samples_per_batch"),
+    (*_LOADER, "batcher", "max_tokens"): (*_LOADER, "max_sequence_length"),
+    (*_LOADER, "max_batch_size"): (*_LOADER, "max_samples_per_batch"),
+    (*_LOADER, "max_tokens"): (*_LOADER, "max_sequence_length"),
+}
+"""Prefix of a tree path of the published framework -> prefix in the tree here, where they differ."""
+
+
+def published_path(path: Path) -> Path | None:
+    """The tree path here of a tree path of the published framework; None where it has no other name here."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in PUBLISHED_PATHS:
+            return (*PUBLISHED_PATHS[path[:length]], *path[length:])
+    return None
 
 
 def remap(path: Path, task: str) -> Path | None:

@@ -42,7 +42,7 @@ def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> l
 
 
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What is allowed and may surprise: a short schedule, a long warm-up, rules for loading nothing, a number of processes."""
+    """What is allowed and may surprise: short cycles, a long warm-up, rules for loading nothing, degrees."""
     found = [*_endless_warm_up(tree)]
     cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:

@@ -1,6 +1,7 @@
 """Override words: ``a.b=v`` sets, ``+a.b=v`` adds a table key, ``++a.b=v`` does either, ``~a.b`` removes a table key.
 
-Paths are those of the tree, or those of the recipe TOML. Unquoted text takes the type of its field.
+Paths are those of the tree, of the recipe TOML, or of the published framework's tree. Unquoted text takes the type of
+its field.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from worldsmith.config.declare.configurable import Config, children
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.toml.schema import TASKS, remap, toml_fields
+from worldsmith.config.toml.schema import REFUSED, TASKS, published_path, remap, toml_fields
 from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE
@@ -111,16 +112,23 @@ def apply_overrides(
     receives where each changed path was written, `broken` the paths that could not be set.
     """
     for override in overrides:
+        shown = override.place.source
         target = translate(tree, override.path, task)
+        if target in REFUSED:
+            if override.given != "false":
+                problem = Problem(format_path(override.path), f"this key is not supported: {REFUSED[target]}")
+                problems.append(problem.at(override.place))
+            continue
         if target is None:
-            shown = override.place.source
             warnings.append(f"{shown}: {format_path(override.path)} has no effect for task '{task}'")
             continue
+        if target == published_path(override.path):
+            warnings.append(f"{shown}: {format_path(override.path)} is {format_path(target)} here")
         target = _with_indexes(tree, target)
         mistakes: list[Problem] = []
         notes: list[str] = []
         raw = _apply(tree, override, target, mistakes, notes)
-        warnings += [f"{override.place.source}: {note}" for note in notes]
+        warnings += [f"{shown}: {note}" for note in notes]
         problems.extend(mistake.at(override.place) for mistake in mistakes)
         if places is not None:
             remember(places, target, override.place, raw)
@@ -129,9 +137,11 @@ def apply_overrides(
 
 
 def translate(tree: Config, path: Path, task: str | None) -> Path | None:
-    """The tree path that a path of an override means: itself if the tree has it, else its TOML meaning."""
+    """The tree path that a path of an override means: itself if the tree has it, else its published or TOML meaning."""
     if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path
+    if published := published_path(path):
+        return published
     return remap(path, task) if any(starts_with(path, key.path) for key in toml_fields()) else path
 
 
