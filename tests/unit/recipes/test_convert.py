@@ -182,6 +182,9 @@ def test_what_the_toml_cannot_say_is_refused_or_given_as_words(
     refused = [line.strip() for line in told.err.splitlines() if line.startswith("  ")]
     assert {"trainer.max_consecutive_skipped", "scheduler"} <= set(refused)
     assert "trainer.callbacks.iter_speed" in refused
+    (command,) = (line for line in told.err.splitlines() if line.startswith("YAML holds the whole run: worldsmith "))
+    assert main([*shlex.split(command.partition("worldsmith ")[2]), "-o", str(tmp_path / "whole.yaml")]) == 0
+    assert same(loaded(str(tmp_path / "whole.yaml")).raw, first.raw)
 
     toml, words = str(tmp_path / "run.toml"), tmp_path / "words.txt"
     assert main(["config", "convert", tree, "--to", "toml", "-o", toml, "--overrides", str(words)]) == 0

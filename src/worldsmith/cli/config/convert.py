@@ -10,8 +10,6 @@ from pathlib import Path
 from worldsmith.config.errors import Problem, UserError
 
 FORMATS = ("toml", "yaml", "json", "python")
-REST = "worldsmith train --sft-toml=FILE -- "
-"""Before the words at the end of a TOML that was a nested spec."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,22 +62,22 @@ def run(args: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     converted = convert(loaded, args.to, name=args.name)
     rest = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
-    text = converted.text
     if converted.rest and not (args.overrides or args.print_overrides):
-        if not loaded.report:
-            paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
-            raise UserError(
-                f"the recipe TOML has no key for\n{paths}\n"
-                "write these as override words with --overrides FILE or --print-overrides, or choose --to yaml"
-            )
-        text += f"\n# There are no keys for the rest; start it so:\n# {REST}{shlex.join(converted.words)}\n"
+        paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
+        output = ["-o", str(Path(args.output).with_suffix(".yaml"))] if args.output else []
+        command = shlex.join(["worldsmith", "config", "convert", *said, "--to", "yaml", *output])
+        raise UserError(
+            f"the recipe TOML has no key for\n{paths}\n"
+            f"YAML holds the whole run: {command}\n"
+            "or write these as override words beside the TOML, with --overrides FILE or --print-overrides"
+        )
     if args.overrides:
         write_new(args.overrides, rest, args.force)
     if args.output:
-        write_new(args.output, text, args.force)
+        write_new(args.output, converted.text, args.force)
         print(rest if args.print_overrides else "", end="")
     else:
-        print(text, end="")
+        print(converted.text, end="")
     return 0
 
 
