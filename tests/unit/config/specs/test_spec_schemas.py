@@ -181,7 +181,9 @@ def test_both_judge_odd_values_alike_and_none_stops_the_reader(action: str, tmp_
         told = [problem.render() for problem in spec.problems]
         report(translate(spec))
         references = [text for text in told if "a reference stands for text only" in text]
-        assert bool(told) == (list(schema.iter_errors(document)) != []) or references, (document, told)
+        if references or spec.open:  # the reader alone knows what a reference, or an open value of a template, means
+            continue
+        assert bool(told) == (list(schema.iter_errors(document)) != []), (document, told)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
