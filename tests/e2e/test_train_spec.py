@@ -44,19 +44,24 @@ def test_a_spec_trains_and_goes_on(
     make_world(tmp_path)
     file = tmp_path / "spec.yaml"
     file.write_text(SPEC.replace("WORLD", str(tmp_path)))
-    assert main(["train", "--spec", str(file), "train.seed=7", *TAIL]) == 0, capsys.readouterr().err
-    run = tmp_path / "out/cosmos_rl/sft/smallest"
-    assert (run / "checkpoints/iter_000000006").is_dir()  # 2 passes over 6 samples, 2 a step
+    words = ["train", "--spec", str(file), "train.seed=7"]
+    assert main([*words, *TAIL]) == 0, capsys.readouterr().err
+    (run,) = (tmp_path / "out/cosmos_rl/smallest").iterdir()
+    assert (run / "checkpoints/iter_000000006").is_dir()  # 2 epochs of 6 samples, 2 a step
     assert load(str(run)).tree.trainer.seed == 7
     origins = json.loads((run / "config_origins.json").read_text())
     assert origins["optimizer.lr"]["origin"] == "spec.yaml:4"
     assert origins["trainer.seed"]["origin"] == "override train.seed=7"
     capsys.readouterr()
-    assert main(["train", "--spec", str(file), "train.seed=7", *TAIL]) == 0
+    assert main([*words, "train.resume=true", *TAIL]) == 0
     assert "complete: 6 of 6 steps" in capsys.readouterr().out
-    longer = ["train", "--spec", str(file), "train.seed=7", "train.epoch=3"]
+    longer = [*words, "train.resume=true", "train.epoch=3"]
     assert main([*longer, "--resume-changed", *TAIL]) == 0, capsys.readouterr().err
     assert (run / "checkpoints/iter_000000009").is_dir()
+    assert main([*words, "train.output_dir=output", "train.epoch=1", *TAIL]) == 0, capsys.readouterr().err
+    assert main([*words, "train.output_dir=output", "train.optm_lr=1e-2", *TAIL]) == 0, capsys.readouterr().err
+    found = [load(str(folder)).tree for folder in sorted((tmp_path / "out/output").iterdir())]
+    assert [(tree.optimizer.lr, tree.trainer.max_iter) for tree in found] == [(1e-3, 3), (1e-2, 6)]
 
 
 def write_layout(world: Path, layout: str) -> list[str]:
