@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from toy_runs import make_world, toy_config
 
+from worldsmith.cli.launch import named_run
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.tree.reader import from_yaml
@@ -111,3 +113,14 @@ def test_free_settings_are_whole_sections_and_not_name_prefixes() -> None:
     assert differences({"checkpoint.save_iter": 1}, {"checkpoint.save_iter": 2}) == []
     assert differences({"checkpointing": 1}, {"checkpointing": 2}) != []
     assert differences({"dataloader_train.latent_cache": ""}, {"dataloader_train.latent_cache": "/scratch"}) == []
+
+
+def test_a_launcher_keeps_a_name_for_its_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with named_run():
+        name = os.environ["WORLDSMITH_RUN_NAME"]
+        assert run_path(JobConfig(folder="a")) == Path("a") / name
+    assert "WORLDSMITH_RUN_NAME" not in os.environ
+    monkeypatch.setenv("WORLDSMITH_RUN_NAME", "slurm_7")
+    with named_run():
+        assert os.environ["WORLDSMITH_RUN_NAME"] == "slurm_7"
+    assert os.environ["WORLDSMITH_RUN_NAME"] == "slurm_7"
