@@ -102,3 +102,6 @@ def leave_to_parent(t: Translation) -> None:
     for name, keys in SAMPLING.items():
         if not any(t.is_stated(key) for key in keys):
             media.pop(name, None)
+            for key in set(keys) & {line.key for line in t.lines}:
+                t.lines = [line for line in t.lines if line.key != key]
+                t.say(key, "unneeded", "as the parent has it")
