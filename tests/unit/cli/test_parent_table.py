@@ -16,7 +16,7 @@ from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.forms import form_of
 from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import translate
+from worldsmith.config.specs.translation import report, translate, warnings
 
 SPECS = {
     "evaluate": """
@@ -127,3 +127,22 @@ def test_a_conversion_of_a_training_has_no_parent(tmp_path: Path) -> None:
     told = translate(read_spec(form_of("train"), str(file), []))
     (problem,) = (problem for problem in told.problems if problem.path == "parent_job_id")
     assert "start it with worldsmith train, or" in str(problem)
+
+
+def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(
+        SPECS["evaluate"]
+        + "[vision]\
+num_frames = 0\
+[model]\
+model_name = ''\
+"
+    )
+    settings = settings_of("evaluate", file, "--parent", "parent")
+    assert (settings.model, settings.processor.media.fps, settings.processor.media.nframes) == (str(run), 3.0, None)
+    words = sort([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
+    read_spec_words("evaluate", words, settings="--settings")
+    assert words.spec is not None
+    assert warnings(words.spec) == []
+    assert "0 leaves it open: as the parent has it" in report(words.spec)
