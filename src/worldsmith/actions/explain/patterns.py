@@ -19,6 +19,8 @@ class Pattern:
     name: str
     match: tuple[re.Pattern[str], ...]
     """A line that one of them is found in shows the error. Named groups are what `remedies` may reckon with."""
+    parts: tuple[str, ...]
+    """Of each of them a text that every line has in which it is found: looked for first, because that is quicker."""
     means: str
     remedies: tuple[str, ...]
     """What to do, the most likely first, in the words of `remedies.render`."""
@@ -37,13 +39,16 @@ class Pattern:
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Named groups of the first expression that a line matches; None if the line does not show the error."""
-        match = next(filter(None, (regex.search(text) for regex in self.match)), None)
-        if match is None:
-            return None
-        groups = {name: value for name, value in match.groupdict().items() if value is not None}
-        if self.less and set(self.less) <= set(groups) and int(groups[self.less[0]]) >= int(groups[self.less[1]]):
-            return None
-        return groups
+        for part, regex in zip(self.parts, self.match, strict=True):
+            if part in text and (match := regex.search(text)):
+                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                return groups if self.is_less(groups) else None
+        return None
+
+    def is_less(self, groups: Mapping[str, str]) -> bool:
+        """Whether the numbers of a line are as `less` asks."""
+        numbers = [int(groups[name]) for name in self.less if name in groups]
+        return len(numbers) < 2 or numbers[0] < numbers[1]
 
 
 @functools.cache
@@ -66,6 +71,7 @@ def read(
         id,
         name,
         tuple(map(re.compile, match)),
+        tuple(map(fixed_part, match)),
         means,
         tuple(remedies),
         tuple(map(re.compile, needs)),
@@ -75,3 +81,35 @@ def read(
         consequence,
         tuple(facts),
     )
+
+
+def fixed_part(expression: str) -> str:
+    """The longest text that stands in every match of a regular expression; empty if none is sure."""
+    runs, depth, i = [""], 0, 0
+    if "(?i" in expression:
+        return ""
+    while i < len(expression):
+        char, i = expression[i], i + 1
+        if char == "[":
+            i = expression.index("]", i + 1) + 1
+            runs.append("")
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+            runs.append("")
+        elif char == "|" and depth == 0:
+            return ""
+        elif char in "?*{":
+            runs[-1:] = [runs[-1][:-1], ""]
+            if char == "{":
+                i = expression.index("}", i) + 1
+        elif char == "\\":
+            char, i = expression[i], i + 1
+            if char.isalnum() or depth:
+                runs.append("")
+            else:
+                runs[-1] += char
+        elif char in ".^$+" or depth:
+            runs.append("")
+        else:
+            runs[-1] += char
+    return max(runs, key=len)

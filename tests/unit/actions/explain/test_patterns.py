@@ -11,7 +11,7 @@ import worldsmith
 from worldsmith.actions.explain.causes import find_causes
 from worldsmith.actions.explain.facts import FACTS, Run
 from worldsmith.actions.explain.logs import split
-from worldsmith.actions.explain.patterns import patterns
+from worldsmith.actions.explain.patterns import fixed_part, patterns
 from worldsmith.actions.explain.remedies import KINDS, OPERATION
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.main import COMMANDS
@@ -97,3 +97,18 @@ def test_our_own_messages_are_worded_as_the_table_has_them() -> None:
 
 OURS = set(range(101, 128))
 VARIABLE = re.compile(r"\(\?P?.*?\)|\\[Sdwb]\+?|\.\*")
+
+
+@pytest.mark.parametrize(
+    ("expression", "part"),
+    [
+        (r"CUDA out of memory(?:.*?asked)?", "CUDA out of memory"),
+        (r"\boom[-_]kill", "kill"),
+        (r"errors? for \d+ of [abc]{2}\.pt", "error"),
+        (r"a\.b\(c\)", "a.b(c)"),
+        (r"one|two", ""),
+        (r"(?i)killed", ""),
+    ],
+)
+def test_the_fixed_part_of_an_expression_is_in_all_that_it_matches(expression: str, part: str) -> None:
+    assert fixed_part(expression) == part
