@@ -130,15 +130,9 @@ def test_a_conversion_of_a_training_has_no_parent(tmp_path: Path) -> None:
 
 
 def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "spec.toml"
-    file.write_text(
-        SPECS["evaluate"]
-        + "[vision]\
-num_frames = 0\
-[model]\
-model_name = ''\
-"
-    )
+    file = tmp_path / "spec.yaml"
+    open_keys = "vision: {num_frames: 0}\nmodel: {model_name: ''}\n"
+    file.write_text(f"dataset: {{annotation_path: kpi.json}}\nresults_dir: results\n{open_keys}")
     settings = settings_of("evaluate", file, "--parent", "parent")
     assert (settings.model, settings.processor.media.fps, settings.processor.media.nframes) == (str(run), 3.0, None)
     words = sort([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
