@@ -5,6 +5,7 @@ One call for the whole row would need a mask of its length squared, and as much 
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from worldsmith.models.real_values import real_values
+
 BY_SAMPLE = "sdpa_by_sample"
 """The name under which transformers knows it."""
+IN_WINDOWS = "flash_in_windows"
+"""That of attention within windows; transformers gives the borders only to what is called flash."""
 
 
 def attend(
@@ -54,5 +59,33 @@ def make_mask(
     return mask
 
 
+def attend_in_windows(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """[1, N, heads, width] of [1, heads, N, width], which attend within the borders `cu_seq_lens_q`.
+
+    Neighboring windows of one length are one call, where transformers makes a call of each.
+    """
+    for name in ("cu_seq_lens_k", "max_length_q", "max_length_k"):
+        settings.pop(name, None)
+    with real_values():
+        lengths = cu_seq_lens_q.diff().tolist()
+    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    parts = zip(*(states.split([length * count for length, count in runs], dim=2) for states in (query, key, value)))
+    found = []
+    for (length, count), states in zip(runs, parts):
+        q, k, v = (s.unflatten(2, (count, length))[0].transpose(0, 1) for s in states)
+        found.append(sdpa_attention_forward(module, q, k, v, None, **settings)[0].flatten(0, 1)[None])
+    return torch.cat(found, dim=1), None
+
+
 AttentionInterface.register(BY_SAMPLE, attend)
+AttentionInterface.register(IN_WINDOWS, attend_in_windows)
 AttentionMaskInterface.register(BY_SAMPLE, make_mask)

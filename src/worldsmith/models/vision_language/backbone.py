@@ -15,7 +15,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model import NetworkParts
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
-from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
+from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE, IN_WINDOWS
 from worldsmith.models.vision_language.forward import loss_of
 from worldsmith.models.vision_language.published import TRAINED, VISUAL, why_not_trained
 
@@ -58,6 +58,8 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
     network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
     if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
         decoder_of(network).set_attn_implementation(BY_SAMPLE)
+    if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):
+        network.model.visual.config._attn_implementation = IN_WINDOWS
     for module in network.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:

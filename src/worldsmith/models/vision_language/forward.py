@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.vision_utils import get_vision_window_index
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
 from worldsmith.models.real_values import real_values
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE
@@ -62,7 +62,7 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
     return features
 
 
-def windows(config: Any, grids: Any) -> dict[str, Tensor]:
+def windows(config: Any, grids: Any) -> dict[str, Any]:
     """Order and borders of an encoder's windows (Qwen2.5-VL), whose sizes follow from the values of `grids`."""
     if not hasattr(config, "window_size"):
         return {}
@@ -70,4 +70,7 @@ def windows(config: Any, grids: Any) -> dict[str, Tensor]:
         order, borders = get_vision_window_index(
             grids, config.spatial_merge_size, window_size=config.window_size, patch_size=config.patch_size
         )
-    return {"window_index": order, "cu_window_seqlens": borders}
+        frames = get_vision_cu_seqlens(grids)
+        longest = {name: int(ends.diff().max()) for name, ends in (("", frames), ("window_", borders))}
+    given = {"window_index": order, "cu_window_seqlens": borders, "cu_seqlens": frames}
+    return given | {f"max_{name}seqlen": length for name, length in longest.items()}
