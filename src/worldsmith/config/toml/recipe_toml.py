@@ -19,7 +19,7 @@ from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
 from worldsmith.config.toml.check import check_table, parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
 from worldsmith.config.toml.schema import TASKS, TomlField, remap
-from worldsmith.config.toml.words import experiment_required
+from worldsmith.config.toml.words import experiment_required, other_system_problem
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import OPAQUE
@@ -48,6 +48,8 @@ def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tup
     for path, span in spans.items():
         if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together
             raise ConfigError([too_deep(span.key)])
+    if other := other_system_problem(table):
+        raise ConfigError(locate([other], {path: span.value for path, span in spans.items()}))
     loader = _Loader(Draft(source=name), table, spans)
     loader.load(overrides)
     return loader.draft, take_recipe(overrides)[1]

@@ -46,3 +46,17 @@ def experiment_required() -> Problem:
         "[job].experiment is required: it names the recipe that this file changes",
         hint='write experiment = "<recipe>" in [job]',
     )
+
+
+def other_system_problem(table: dict[str, Any]) -> Problem | None:
+    """The one mistake of a TOML that was written for torchtitan; None for every other text."""
+    model, training = table.get("model"), table.get("training")
+    if not (isinstance(model, dict) and isinstance(training, dict) and {"name", "flavor"} <= model.keys()):
+        return None
+    return Problem(
+        "model.flavor",
+        "this is a job config of torchtitan: expected a recipe TOML, whose [job].experiment names a recipe",
+        hint="`worldsmith recipes` lists the recipes; for FLUX.1, start with `worldsmith config new --from flux_dev run.toml`"
+        if model["name"] == "flux"
+        else "text models are not trained here; `worldsmith recipes` lists what is",
+    )

@@ -1,0 +1,195 @@
+"""Config files that other projects publish, rebuilt from their stored names and values, and what becomes of them here.
+
+`tests/oracles/published/REPOSITORY.json` holds, by commit and path, every leaf of a file as `section/key: value`; `[0]`
+is an item of a list of tables. Texts of more than 100 characters are stored as their length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.write.toml import write_toml
+
+FACTS = Path(__file__).parents[1] / "oracles" / "published"
+OWNERS = {
+    "CogVideo": "THUDM",
+    "cosmos-cookbook": "nvidia-cosmos",
+    "cosmos-framework": "NVIDIA",
+    "cosmos-reason1": "nvidia-cosmos",
+    "cosmos-reason2": "nvidia-cosmos",
+    "cosmos-rl": "nvidia-cosmos",
+    "tao-skill-bank": "NVIDIA-TAO",
+    "torchtitan": "pytorch",
+}
+VERSIONS = {"aa3929ff8e": "7.0.0", "258eff3c67": "7.0.1", "03f2daa8aa": "7.1.0", "49672c2cd0": "7.2"}
+RECORDS = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedFile:
+    """One file of a public repository at one commit."""
+
+    repository: str
+    commit: str
+    path: str
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return nested(self.facts)
+
+    def write(self, folder: Path) -> Path:
+        """Writes a file of the same format, name and values, without comments."""
+        path = folder / self.name
+        path.write_text(write_toml(self.data) if path.suffix == ".toml" else yaml.safe_dump(self.data), encoding="utf-8")
+        return path
+
+
+def published_files() -> list[PublishedFile]:
+    """All stored files, sorted by repository; commits and paths are in the order of the facts."""
+    return [
+        PublishedFile(facts.stem, commit, path, values)
+        for facts in sorted(FACTS.glob("*.json"))
+        for commit, files in json.loads(facts.read_text(encoding="utf-8")).items()
+        for path, values in files.items()
+    ]
+
+
+def nested(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Rebuilds nested tables from flat `section/key` names."""
+    root: dict[str, Any] = {}
+    for name, value in facts.items():
+        *sections, leaf = name.split("/")
+        table = root
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[leaf] = value
+    return _with_lists(root)
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value and all(re.fullmatch(r"\[\d+\]", key) for key in value):
+        return [_with_lists(item) for item in value.values()]
+    return {key: _with_lists(item) for key, item in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a published file here.
+
+    Attributes:
+        outcome: "works" as it is, "works with" further words, or "refused".
+        given: The words that have to be given in addition to the file.
+        reasons: Key (or "") and message of each mistake that is left.
+    """
+
+    outcome: str
+    given: tuple[str, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
+
+
+
+TRAIN_DATA = ("custom.train_dataset.annotation_path=annotations.json", "custom.train_dataset.media_path=clips")
+OLD_TRAIN_DATA = ("custom.dataset.annotation_path=annotations.json", "custom.dataset.media_path=clips")
+VALIDATION_DATA = ("custom.val_dataset.annotation_path=annotations.json", "custom.val_dataset.media_path=clips")
+MODEL = ("policy.model_name_or_path=nvidia/Cosmos-Reason2-2B",)
+BATCH = ("train.train_batch_per_replica=4",)
+EVALUATE = ("dataset.annotation_path=annotations.json", "dataset.media_dir=clips")
+RESULTS = ("results_dir=results",)
+EVALUATED = ("model.model_name=model",)
+QUANTIZE = ("model.model_path=model", "results_dir=results")
+INFER = ("model_path=model", "media=clips/clip0.mp4", "results_dir=results")
+VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
+
+
+def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:
+    """Gives every stored file its verdict, in a folder with a small data set and a model folder."""
+    clips = folder / "clips"
+    clips.mkdir()
+    (clips / "clip0.mp4").touch()
+    (folder / "model").mkdir()
+    chat = [{"from": "human", "value": "<video>\nWhat falls?"}, {"from": "gpt", "value": "A ball."}]
+    record = {"video": "clip0.mp4", "video_fps": 4.0, "conversations": chat}
+    records = [{"id": str(number), **record} for number in range(RECORDS)]
+    (folder / "annotations.json").write_text(json.dumps(records), encoding="utf-8")
+    files = published_files()
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, dict.fromkeys(VARIABLES, str(folder))):
+        for file in files:
+            if file.path.endswith("sat/configs/sft.yaml"):
+                file.write(folder)
+        return {file: give_verdict(file, folder) for file in files}
+
+
+def give_verdict(file: PublishedFile, folder: Path) -> Verdict:
+    """Reads a published file as its command would: as it is, then with what a user has to give, fewest words first."""
+    path = file.write(folder)
+    fewest: tuple[tuple[str, str], ...] = ()
+    for given in ((), *offers(file)):
+        reasons = mistakes(file, path, given)
+        if not reasons:
+            return Verdict("works with" if given else "works", given)
+        if not fewest or len(reasons) < len(fewest):
+            fewest = reasons
+    return Verdict("refused", reasons=fewest)
+
+
+def offers(file: PublishedFile) -> Iterator[tuple[str, ...]]:
+    """Words that a user of the file would add."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    if any(key.startswith("train/") for key in file.facts):
+        old = any(key.startswith("custom/dataset/") for key in file.facts)
+        groups = (OLD_TRAIN_DATA if old else TRAIN_DATA, MODEL, VALIDATION_DATA, BATCH)
+    elif "eval" in file.name:
+        groups = (EVALUATE, RESULTS, EVALUATED)
+    elif "quantize" in file.name:
+        groups = (QUANTIZE,)
+    elif "inference" in file.name:
+        groups = (INFER,)
+    for size in range(1, len(groups) + 1):
+        for chosen in itertools.combinations(groups, size):
+            yield tuple(itertools.chain(*chosen))
+
+
+def mistakes(file: PublishedFile, path: Path, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Key and message of every mistake that the command for the file reports; none where it would go on."""
+    from worldsmith.cli.action import check_action
+    from worldsmith.config.load import load
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            if file.repository in ("cosmos-framework", "torchtitan"):
+                load(str(path))
+            elif file.repository == "CogVideo":
+                load([str(path)] if file.name == "sft.yaml" else [str(path), str(path.parent / "sft.yaml")])
+            elif "eval" in file.name:
+                check_action("evaluate", ["--spec", str(path), *given], [])
+            elif "quantize" in file.name:
+                check_action("quantize", ["--spec", str(path), *given], [])
+            elif "inference" in file.name:
+                check_action("infer", ["--spec", str(path), *given], [])
+            else:
+                load(str(path), spec_words=given)
+    except ConfigError as error:
+        return tuple((problem.path, problem.message) for problem in error.problems)
+    except (UserError, OSError) as error:
+        return (("", str(error)),)
+    return ()
