@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,10 @@ from unittest import mock
 
 import yaml
 
+from worldsmith.cli.action import choose
+from worldsmith.cli.action import load as load_action
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.load import load
 from worldsmith.config.write.toml import write_toml
 
 FACTS = Path(__file__).parents[1] / "oracles" / "published"
@@ -58,7 +60,8 @@ class PublishedFile:
     def write(self, folder: Path) -> Path:
         """Writes a file of the same format, name and values, without comments."""
         path = folder / self.name
-        path.write_text(write_toml(self.data) if path.suffix == ".toml" else yaml.safe_dump(self.data), encoding="utf-8")
+        text = write_toml(self.data) if path.suffix == ".toml" else yaml.safe_dump(self.data)
+        path.write_text(text, encoding="utf-8")
         return path
 
 
@@ -107,17 +110,34 @@ class Verdict:
     reasons: tuple[tuple[str, str], ...] = ()
 
 
-
-TRAIN_DATA = ("custom.train_dataset.annotation_path=annotations.json", "custom.train_dataset.media_path=clips")
-OLD_TRAIN_DATA = ("custom.dataset.annotation_path=annotations.json", "custom.dataset.media_path=clips")
-VALIDATION_DATA = ("custom.val_dataset.annotation_path=annotations.json", "custom.val_dataset.media_path=clips")
-MODEL = ("policy.model_name_or_path=nvidia/Cosmos-Reason2-2B",)
-BATCH = ("train.train_batch_per_replica=4",)
-EVALUATE = ("dataset.annotation_path=annotations.json", "dataset.media_dir=clips")
-RESULTS = ("results_dir=results",)
-EVALUATED = ("model.model_name=model",)
-QUANTIZE = ("model.model_path=model", "results_dir=results")
-INFER = ("model_path=model", "media=clips/clip0.mp4", "results_dir=results")
+TEXT_ENCODER = "model.conditioner_config.params.emb_models[0].params.model_dir"
+ANSWERS = {
+    "custom.train_dataset.annotation_path": "custom.train_dataset.annotation_path=annotations.json",
+    "custom.train_dataset.media_path": "custom.train_dataset.media_path=clips",
+    "custom.dataset.annotation_path": "custom.dataset.annotation_path=annotations.json",
+    "custom.dataset.media_path": "custom.dataset.media_path=clips",
+    "custom.val_dataset.annotation_path": "custom.val_dataset.annotation_path=annotations.json",
+    "custom.val_dataset.media_path": "custom.val_dataset.media_path=clips",
+    "policy.model_name_or_path": "policy.model_name_or_path=nvidia/Cosmos-Reason2-2B",
+    "train.train_batch_per_replica": "train.train_batch_per_replica=4",
+    "dataset.annotation_path": "dataset.annotation_path=annotations.json",
+    "dataset.media_dir": "dataset.media_dir=clips",
+    "results_dir": "results_dir=results",
+    "model.model_name": "model.model_name=model",
+    "model.model_path": "model.model_path=model",
+    "model_path": "model_path=model",
+    "media": "media=clips/clip0.mp4",
+    "args.load": "args.load=sat",
+    "args.train_data": "args.train_data=[clips]",
+    "model.first_stage_config.params.ckpt_path": "model.first_stage_config.params.ckpt_path=sat/vae/3d-vae.pt",
+    TEXT_ENCODER: f"{TEXT_ENCODER}=t5",
+}
+"""What a user gives where a report asks for a key."""
+TOGETHER = {
+    "train.epoch": ("custom.train_dataset.annotation_path", "custom.train_dataset.media_path"),
+    "validation.enable": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
+}
+"""Keys that a report asks for under another key."""
 VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
 
 
@@ -140,56 +160,40 @@ def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:
 
 
 def give_verdict(file: PublishedFile, folder: Path) -> Verdict:
-    """Reads a published file as its command would: as it is, then with what a user has to give, fewest words first."""
-    path = file.write(folder)
-    fewest: tuple[tuple[str, str], ...] = ()
-    for given in ((), *offers(file)):
-        reasons = mistakes(file, path, given)
-        if not reasons:
-            return Verdict("works with" if given else "works", given)
-        if not fewest or len(reasons) < len(fewest):
-            fewest = reasons
-    return Verdict("refused", reasons=fewest)
+    """Reads a published file as its command would, and gives what each report asks for until nothing more is asked."""
+    path, given = file.write(folder), []
+    while reasons := mistakes(file, path, given):
+        asked = [key for name, _ in reasons for key in TOGETHER.get(name, (name,))]
+        words = [ANSWERS[key] for key in asked if key in ANSWERS and ANSWERS[key] not in given]
+        if not words:
+            return Verdict("refused", tuple(given), reasons)
+        given += dict.fromkeys(words)
+    return Verdict("works with" if given else "works", tuple(given))
 
 
-def offers(file: PublishedFile) -> Iterator[tuple[str, ...]]:
-    """Words that a user of the file would add."""
-    groups: tuple[tuple[str, ...], ...] = ()
-    if any(key.startswith("train/") for key in file.facts):
-        old = any(key.startswith("custom/dataset/") for key in file.facts)
-        groups = (OLD_TRAIN_DATA if old else TRAIN_DATA, MODEL, VALIDATION_DATA, BATCH)
-    elif "eval" in file.name:
-        groups = (EVALUATE, RESULTS, EVALUATED)
-    elif "quantize" in file.name:
-        groups = (QUANTIZE,)
-    elif "inference" in file.name:
-        groups = (INFER,)
-    for size in range(1, len(groups) + 1):
-        for chosen in itertools.combinations(groups, size):
-            yield tuple(itertools.chain(*chosen))
-
-
-def mistakes(file: PublishedFile, path: Path, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def mistakes(file: PublishedFile, path: Path, given: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Key and message of every mistake that the command for the file reports; none where it would go on."""
-    from worldsmith.cli.action import check_action
-    from worldsmith.config.load import load
-
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            if file.repository in ("cosmos-framework", "torchtitan"):
-                load(str(path))
-            elif file.repository == "CogVideo":
-                load([str(path)] if file.name == "sft.yaml" else [str(path), str(path.parent / "sft.yaml")])
-            elif "eval" in file.name:
-                check_action("evaluate", ["--spec", str(path), *given], [])
-            elif "quantize" in file.name:
-                check_action("quantize", ["--spec", str(path), *given], [])
-            elif "inference" in file.name:
-                check_action("infer", ["--spec", str(path), *given], [])
-            else:
-                load(str(path), spec_words=given)
+            read(file, path, given)
     except ConfigError as error:
         return tuple((problem.path, problem.message) for problem in error.problems)
     except (UserError, OSError) as error:
         return (("", str(error)),)
     return ()
+
+
+def read(file: PublishedFile, path: Path, given: Sequence[str]) -> None:
+    """Reads the file and the words as `train`, `evaluate`, `quantize` or `infer` would before it begins."""
+    actions = {"eval": "evaluate", "quantize": "quantize", "inference": "infer"}
+    action = next((command for part, command in actions.items() if part in file.name), None)
+    if file.repository in ("cosmos-framework", "torchtitan"):
+        load(str(path))
+    elif file.repository == "CogVideo":
+        stack = [path] if file.name == "sft.yaml" else [path, path.parent / "sft.yaml"]
+        load([str(part) for part in stack], spec_words=given)
+    elif action:
+        prefix, kinds, words = choose(action, ["--spec", str(path), *given])
+        load_action(prefix, kinds[0], words, [])
+    else:
+        load(str(path), spec_words=given)
