@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,3 +198,51 @@ def read(file: PublishedFile, path: Path, given: Sequence[str]) -> None:
         load_action(prefix, kinds[0], words, [])
     else:
         load(str(path), spec_words=given)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "published_files.md"
+"""The table of verdicts that people read."""
+INTRODUCTION = """\
+# Published config files
+
+Config files that other projects publish, and what becomes of each here. A test rebuilds every file from its stored names
+and values, reads it as `worldsmith` would, and compares the outcome with this page, which
+`python tests/support/published_files.py` writes.
+
+| outcome | meaning |
+|---|---|
+| works | it is read as it is, with the environment variables that it names |
+| works with … | these words have to be given, because the file leaves them out or names a path of its author |
+| refused | what it asks for is not available; the reason is that of the error report |
+"""
+
+
+def page(verdicts: Mapping[PublishedFile, Verdict]) -> str:
+    """Renders the verdicts as Markdown: one table for each repository, one row for each file of a commit."""
+    lines = [INTRODUCTION]
+    for repository, owner in OWNERS.items():
+        own = {file: verdict for file, verdict in verdicts.items() if file.repository == repository}
+        count = sum(verdict.outcome != "refused" for verdict in own.values())
+        lines += [f"## {owner}/{repository}", "", f"{count} of {len(own)} work.", ""]
+        lines += ["| commit | file | outcome |", "|---|---|---|"]
+        for file, verdict in own.items():
+            commit = VERSIONS.get(file.commit, file.commit)
+            lines.append(f"| {commit} | {file.path} | {cell(verdict)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def cell(verdict: Verdict) -> str:
+    """One table cell: the outcome with the words to give, or with the first reasons."""
+    if verdict.outcome != "refused":
+        words = ", ".join(f"`{word}`" for word in verdict.given)
+        return f"{verdict.outcome} {words}".strip()
+    reasons = [f"`{key}`: {message}" if key else message for key, message in verdict.reasons[:2]]
+    more = len(verdict.reasons) - len(reasons)
+    text = "; ".join(reasons) + (f"; {more} more" if more > 0 else "")
+    return f"refused: {text}".replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        PAGE.write_text(page(all_verdicts(Path(folder))), encoding="utf-8")

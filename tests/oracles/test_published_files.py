@@ -1,0 +1,40 @@
+"""Config files that other projects publish: each is read, or refused with the reason that docs/published_files.md has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from published_files import PAGE, PublishedFile, Verdict, all_verdicts, page
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[PublishedFile, Verdict]:
+    return all_verdicts(tmp_path_factory.mktemp("published"))
+
+
+def test_the_page_has_the_verdict_of_every_file(verdicts: dict[PublishedFile, Verdict]) -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(verdicts)
+
+
+def test_recipe_tomls_work_unchanged_but_for_those_of_actions(verdicts: dict[PublishedFile, Verdict]) -> None:
+    found = {file: verdict for file, verdict in verdicts.items() if file.repository == "cosmos-framework"}
+    assert Counter(verdict.outcome for verdict in found.values()) == {"works": 15, "refused": 5}
+    for file, verdict in found.items():
+        if verdict.outcome == "refused":
+            assert file.name.startswith("action_")
+            assert [key for key, _ in verdict.reasons] == ["job.experiment"]
+
+
+def test_a_refusal_is_no_long_list(verdicts: dict[PublishedFile, Verdict]) -> None:
+    """Reinforcement learning, or a network that is not here, is one reason and not one for every key."""
+    for file, verdict in verdicts.items():
+        types = {file.facts.get("train/train_policy/type"), file.facts.get("train/train_policy/trainer_type")}
+        if types & {"grpo", "nft", "ddrl"}:
+            assert len(verdict.reasons) == 1, (file.path, verdict.reasons)
+
+
+def test_what_has_to_be_given_is_asked_for(verdicts: dict[PublishedFile, Verdict]) -> None:
+    """No file needs a word that no report has asked for: the words come from the reports alone."""
+    assert all(verdict.outcome != "works with" or verdict.given for verdict in verdicts.values())
