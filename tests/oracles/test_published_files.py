@@ -1,9 +1,8 @@
-"""Config files that other projects publish: each is read, or refused with the reason that docs/published_files.md has."""
+"""Published config files of other projects are read, or refused with the reason in docs/published_files.md."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from published_files import PAGE, PublishedFile, Verdict, all_verdicts, page

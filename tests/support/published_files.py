@@ -205,8 +205,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "published_files.md"
 INTRODUCTION = """\
 # Published config files
 
-Config files that other projects publish, and what becomes of each here. A test rebuilds every file from its stored names
-and values, reads it as `worldsmith` would, and compares the outcome with this page, which
+Config files that other projects publish, and what becomes of each here. A test rebuilds every file from its stored
+names and values, reads it as `worldsmith` would, and compares the outcome with this page, which
 `python tests/support/published_files.py` writes.
 
 | outcome | meaning |
