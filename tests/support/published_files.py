@@ -128,17 +128,19 @@ ANSWERS = {
     "model.model_path": "model.model_path=model",
     "model_path": "model_path=model",
     "media": "media=clips/clip0.mp4",
-    "args.load": "args.load=sat",
-    "args.train_data": "args.train_data=[clips]",
-    "model.first_stage_config.params.ckpt_path": "model.first_stage_config.params.ckpt_path=sat/vae/3d-vae.pt",
-    TEXT_ENCODER: f"{TEXT_ENCODER}=t5",
+    "args.load": "args.load=zai-org/CogVideoX-2b",
+    "args.train_data": "args.train_data=[.]",
+    "args.valid_data": "args.valid_data=[.]",
+    "model.first_stage_config.params.ckpt_path": "model.first_stage_config.params.ckpt_path=zai-org/CogVideoX-2b",
+    TEXT_ENCODER: f"{TEXT_ENCODER}=google/t5-v1_1-xxl",
 }
 """What a user gives where a report asks for a key."""
 TOGETHER = {
-    "train.epoch": ("custom.train_dataset.annotation_path", "custom.train_dataset.media_path"),
+    "train.epoch": ("DATA.annotation_path", "DATA.media_path"),
+    "custom.train_dataset.annotation_path": ("DATA.annotation_path", "DATA.media_path"),
     "validation.enable": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
 }
-"""Keys that a report asks for under another key."""
+"""Keys that a report asks for under another key; DATA is the table of data that the file has."""
 VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
 
 
@@ -146,6 +148,7 @@ def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:
     """Gives every stored file its verdict, in a folder with a small data set and a model folder."""
     clips = folder / "clips"
     clips.mkdir()
+    (folder / "videos").mkdir()
     (clips / "clip0.mp4").touch()
     (folder / "model").mkdir()
     chat = [{"from": "human", "value": "<video>\nWhat falls?"}, {"from": "gpt", "value": "A ball."}]
@@ -164,7 +167,10 @@ def give_verdict(file: PublishedFile, folder: Path) -> Verdict:
     """Reads a published file as its command would, and gives what each report asks for until nothing more is asked."""
     path, given = file.write(folder), []
     while reasons := mistakes(file, path, given):
-        asked = [key for name, _ in reasons for key in TOGETHER.get(name, (name,))]
+        table = (
+            "custom.dataset" if any(key.startswith("custom/dataset/") for key in file.facts) else "custom.train_dataset"
+        )
+        asked = [key.replace("DATA", table) for name, _ in reasons for key in TOGETHER.get(name, (name,))]
         words = [ANSWERS[key] for key in asked if key in ANSWERS and ANSWERS[key] not in given]
         if not words:
             return Verdict("refused", tuple(given), reasons)
