@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import datasets
 import yaml
 
 from worldsmith.cli.action import choose
 from worldsmith.cli.action import load as load_action
+from worldsmith.cli.spec_words import MODEL_KEYS
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.load import load
 from worldsmith.config.write.toml import write_toml
@@ -112,9 +114,15 @@ class Verdict:
 
 
 TEXT_ENCODER = "model.conditioner_config.params.emb_models[0].params.model_dir"
+DATA = "data"
+MODEL_FILE, RUN_FILE = "cogvideox1.5_5b.yaml", "sft.yaml"
+NETWORK = "Qwen3VLForConditionalGeneration"
+COMMANDS = {"evaluate": "evaluate", "quantize": "quantize", "inference": "infer"}
 ANSWERS = {
     "custom.train_dataset.annotation_path": "custom.train_dataset.annotation_path=annotations.json",
     "custom.train_dataset.media_path": "custom.train_dataset.media_path=clips",
+    "custom.dataset.path": "custom.dataset.path=saved",
+    "custom.dataset.dataset_root": "custom.dataset.dataset_root=.",
     "custom.dataset.annotation_path": "custom.dataset.annotation_path=annotations.json",
     "custom.dataset.media_path": "custom.dataset.media_path=clips",
     "custom.val_dataset.annotation_path": "custom.val_dataset.annotation_path=annotations.json",
@@ -124,6 +132,9 @@ ANSWERS = {
     "dataset.annotation_path": "dataset.annotation_path=annotations.json",
     "dataset.media_dir": "dataset.media_dir=clips",
     "results_dir": "results_dir=results",
+    "datasets": "~datasets",
+    "args.input_file": "args.input_file=prompts.txt",
+    "train.fsdp_offload": "train.fsdp_offload=false",
     "model.model_name": "model.model_name=model",
     "model.model_path": "model.model_path=model",
     "model_path": "model_path=model",
@@ -136,46 +147,71 @@ ANSWERS = {
 }
 """What a user gives where a report asks for a key."""
 TOGETHER = {
-    "train.epoch": ("DATA.annotation_path", "DATA.media_path"),
-    "custom.train_dataset.annotation_path": ("DATA.annotation_path", "DATA.media_path"),
+    "train.epoch": (DATA,),
+    "custom.train_dataset.annotation_path": (DATA,),
+    "validation.dataset.name": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
     "validation.enable": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
 }
-"""Keys that a report asks for under another key; DATA is the table of data that the file has."""
+"""Keys that a report asks for under another key; DATA stands for the keys of data that the file has."""
 VARIABLES = ("DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VIDEOPHYSICS_ROOT", "VLM_SAFETENSORS_PATH")
 
 
 def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:
     """Gives every stored file its verdict, in a folder with a small data set and a model folder."""
-    clips = folder / "clips"
-    clips.mkdir()
-    (folder / "videos").mkdir()
-    (clips / "clip0.mp4").touch()
-    (folder / "model").mkdir()
-    chat = [{"from": "human", "value": "<video>\nWhat falls?"}, {"from": "gpt", "value": "A ball."}]
-    record = {"video": "clip0.mp4", "video_fps": 4.0, "conversations": chat}
-    records = [{"id": str(number), **record} for number in range(RECORDS)]
-    (folder / "annotations.json").write_text(json.dumps(records), encoding="utf-8")
+    make_data(folder)
     files = published_files()
     with contextlib.chdir(folder), mock.patch.dict(os.environ, dict.fromkeys(VARIABLES, str(folder))):
         for file in files:
-            if file.path.endswith("sat/configs/sft.yaml"):
+            if file.name in (MODEL_FILE, RUN_FILE):
                 file.write(folder)
         return {file: give_verdict(file, folder) for file in files}
+
+
+def make_data(folder: Path) -> None:
+    """Writes small data in each of the layouts that files ask for, and a folder that is known as a reasoner."""
+    for name in ("clips", "videos", "texts", "model"):
+        (folder / name).mkdir()
+    (folder / "prompts.txt").write_text("A ball falls.\n", encoding="utf-8")
+    (folder / "clips" / "clip0.mp4").touch()
+    chat = [{"from": "human", "value": "<video>\nWhat falls?"}, {"from": "gpt", "value": "A ball."}]
+    record = {"video": "clip0.mp4", "video_fps": 4.0, "conversations": chat}
+    write_json(folder / "annotations.json", [{"id": str(number), **record} for number in range(RECORDS)])
+    rows = {"conversations": [json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])]}
+    datasets.Dataset.from_dict({name: values * RECORDS for name, values in rows.items()}).save_to_disk(folder / "saved")
+    entry = {"media": "clips/clip0.mp4", "conversation": "texts/chat.json"}
+    write_json(folder / "meta.json", [{"id": str(number), **entry} for number in range(RECORDS)])
+    turns = [
+        {"role": "user", "content": [{"type": "video", "video": "video_0"}]},
+        {"role": "assistant", "content": "!"},
+    ]
+    write_json(folder / "texts" / "chat.json", turns)
+    write_json(folder / "model" / "config.json", {"model_type": "qwen3_vl", "architectures": [NETWORK]})
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 def give_verdict(file: PublishedFile, folder: Path) -> Verdict:
     """Reads a published file as its command would, and gives what each report asks for until nothing more is asked."""
     path, given = file.write(folder), []
     while reasons := mistakes(file, path, given):
-        table = (
-            "custom.dataset" if any(key.startswith("custom/dataset/") for key in file.facts) else "custom.train_dataset"
-        )
-        asked = [key.replace("DATA", table) for name, _ in reasons for key in TOGETHER.get(name, (name,))]
+        asked = [key for name, _ in reasons for key in TOGETHER.get(name, (name,))]
+        asked = [own for key in asked for own in (data_keys(file) if key == DATA else (key,))]
         words = [ANSWERS[key] for key in asked if key in ANSWERS and ANSWERS[key] not in given]
         if not words:
             return Verdict("refused", tuple(given), reasons)
         given += dict.fromkeys(words)
     return Verdict("works with" if given else "works", tuple(given))
+
+
+def data_keys(file: PublishedFile) -> list[str]:
+    """The keys that name the training data, as the file has them."""
+    own = [key.replace("/", ".") for key in file.facts if key.startswith("custom/dataset/")]
+    return [key for key in own if key in ANSWERS] or [
+        "custom.train_dataset.annotation_path",
+        "custom.train_dataset.media_path",
+    ]
 
 
 def mistakes(file: PublishedFile, path: Path, given: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -186,24 +222,42 @@ def mistakes(file: PublishedFile, path: Path, given: Sequence[str]) -> tuple[tup
     except ConfigError as error:
         return tuple((problem.path, problem.message) for problem in error.problems)
     except (UserError, OSError) as error:
-        return (("", str(error)),)
+        is_model = str(error).startswith("model ")
+        return ((MODEL_KEYS[action_of(file)] if is_model else "", str(error)),)
     return ()
 
 
 def read(file: PublishedFile, path: Path, given: Sequence[str]) -> None:
     """Reads the file and the words as `train`, `evaluate`, `quantize` or `infer` would before it begins."""
-    actions = {"eval": "evaluate", "quantize": "quantize", "inference": "infer"}
-    action = next((command for part, command in actions.items() if part in file.name), None)
+    action = action_of(file)
     if file.repository in ("cosmos-framework", "torchtitan"):
         load(str(path))
     elif file.repository == "CogVideo":
-        stack = [path] if file.name == "sft.yaml" else [path, path.parent / "sft.yaml"]
-        load([str(part) for part in stack], spec_words=given)
+        read_sat(path, given)
     elif action:
-        prefix, kinds, words = choose(action, ["--spec", str(path), *given])
+        prefix, kinds, words = choose(COMMANDS[action], ["--spec", str(path), *given])
         load_action(prefix, kinds[0], words, [])
     else:
         load(str(path), spec_words=given)
+
+
+def read_sat(path: Path, given: Sequence[str]) -> None:
+    """Reads a file of SAT as a part of its stack: a model's file with sft.yaml, and inference.yaml with a model's."""
+    if path.name == "inference.yaml":
+        stack = [str(path.parent / MODEL_FILE), str(path)]
+        prefix, kinds, words = choose("generate", ["--spec", *stack, *given])
+        load_action(prefix, kinds[0], words, [])
+    else:
+        model = MODEL_FILE if path.name == RUN_FILE else path.name
+        load([str(path.parent / model), str(path.parent / RUN_FILE)], spec_words=given)
+
+
+def action_of(file: PublishedFile) -> str | None:
+    """The action whose spec a file is; None for what describes a training."""
+    if any(key.startswith("policy/") for key in file.facts):
+        return None
+    parts = {"eval": "evaluate", "quantize": "quantize", "inference": "inference"}
+    return next((action for part, action in parts.items() if part in file.name), None)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_files.md"
