@@ -18,7 +18,7 @@ from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
 from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.specs.translation import report
+from worldsmith.config.specs.translation import name_classes, report
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
@@ -80,7 +80,7 @@ def check_action(name: str, head: list[str], tail: list[str]) -> None:
 
 def load(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
     if words.spec is not None:
-        words.spec.name_classes(kind.Config)
+        name_classes(words.spec.data, kind.Config)
     with mistakes_in("the command"):
         return finish(*draft_settings(prefix, kind.Config, words, kind.places, words.own.get(SETTINGS), tail))
 

@@ -6,13 +6,14 @@ from typing import Any
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.config import ConfigError, recipe
-from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
 from worldsmith.config.specs.train.counters import counts_samples, describes_models
+from worldsmith.config.specs.translation import name_class
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.models.ema import PowerEMA
@@ -63,7 +64,8 @@ def count_samples(dataset: dict[str, Any]) -> tuple[int, int]:
     Raises ValueError, also when there are none, or OSError.
     """
     try:
-        settings = {"type": tag_of(LlavaDataset.Config), **dataset, "video_fps": "optional"}
+        settings = {"type": LlavaDataset.__name__, **dataset, "video_fps": "optional"}
+        name_class(settings, ChatDataset.Config, None)
         found = resolve(from_dict(settings)).build()
     except ConfigError as error:
         raise ValueError("; ".join(problem.message for problem in error.problems)) from error

@@ -9,13 +9,12 @@ from worldsmith.config.specs.rules import LLAVA, move_if_any, refuse_remote
 from worldsmith.config.specs.translation import Translation, shown
 
 ONE, SEVERAL = "dataset", "datasets"
-LLAVA_CLASS = "worldsmith.data.conversations.datasets.llava.LlavaDataset"
 FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
 """Key of a table -> our field."""
 PROMPT = "You are a helpful assistant."
 """System prompt of a table of `datasets` that names none."""
 FOLDER = "data_dir"
-QA_PAIRS = "worldsmith.data.conversations.datasets.qa_pairs.QaPairsDataset"
+QA_PAIRS = "QaPairsDataset"
 BENCHMARK_PROMPT = "Answer the questions."
 WITHOUT = {ONE: {"annotation_path": ""}}
 """What a spec with `datasets` leaves out."""
@@ -104,4 +103,4 @@ def read_table(t: Translation, name: str, table: Any) -> dict[str, Any] | None:
     if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
         return None
     given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
-    return {"type": LLAVA_CLASS, **given, "system_prompt": table.get("system_prompt", PROMPT) or ""}
+    return {"type": LLAVA, **given, "system_prompt": table.get("system_prompt", PROMPT) or ""}

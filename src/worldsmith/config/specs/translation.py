@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.value_types import is_config_class, item_hint, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.specs.form import Outcome, Stated
 from worldsmith.config.toml.positions import Span
@@ -109,18 +111,39 @@ class Translation:
         What does not fit is added to the problems.
         """
         found: list[Problem] = []
-        self.name_classes(type(below))
+        name_classes(self.data, below)
         reader = Reader(found, merge=True, spans=self.spans, places=places)
         tree = reader.section([type(below)], below, self.data)
         self.problems += locate(found, places)
         return tree if isinstance(tree, type(below)) else below
 
-    def name_classes(self, cls: type[Config]) -> None:
-        """Writes out the short class names of sections, as the fields of `cls` know them."""
-        hints = field_hints(cls)
-        for name, section in self.data.items():
-            if isinstance(section, dict) and name in hints and "." not in section.get("type", "."):
-                section["type"] = class_choices(hints[name])[section["type"]][0]
+
+def name_classes(data: dict[str, Any], below: Any) -> None:
+    """Writes out the short class names in settings, as the fields of what they go on top of allow them.
+
+    Args:
+        data: Settings as nested tables, changed in place.
+        below: A config, or its class.
+    """
+    hints = field_hints(below if isinstance(below, type) else type(below))
+    for name, section in data.items():
+        if name in hints and isinstance(section, dict):
+            items = item_hint(hints[name], dict)
+            tables = section.values() if nested_config_classes(items) else [section]
+            for table in tables:
+                name_class(table, hints[name] if table is section else items, getattr(below, name, None))
+
+
+def name_class(table: Any, hint: Any, below: Any) -> None:
+    """Writes out the class name of one table, and those in it."""
+    if not isinstance(table, dict):
+        return
+    if isinstance(name := table.get("type"), str):
+        if "." not in name:
+            table["type"] = name = class_choices(hint)[name][0]
+        below = class_of(name)
+    if below is not None and is_config_class(below if isinstance(below, type) else type(below)):
+        name_classes(table, below)
 
 
 def translate(spec: Stated, *, count_samples: Callable[[dict[str, Any]], int] | None = None) -> Translation:

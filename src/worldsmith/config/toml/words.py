@@ -56,7 +56,7 @@ def other_system_problem(table: dict[str, Any]) -> Problem | None:
     return Problem(
         "model.flavor",
         "this is a job config of torchtitan: expected a recipe TOML, whose [job].experiment names a recipe",
-        hint="`worldsmith recipes` lists the recipes; for FLUX.1, start with `worldsmith config new --from flux_dev run.toml`"
+        hint="`worldsmith recipes` lists the recipes; for FLUX.1: `worldsmith config new --from flux_dev run.toml`"
         if model["name"] == "flux"
         else "text models are not trained here; `worldsmith recipes` lists what is",
     )

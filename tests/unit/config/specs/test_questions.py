@@ -12,7 +12,7 @@ from worldsmith.config.specs.forms import form_of
 from worldsmith.config.specs.spec_file import read_spec
 from worldsmith.config.specs.translation import Translation, report, translate
 
-LLAVA = "worldsmith.data.conversations.datasets.llava.LlavaDataset"
+LLAVA = "LlavaDataset"
 ENVIRONMENT = {
     "annotation_path": "/wts/mcq.json",
     "media_dir": "/wts/val",

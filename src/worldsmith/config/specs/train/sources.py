@@ -16,8 +16,8 @@ NAMES, VAL_NAMES = "train.train_policy.dataset", "validation.dataset"
 TEST_SIZE, COLUMN = f"{NAMES}.test_size", "train.train_policy.conversation_column_name"
 HELD_OUT = 0.1
 """Fraction of the training records that is held out when a spec gives no size."""
-SAVED = "worldsmith.data.conversations.datasets.saved.SavedDataset"
-MANIFEST = "worldsmith.data.conversations.datasets.manifest.ManifestDataset"
+SAVED = "SavedDataset"
+MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
 """Keys of a table of files, one for each layout: LLaVA annotations, a saved data set, a folder with a manifest."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
