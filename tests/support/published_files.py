@@ -177,6 +177,7 @@ def make_data(folder: Path) -> None:
     record = {"video": "clip0.mp4", "video_fps": 4.0, "conversations": chat}
     write_json(folder / "annotations.json", [{"id": str(number), **record} for number in range(RECORDS)])
     rows = {"conversations": [json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])]}
+    datasets.disable_progress_bars()
     datasets.Dataset.from_dict({name: values * RECORDS for name, values in rows.items()}).save_to_disk(folder / "saved")
     entry = {"media": "clips/clip0.mp4", "conversation": "texts/chat.json"}
     write_json(folder / "meta.json", [{"id": str(number), **entry} for number in range(RECORDS)])
@@ -271,23 +272,31 @@ names and values, reads it as `worldsmith` would, and compares the outcome with 
 
 | outcome | meaning |
 |---|---|
-| works | it is read as it is, with the environment variables that it names |
-| works with … | these words have to be given, because the file leaves them out or names a path of its author |
-| refused | what it asks for is not available; the reason is that of the error report |
+| works | the file is read as it is, with the environment variables that it names |
+| works with … | these overrides are required: the error report asks for them, since the file omits them or names a path of its author |
+| refused | the file asks for something that is not available; the reason is that of the error report |
 """
 
 
 def page(verdicts: Mapping[PublishedFile, Verdict]) -> str:
-    """Renders the verdicts as Markdown: one table for each repository, one row for each file of a commit."""
+    """Renders the verdicts as Markdown: one table for each repository, one row for the files of one outcome."""
     lines = [INTRODUCTION]
     for repository, owner in OWNERS.items():
         own = {file: verdict for file, verdict in verdicts.items() if file.repository == repository}
         count = sum(verdict.outcome != "refused" for verdict in own.values())
-        lines += [f"## {owner}/{repository}", "", f"{count} of {len(own)} work.", ""]
-        lines += ["| commit | file | outcome |", "|---|---|---|"]
+        lines += [
+            f"## {owner}/{repository}",
+            "",
+            f"{count} of {len(own)} work.",
+            "",
+            "| outcome | files |",
+            "|---|---|",
+        ]
+        rows: dict[str, list[str]] = {}
         for file, verdict in own.items():
-            commit = VERSIONS.get(file.commit, file.commit)
-            lines.append(f"| {commit} | {file.path} | {cell(verdict)} |")
+            version = VERSIONS.get(file.commit, file.commit[:7])
+            rows.setdefault(cell(verdict), []).append(f"{file.path} ({version})")
+        lines += [f"| {outcome} | {', '.join(files)} |" for outcome, files in rows.items()]
         lines.append("")
     return "\n".join(lines)
 
