@@ -273,7 +273,7 @@ names and values, reads it as `worldsmith` would, and compares the outcome with 
 | outcome | meaning |
 |---|---|
 | works | the file is read as it is, with the environment variables that it names |
-| works with … | these overrides are required: the error report asks for them, since the file omits them or names a path of its author |
+| works with … | these overrides are required; the error report asks for them |
 | refused | the file asks for something that is not available; the reason is that of the error report |
 """
 
