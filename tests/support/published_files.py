@@ -147,8 +147,8 @@ ANSWERS = {
 }
 """What a user gives where a report asks for a key."""
 TOGETHER = {
-    "train.epoch": (DATA,),
     "custom.train_dataset.annotation_path": (DATA,),
+    "custom.dataset.annotation_path": (DATA,),
     "validation.dataset.name": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
     "validation.enable": ("custom.val_dataset.annotation_path", "custom.val_dataset.media_path"),
 }

@@ -162,4 +162,4 @@ def test_a_named_folder_that_is_not_there_is_not_looked_for_on_the_hub(read: Any
     (tmp_path / "none").mkdir()
     (tmp_path / "none/a.mp4").write_bytes(b"")
     found = problems_of(read, NO_TABLE, f"train.train_policy.dataset.name={tmp_path}/none")
-    assert list(found) == ["train.epoch"]
+    assert list(found) == ["train.train_policy.dataset.name"]

@@ -120,7 +120,7 @@ def test_all_processes_of_the_start_count_where_the_spec_leaves_it_open(
 
 def test_passes_over_data_that_cannot_be_read_are_refused_and_steps_are_not(read: Any) -> None:
     word = "custom.dataset.annotation_path=/nowhere/annotations.json"
-    assert "train.max_num_steps=N" in problems_of(read, COOKBOOK, word)["train.epoch"]
+    assert "train.max_num_steps=N" in problems_of(read, COOKBOOK, word)["custom.dataset.annotation_path"]
     assert read(COOKBOOK, word, "train.max_num_steps=7").tree.trainer.max_iter == 7
     later = ("train.max_num_steps=7", "train.ckpt.save_freq_in_epoch=1")
     assert set(problems_of(read, COOKBOOK, word, *later)) == {later[1].partition("=")[0]}
@@ -138,7 +138,7 @@ def test_data_without_a_usable_record_is_said(read: Any, tmp_path: Path, records
     (tmp_path / "bad.json").write_text(records)
     with pytest.raises(ConfigError, match=message) as error:
         read(COOKBOOK, f"custom.dataset.annotation_path={tmp_path}/bad.json")
-    assert [problem.path for problem in error.value.problems] == ["train.epoch"]
+    assert [problem.path for problem in error.value.problems] == ["custom.dataset.annotation_path"]
 
 
 def test_records_are_counted_whether_they_state_a_rate_or_not(read: Any, data: Path, tmp_path: Path) -> None:

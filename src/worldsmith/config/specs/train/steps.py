@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from worldsmith.config.errors import Problem
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.train.counters import count_samples
 from worldsmith.config.specs.train.schedule import put_schedule
-from worldsmith.config.specs.translation import Translation
+from worldsmith.config.specs.translation import Line, Translation
+from worldsmith.config.tree.paths import parse_path
 
 BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
 EPOCH, MOST = "train.epoch", "train.max_num_steps"
 LAST = "train.train_policy.dataloader_drop_last"
 SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
+DATA = "dataloader_train.dataset.path"
 UNKNOWN = "the steps of an epoch are samples / (train_batch_per_replica x data-parallel ranks), rounded down"
 
 
@@ -98,7 +101,7 @@ def count_steps(t: Translation, ranks: int) -> Steps | None:
         samples = count_samples(t.data["dataloader_train"]["dataset"])
     except (ValueError, OSError) as error:
         if most is None:
-            t.refuse(EPOCH, f"the samples of an epoch cannot be counted: {error}", f"{MOST}=N; {UNKNOWN}")
+            refuse_uncounted(t, str(error))
             return None
         t.say(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
         put_total(t, most, MOST)
@@ -120,6 +123,14 @@ def count_steps(t: Translation, ranks: int) -> Steps | None:
     note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
     put_total(t, total, EPOCH, f"; {text}{note}")
     return Steps(total, per_epoch)
+
+
+def refuse_uncounted(t: Translation, error: str) -> None:
+    """A mistake at the key that names the data: epochs are counted in its samples."""
+    key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
+    t.lines.append(Line(EPOCH, "refused", text, t.is_stated(EPOCH)))
+    way_out = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
+    t.problems.append(Problem(key, text, hint=way_out, place=t.spec.place(key)))
 
 
 def refuse_empty_epoch(t: Translation, samples: int, ranks: int) -> None:
