@@ -27,6 +27,7 @@ from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.specs.policy import Route, route
+from worldsmith.config.specs.train.sources import TEST_SIZE
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
@@ -264,10 +265,10 @@ class Tune(Action):
                 "`worldsmith evaluate` needs --evaluate, with what it is to measure on"
             )
         if is_validation and not (tree.trainer.run_validation and tree.dataloader_val is not None):
-            raise UserError(
-                f"--metric {config.metric}: the run does not validate; add trainer.run_validation=true and "
-                "dataloader_val to it"
-            )
+            remedy = "trainer.run_validation=true and dataloader_val"
+            if self.source.is_spec:
+                remedy = f"validation.enable=true, and {TEST_SIZE}=N to hold out N training records"
+            raise UserError(f"--metric {config.metric}: the run does not validate; add {remedy}")
         if is_validation and config.metric.startswith("val_ema/") and not tree.model.config.ema.enabled:
             raise UserError(f"--metric {config.metric}: the run keeps no averaged weights (model.config.ema.enabled)")
         if config.pruner != "none" and not is_validation:

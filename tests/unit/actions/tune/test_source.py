@@ -98,6 +98,19 @@ def test_without_a_search_it_is_the_training_itself(
     assert not (tmp_path / "study").exists()
 
 
+def test_a_spec_without_validation_gets_advice_in_its_own_keys(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ["tune", SPEC, "-o", str(tmp_path / "study"), "--dryrun"]
+    assert main([*given, "validation.enable=false"]) == 2
+    said = capsys.readouterr().err
+    advice = ["validation.enable=true", "train.train_policy.dataset.test_size="]
+    assert [word for word in advice if word not in said] == []
+    assert "run_validation" not in said
+    main([*given, "~custom.val_dataset", advice[0], f"{advice[1]}8"])
+    assert "does not validate" not in capsys.readouterr().err
+
+
 def test_another_policy_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["tune", "videophy2_nano_tiny", "automl_policy=maybe", "-o", str(tmp_path / "study")]) == 2
     assert "expected auto or off, found 'maybe'" in capsys.readouterr().err
