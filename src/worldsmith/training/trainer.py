@@ -125,7 +125,10 @@ class Trainer(Configurable):
         if not config.job.name and run_folder is None:
             self.run_folder = self.world.broadcast(self.run_folder)
             if not (self.run_folder / "checkpoints").exists():
-                self._warn("job.name is empty: a new run, in %s; give its name to resume it", self.run_folder)
+                why = "job.name is empty"
+                if config.job.resume_newest:
+                    why = f"{self.run_folder.parent} has no run with a checkpoint to resume"
+                self._warn("%s: a new run, in %s; give its name to resume it", why, self.run_folder)
             config.job.name, config.job.resume_newest = self.run_folder.name, False
         require_same_config(self.world, config)
         require_files(config, self.run_folder, self.world)

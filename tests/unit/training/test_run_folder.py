@@ -81,6 +81,8 @@ def test_the_run_that_was_saved_last_is_resumed(
     config = toy_config(make_world(tmp_path / "world"), steps=4)
     config.job.name, config.job.folder, config.job.resume_newest = "", "mine", True
     first = Trainer(config)
+    nothing = f"{tmp_path / 'runs/mine'} has no run with a checkpoint to resume: a new run, in {first.run_folder}"
+    assert caplog.text.count(nothing) == 1
     first.train()
     assert first.run_folder.parent == tmp_path / "runs/mine"
     (tmp_path / "runs/mine/zzz").mkdir()
