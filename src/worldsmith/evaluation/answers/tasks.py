@@ -115,7 +115,7 @@ class Tasks:
             if not task.truths_may_lack and not task.excluded and task.read(plain(truth)) is None:
                 raise UserError(
                     f"{key}: the true answer {truth!r:.60} is not {task.expected}, which the task {task.name} needs; "
-                    "mend the annotation, or choose another --task"
+                    "fix the annotation, or choose another --task (in a spec: task.type)"
                 )
         return chosen
 

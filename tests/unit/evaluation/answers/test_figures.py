@@ -112,6 +112,8 @@ def test_the_kind_is_that_of_all_true_answers() -> None:
 def test_a_true_answer_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(UserError, match="r001: the true answer 'perhaps' is not yes or no"):
         judged(rows_of(["yes", "no"], ["yes", "perhaps"]), "binary")
+    with pytest.raises(UserError, match=r"choose another --task \(in a spec: task\.type\)"):
+        judged(rows_of(["yes"], ["yes"]), "its_directionality")
     rows, found = judged(rows_of(["1", "2"], ["1", "?"]), "scores")  # as VideoPhy-2 counts
     assert (found["total"], found["truths_unread"], rows[1].correct) == (1, 1, None)
 
