@@ -158,7 +158,7 @@ ROWS = (
     ),
     merged,
     unneeded("evaluation.num_processes", "generation.max_retries", why=NO_SERVER),
-    unneeded("evaluation.skip_saved", why="answers that are there already are kept; --force asks again"),
+    approximated("evaluation.skip_saved", "", "answers of the same settings are kept; --force asks again", but=(True,)),
     renamed("evaluation.seed", "seed"),
     renamed("evaluation.batch_size", "batch_size"),
     unneeded("evaluation.shard_strategy", "evaluation.barrier_timeout_seconds", why="shards are merged by record"),

@@ -296,10 +296,19 @@ def test_how_fast_videos_are_read_is_unneeded(tmp_path: Path) -> None:
     keys = {key: 1 for row in form_of("evaluate").rows if row.outside for key in row.keys if key.startswith("vision.")}
     assert len(keys) == 11
     document = changed(EVALUATE_70, **{key.replace(".", "__"): value for key, value in keys.items()})
-    translation = translated("evaluate", document, tmp_path)
+    translation = translated("evaluate", document, tmp_path, "evaluation.skip_saved=true")
     good(translation)
     assert {outcomes(translation)[key] for key in keys} == {"unneeded"}
     assert warnings(translation) == []
+
+
+def test_answers_that_are_kept_anyway_are_reported(tmp_path: Path) -> None:
+    """A spec that asks for everything again gets the saved answers of the same settings, unless it is forced."""
+    translation = translated("evaluate", EVALUATE_70, tmp_path)
+    assert outcomes(translation)["evaluation.skip_saved"] == "approximated"
+    told = "evaluation.skip_saved is approximated: answers of the same settings are kept; --force asks again"
+    assert [told in line for line in warnings(translation)] == [True]
+    assert warnings(translated("evaluate", EVALUATE_70, tmp_path, "evaluation.skip_saved=true")) == []
 
 
 def test_bertscore_goes_with_its_model(tmp_path: Path) -> None:
@@ -333,7 +342,7 @@ def test_gpus_of_a_template_stop_nobody(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if processes:
         monkeypatch.setenv("WORLD_SIZE", processes)
-    translation = translated("evaluate", EVALUATE_70, tmp_path, *words)
+    translation = translated("evaluate", EVALUATE_70, tmp_path, "evaluation.skip_saved=true", *words)
     good(translation)
     found = "\n".join(warnings(translation))
     assert told in found
