@@ -104,12 +104,26 @@ class VisionTable(Config):
     """Frames taken of each second."""
     nframes: Annotated[Count, Popular()] | None = None
     """Frames taken of every video."""
+    min_frames: Count | None = None
+    """At least so many by fps."""
+    max_frames: Count | None = None
+    """At most so many by fps."""
+    video_start: Annotated[float, Range(ge=0)] | None = None
+    """Second at which a clip begins."""
+    video_end: Annotated[float, Range(gt=0)] | None = None
+    """Second at which a clip ends."""
+    video_override_map: str | None = None
+    """File that names other media files, decoded instead of the videos of some records."""
     total_pixels: Count | None = None
     """Most pixels of a video; two frames count once."""
     min_pixels: Count | None = None
     """Least pixels of a frame."""
     max_pixels: Count | None = None
     """Most pixels of a frame."""
+    resized_height: Count | None = None
+    """Rows of every frame. Set both or neither."""
+    resized_width: Count | None = None
+    """Columns of every frame."""
 
 
 class GenerationTable(Config):

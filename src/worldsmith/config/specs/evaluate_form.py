@@ -7,7 +7,21 @@ import os
 from worldsmith.config.specs.evaluate import EvaluateSpec
 from worldsmith.config.specs.form import SpecForm, approximated, computed, refused, renamed, unneeded
 from worldsmith.config.specs.questions import SEVERAL, WITHOUT, questions
-from worldsmith.config.specs.rules import PARENT, move_if_any, number_format, put_frames, put_model
+from worldsmith.config.specs.rules import (
+    BOUNDS,
+    CUT_FIRST,
+    CUTS,
+    PARENT,
+    PIXELS,
+    RESIZED,
+    UNCUT,
+    drop_overruled,
+    move_if_any,
+    number_format,
+    put_frames,
+    put_model,
+    put_total_pixels,
+)
 from worldsmith.config.specs.translation import Translation
 
 TASKS = {
@@ -21,6 +35,7 @@ TASKS = {
     "its_directionality": "its_directionality",
     "metropolis_sgd": "metropolis_sgd",
 }
+LIMITS = (*BOUNDS, *PIXELS, *RESIZED)
 LETTER_TOKENS = 10
 """Longest answer that the old evaluator lets a model give where letters are asked for."""
 TOP_P = 0.95
@@ -112,9 +127,18 @@ def merged(t: Translation) -> None:
     move_if_any(t, "model.export_dir", "merged", "merged models lie beside the results")
 
 
-@computed("vision.fps", "vision.nframes", "vision.total_pixels")
+@computed(*(f"vision.{name}" for name in ("fps", "nframes", *LIMITS)))
 def frames(t: Translation) -> None:
+    given = {name: t.get(f"vision.{name}") for name in LIMITS if t.get(f"vision.{name}") is not None}
+    is_sized = set(RESIZED) <= given.keys()
+    by_fps = t.get("vision.fps") is not None and t.get("vision.nframes") is None
+    drop_overruled(t, "vision.", given, by_fps=by_fps)
     put_frames(t, "vision.", count="nframes", default=8)
+    if not is_sized:
+        put_total_pixels(t, "vision.")
+    for name in given:
+        if name != "total_pixels":
+            t.move(f"vision.{name}", f"processor.media.{name}", "renamed")
 
 
 @computed("metrics.names", "metrics.bertscore_model", "metrics.bertscore_device", "metrics.bertscore_batch_size")
@@ -162,8 +186,13 @@ ROWS = (
     renamed("evaluation.seed", "seed"),
     renamed("evaluation.batch_size", "batch_size"),
     unneeded("evaluation.shard_strategy", "evaluation.barrier_timeout_seconds", why="shards are merged by record"),
-    renamed("vision.min_pixels", "processor.media.min_pixels"),
-    renamed("vision.max_pixels", "processor.media.max_pixels"),
+    refused(*(f"vision.{name}" for name in CUTS), why=UNCUT, way_out=CUT_FIRST, but=(None,)),
+    refused(
+        "vision.video_override_map",
+        why="every record shows the video that it names",
+        way_out="write the paths of the replacements into the annotations, and leave the key out",
+        but=(None, ""),
+    ),
     renamed("generation.repetition_penalty", "repetition_penalty"),
     refused(
         "generation.presence_penalty",

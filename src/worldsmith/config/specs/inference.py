@@ -8,7 +8,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import PARENT, number_format, put_frames, put_model
+from worldsmith.config.specs.rules import PARENT, number_format, put_frames, put_model, put_total_pixels
 from worldsmith.config.specs.translation import Translation
 
 
@@ -53,6 +53,7 @@ def model(t: Translation) -> None:
 @computed("fps", "num_frames", "total_pixels")
 def frames(t: Translation) -> None:
     put_frames(t, "", count="num_frames")
+    put_total_pixels(t, "")
 
 
 @computed("device_map")

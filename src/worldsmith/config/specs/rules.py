@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from worldsmith.config.specs.form import unneeded
 from worldsmith.config.specs.translation import Translation
@@ -19,6 +20,9 @@ COPYING = {
 }
 """Scheme -> the command that copies what is there to this machine."""
 PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
+RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
+BOUNDS, CUTS = ("min_frames", "max_frames"), ("video_start", "video_end")
+UNCUT, CUT_FIRST = "every video is shown from its first frame to its last", "cut the clips beforehand"
 LLAVA = "LlavaDataset"
 """The kind of data set that the annotations are; the front door knows its whole name."""
 
@@ -89,7 +93,7 @@ def put_model(t: Translation, model: str, section: str) -> None:
 
 
 def put_frames(t: Translation, section: str, *, count: str, default: int | None = None) -> None:
-    """Frames and pixels of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
+    """Frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
     fps, frames = f"{section}fps", f"{section}{count}"
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
@@ -106,6 +110,10 @@ def put_frames(t: Translation, section: str, *, count: str, default: int | None 
         t.put("processor.media.nframes", default, source=frames)
         t.say(frames, "renamed", f"processor.media.nframes = {default}, their default")
         t.say(fps, "unneeded", f"{frames} says how many")
+
+
+def put_total_pixels(t: Translation, section: str) -> None:
+    """The pixels of a whole video, below `processor.media`."""
     pixels = t.get(f"{section}total_pixels")
     if pixels is not None:
         t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
@@ -116,3 +124,23 @@ def put_frames(t: Translation, section: str, *, count: str, default: int | None 
         )
     else:
         t.say(f"{section}total_pixels", "unneeded", "as the model folder says")
+
+
+def drop_overruled(t: Translation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
+    """Removes limits of frames and pixels that other settings overrule, and refuses a height without a width.
+
+    Args:
+        section: Prefix of the keys; it ends in a dot.
+        given: The settings of videos by name, changed in place.
+        by_fps: Whether the frames of a video are chosen by a rate.
+    """
+    size = [name for name in RESIZED if name in given]
+    for name in size if len(size) == 1 else ():
+        del given[name]
+        other = next(key for key in RESIZED if key != name)
+        t.refuse(f"{section}{name}", f"a size needs {other} too", f"{section}{other}=PIXELS, or ~{section}{name}")
+    overruled = [(name, f"{' and '.join(RESIZED)} take its place") for name in PIXELS if len(size) == 2]
+    overruled += [(name, "it bounds what fps asks for; nframes takes its place") for name in BOUNDS if not by_fps]
+    for name, why in overruled:
+        if given.pop(name, None) is not None and t.is_stated(f"{section}{name}"):
+            t.say(f"{section}{name}", "dead", why)

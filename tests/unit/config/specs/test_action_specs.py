@@ -179,6 +179,17 @@ def test_a_question_is_read(tmp_path: Path) -> None:
         (["~vision"], {"processor": {"media": {"nframes": 8}}}),
         (["~vision.nframes", "vision.fps=2"], {"processor": {"media": {"fps": 2.0}}}),
         (["vision.total_pixels=100352"], {"processor": {"media": {"nframes": 8, "total_pixels": 200_704}}}),
+        (
+            ["~vision.nframes", "vision.fps=2", "vision.min_frames=4", "vision.max_frames=16"],
+            {"processor": {"media": {"fps": 2.0, "min_frames": 4, "max_frames": 16}}},
+        ),
+        (
+            ["vision.resized_height=224", "vision.resized_width=448", "vision.max_pixels=100352"],
+            {"processor": {"media": {"nframes": 8, "resized_height": 224, "resized_width": 448}}},
+        ),
+        (["vision.max_frames=16"], {"processor": {"media": {"nframes": 8}}}),
+        (["vision.video_start=null", "vision.video_end=null"], {"processor": {"media": {"nframes": 8}}}),
+        (["vision.video_override_map=null"], {"processor": {"media": {"nframes": 8}}}),
         (["generation.temperature=0.6"], {"temperature": 0.6, "top_p": 0.95}),
         (["model.export_dir=/merged"], {"merged": "/merged"}),
         (["~model.save_folder"], {"out": "/results"}),
@@ -198,6 +209,10 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
     ("action", "words", "told", "way_out"),
     [
         ("evaluate", ["vision.fps=2"], "both say how many frames", "~vision.fps"),
+        ("evaluate", ["vision.resized_width=448"], "needs resized_height too", "vision.resized_height=PIXELS"),
+        ("evaluate", ["vision.video_start=1.5"], "from its first frame to its last", "cut the clips beforehand"),
+        ("evaluate", ["vision.video_end=4"], "from its first frame to its last", "cut the clips beforehand"),
+        ("evaluate", ["vision.video_override_map=a.json"], "the video that it names", "into the annotations"),
         ("evaluate", ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"], "tp_size = 2 shards", ""),
         ("evaluate", ["results_dir="], "results_dir: no value is given", "results_dir=VALUE"),
         ("quantize", ["model.model_path="], "model.model_path: no value is given", "model.model_path=VALUE"),
@@ -300,6 +315,17 @@ def test_how_fast_videos_are_read_is_unneeded(tmp_path: Path) -> None:
     good(translation)
     assert {outcomes(translation)[key] for key in keys} == {"unneeded"}
     assert warnings(translation) == []
+
+
+def test_limits_that_other_settings_overrule_are_reported(tmp_path: Path) -> None:
+    words = ["vision.max_frames=16", "vision.resized_height=224", "vision.resized_width=448"]
+    words += ["vision.total_pixels=100352", "vision.min_pixels=3136", "evaluation.skip_saved=true"]
+    translation = translated("evaluate", EVALUATE_70, tmp_path, *words)
+    good(translation)
+    told = warnings(translation)
+    for name in ("max_frames", "total_pixels", "min_pixels"):
+        assert any(f"vision.{name} is dead" in line for line in told), name
+    assert len(told) == 3
 
 
 def test_answers_that_are_kept_anyway_are_reported(tmp_path: Path) -> None:

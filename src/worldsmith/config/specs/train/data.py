@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.specs.form import computed
+from worldsmith.config.specs.rules import BOUNDS, CUT_FIRST, CUTS, PIXELS, RESIZED, UNCUT, drop_overruled
 from worldsmith.config.specs.train.sources import TRAIN
 from worldsmith.config.specs.translation import Translation, shown
 
@@ -34,10 +35,10 @@ def longest(t: Translation) -> None:
 @computed(VISION)
 def frames(t: Translation) -> None:
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
-    for name, way_out in UNCUT.items():
+    for name in CUTS:
         if t.get(f"{VISION}.{name}") is not None:
-            t.refuse(f"{VISION}.{name}", "every video is shown from its first frame to its last", way_out)
-    put_size(t, given)
+            t.refuse(f"{VISION}.{name}", UNCUT, CUT_FIRST)
+    drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
     if "fps" in given and "nframes" in given:
         why = "fps and nframes both say how many frames are taken"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
@@ -57,10 +58,6 @@ def frames(t: Translation) -> None:
     elif "total_pixels" in default and "total_pixels" in given:
         text = f"kept, where {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
         t.say(VISION, "approximated", text, loud=True)
-    for name in ("min_frames", "max_frames"):
-        if "nframes" in given and name in given:
-            del given[name]
-            t.say(f"{VISION}.{name}", "dead", "it bounds what fps asks for; nframes takes its place")
     if "total_pixels" in given:
         given["total_pixels"] *= 2
     put_frames(t, given)
@@ -89,18 +86,6 @@ def is_reason2(name: str) -> bool:
     return re.search(r"reason-?2|qwen3-vl", name.rstrip("/").rpartition("/")[2].lower()) is not None
 
 
-def put_size(t: Translation, given: dict[str, Any]) -> None:
-    """A height and a width take the place of limits of pixels; one of them alone was never read."""
-    size = [name for name in RESIZED if name in given]
-    for name in size if len(size) == 1 else ():
-        del given[name]
-        other = next(key for key in RESIZED if key != name)
-        t.refuse(f"{VISION}.{name}", f"a size needs {other} too", f"{VISION}.{other}=PIXELS, or ~{VISION}.{name}")
-    for name in PIXELS if len(size) == 2 else ():
-        if given.pop(name, None) is not None and t.is_stated(f"{VISION}.{name}"):
-            t.say(f"{VISION}.{name}", "dead", f"{' and '.join(RESIZED)} take its place")
-
-
 def put_frames(t: Translation, values: dict[str, Any]) -> None:
     for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
         for name, value in values.items():
@@ -121,9 +106,4 @@ def readers(t: Translation) -> None:
             t.say(ready, "dead", f"{workers} is 0: nobody reads ahead")
 
 
-RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
-FRAMES = ("fps", "nframes", "min_frames", "max_frames", *PIXELS, *RESIZED)
-UNCUT = {
-    "video_start": "cut the clips beforehand",
-    "video_end": "cut the clips beforehand",
-}
+FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
