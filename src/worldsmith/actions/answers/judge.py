@@ -152,9 +152,15 @@ class JudgeAnswers(AnswerAction, WritingAction):
             stop_world()
 
     def prepare(self) -> Exam:
-        """What is asked and how it is judged. Raises UserError when that makes no sense."""
+        """What is asked and how it is judged.
+
+        Raises:
+            UserError: The settings do not fit the data.
+            DataError: The data set cannot be read, or records lack the `video_fps` that it requires.
+        """
         config = self.config
         dataset: ChatDataset = config.dataset.build()
+        dataset.require_rates()
         name = config.task_field or FIELDS.get(config.task, "")
         asked = read_records(dataset, limit=config.limit, task_field=name, slices=config.slices)
         tasks = Tasks(metrics=config.metrics, soft_threshold=config.soft_threshold)

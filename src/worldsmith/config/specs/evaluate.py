@@ -9,6 +9,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, NotNegative, Range, Share
 from worldsmith.config.declare.search import Example, Popular, Search
 
+RatePolicy = Literal["optional", "require", "probe"]
 Ratio = Annotated[float, Range(ge=-2, le=2)]
 
 
@@ -21,6 +22,8 @@ class DatasetTable(Config):
     """Folder that the records' images and videos are relative to; "" = that of the annotations."""
     system_prompt: str = ""
     """Opens every conversation that has no system turn of its own; "" = none."""
+    video_fps: RatePolicy = "optional"
+    """`video_fps` of a record: used where it is stated, required of every record with a video, or ignored."""
 
 
 class ModelTable(Config):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from worldsmith.config.specs.evaluate import RatePolicy
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.rules import LLAVA, move_if_any, refuse_remote
 from worldsmith.config.specs.translation import Translation, shown
@@ -11,6 +12,8 @@ from worldsmith.config.specs.translation import Translation, shown
 ONE, SEVERAL = "dataset", "datasets"
 FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
 """Key of a table -> our field."""
+RATES = "video_fps"
+"""Key of a table that is ours alone, with the same name and values there."""
 PROMPT = "You are a helpful assistant."
 """System prompt of a table of `datasets` that names none."""
 FOLDER = "data_dir"
@@ -20,12 +23,14 @@ WITHOUT = {ONE: {"annotation_path": ""}}
 """What a spec with `datasets` leaves out."""
 
 
-@computed(*(f"{ONE}.{name}" for name in FIELDS), SEVERAL, FOLDER)
+@computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
 def questions(t: Translation) -> None:
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
         t.say(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
     if t.get(SEVERAL):
         put_several(t)
+        if t.is_stated(f"{ONE}.{RATES}"):
+            t.say(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} that has no {RATES} of its own")
         return
     if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
         return
@@ -33,6 +38,8 @@ def questions(t: Translation) -> None:
     t.move("dataset.annotation_path", "dataset.path", "renamed")
     move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
     t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
+    if t.is_stated(f"{ONE}.{RATES}"):
+        t.move(f"{ONE}.{RATES}", f"dataset.{RATES}", "kept")
     if t.is_stated(SEVERAL):
         t.say(SEVERAL, "unneeded", "it is empty")
 
@@ -77,7 +84,7 @@ def put_benchmarks(t: Translation, names: list[str]) -> None:
     if refuse_remote(t, FOLDER):
         return
     found = {
-        name: {"type": QA_PAIRS, "path": f"{root}/benchmark/{name}", "system_prompt": BENCHMARK_PROMPT}
+        name: {"type": QA_PAIRS, "path": f"{root}/benchmark/{name}", "system_prompt": BENCHMARK_PROMPT, **rates(t, {})}
         for name in names
     }
     t.put("dataset.type", "MixedDataset", source=SEVERAL)
@@ -94,8 +101,11 @@ def read_table(t: Translation, name: str, table: Any) -> dict[str, Any] | None:
         t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {shown(table)}", f"{where}={{…}}")
         return None
     for key in table:
-        if key not in FIELDS:
-            t.refuse(f"{where}.{key}", f"unexpected key: expected {', '.join(FIELDS)}", f"~{where}.{key}")
+        if key not in (*FIELDS, RATES):
+            t.refuse(f"{where}.{key}", f"unexpected key: expected {', '.join((*FIELDS, RATES))}", f"~{where}.{key}")
+        elif key == RATES and table[key] not in get_args(RatePolicy):
+            expected = ", ".join(get_args(RatePolicy))
+            t.refuse(f"{where}.{key}", f"expected one of {expected}, found {shown(table[key])}", f"~{where}.{key}")
         elif not isinstance(table[key], str) and not (table[key] is None and key != "annotation_path"):
             t.refuse(f"{where}.{key}", f"expected text, found {shown(table[key])}", f"{where}.{key}=TEXT")
     if len(t.problems) == before and not table.get("annotation_path"):
@@ -103,4 +113,10 @@ def read_table(t: Translation, name: str, table: Any) -> dict[str, Any] | None:
     if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
         return None
     given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
-    return {"type": LLAVA, **given, "system_prompt": table.get("system_prompt", PROMPT) or ""}
+    return {"type": LLAVA, **given, "system_prompt": table.get("system_prompt", PROMPT) or "", **rates(t, table)}
+
+
+def rates(t: Translation, table: dict[str, Any]) -> dict[str, Any]:
+    """The setting of the rates of one data set: that of its table, else that of `dataset`; empty if neither has one."""
+    value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
+    return {RATES: value} if value else {}

@@ -267,6 +267,40 @@ save_confusion_matrix = true
     assert (world / "flat/zero_shot/general/confusion.png").is_file()
 
 
+def test_rates_that_a_spec_requires_stop_it_before_the_model_is_loaded(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one data set or in one of several; the command of the message writes a file that passes."""
+    records = json.loads((world / "data/annotations.json").read_text())
+    shown = [record for record in records if "video" in record and record != BROKEN]
+    (world / "rates").mkdir()
+    old, new = world / "rates/annotations.json", world / "rated/annotations.json"
+    old.write_text(json.dumps(shown))
+    table, spec = {"annotation_path": str(old), "media_dir": str(world / "data")}, world / "rates.yaml"
+    rest = {"model": {"model_name": str(world / "model")}, "results_dir": str(world / "required")}
+    monkeypatch.setattr(judge.JudgeAnswers, "answerer", lambda *_, **__: pytest.fail("the model was loaded"))
+    first = shown[0]["id"]
+    lacking = f"{len(shown)} of {len(shown)} records with a video state no video_fps, which video_fps = 'require' asks"
+    for named, word in (
+        ({"dataset": table}, "dataset.video_fps=require"),
+        ({"datasets": {"a": table, "b": {**table, "video_fps": "require"}}}, "dataset.video_fps=optional"),
+        ({"datasets": {"a": {**table, "video_fps": "probe"}, "b": table}}, "dataset.video_fps=require"),
+    ):
+        spec.write_text(json.dumps({**rest, **named}))
+        for dryrun in ([], ["--dryrun"]):
+            assert main(["evaluate", "--spec", str(spec), word, *dryrun]) == 2
+            told = capsys.readouterr().err
+            for text in (lacking, f"record 0 ({first})", f"worldsmith dataset annotate-fps {old} --out NEW"):
+                assert text in told
+    spec.write_text(json.dumps({**rest, "dataset": {**table, "video_fps": "require"}}))
+    new.parent.mkdir()
+    assert main(["dataset", "annotate-fps", str(old), "--out", str(new), "--media-root", str(world / "data")]) == 0
+    assert main(["evaluate", "--spec", str(spec), f"dataset.annotation_path={new}", "--dryrun"]) == 0
+    assert main(["evaluate", "--spec", str(spec), "dataset.video_fps=probe", "--dryrun"]) == 0
+    assert main(["evaluate", "--spec", str(spec), "dataset.video_fps=no", "--dryrun"]) == 2
+    assert "optional" in capsys.readouterr().err
+
+
 def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(world, "planned", "--dryrun", "--shard", "1/4") == 0
     said = capsys.readouterr().out

@@ -87,6 +87,22 @@ def test_a_table_that_cannot_be_read_is_said(
     assert problems(translated(tmp_path, *words, **changes)) == expected
 
 
+def test_a_rate_that_is_required_of_all_or_of_one(tmp_path: Path) -> None:
+    """The key of `dataset` counts for each table and benchmark without its own; a wrong value is an error."""
+    tables = {"a": {"annotation_path": "a.json"}, "b": {"annotation_path": "b.json", "video_fps": "probe"}}
+    translation = translated(tmp_path, "dataset.video_fps=require", datasets=tables)
+    assert problems(translation) == {}
+    found = {name: table["video_fps"] for name, table in translation.data["dataset"]["datasets"].items()}
+    assert found == {"a": "require", "b": "probe"}
+    assert {line.key: line.outcome for line in translation.lines}["dataset.video_fps"] == "kept"
+    of_benchmarks = translated(tmp_path, "dataset.video_fps=require", "data_dir=/data", datasets=["robovqa"])
+    assert of_benchmarks.data["dataset"]["datasets"]["robovqa"]["video_fps"] == "require"
+    assert list(problems(translated(tmp_path, "dataset.video_fps=all"))) == ["dataset.video_fps"]
+    assert list(problems(translated(tmp_path, "datasets.environment.video_fps=all"))) == [
+        "datasets.environment.video_fps"
+    ]
+
+
 def test_benchmarks_are_folders_below_the_data_folder(tmp_path: Path) -> None:
     translation = translated(tmp_path, "data_dir=/data", datasets=["robovqa", "av"])
     assert problems(translation) == {}

@@ -81,6 +81,10 @@ class ChatDataset(Configurable, ABC):
         """Which record of its file a conversation is, from 0."""
         return index
 
+    def require_rates(self) -> None:
+        """Raises DataError when a record lacks the `video_fps` that is required."""
+        return
+
     def flags(self) -> Iterable[Flag]:
         """What is to be said of the records before any medium is opened."""
         return ()
@@ -130,12 +134,7 @@ class ChatFile(ChatDataset):
 
         def check_files(self) -> None:
             """Raises DataError also when a record lacks the `video_fps` that is required."""
-            dataset: ChatFile = self.build()
-            for lacks in rates(dataset) if self.video_fps == "require" else ():
-                raise DataError(
-                    f"{dataset.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {dataset.file} --out "
-                    "NEW` writes a file that has it; video_fps = 'optional' or 'probe' reads each video's own rate"
-                )
+            self.build().require_rates()
 
     config: Config
     file_name: str
@@ -192,6 +191,13 @@ class ChatFile(ChatDataset):
         if folders:
             self.media_roots = folders if is_archive(self.media_root) else [self.media_root, *folders]
             self.entries = [replace(entry, files=files_of(self.parse(entry.record))) for entry in self.entries]
+
+    def require_rates(self) -> None:
+        for lacks in rates(self) if self.config.video_fps == "require" else ():
+            raise DataError(
+                f"{self.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {self.file} --out NEW` writes "
+                "a file that has it; video_fps = 'optional' or 'probe' reads each video's own rate"
+            )
 
     @classmethod
     def is_at(cls, path: Path) -> bool:

@@ -80,6 +80,10 @@ class MixedDataset(ChatDataset):
         _, member, own = self.member(index)
         return member.number(own)
 
+    def require_rates(self) -> None:
+        for member in self.members.values():
+            member.require_rates()
+
     def flags(self) -> Iterable[Flag]:
         for name, member in self.members.items():
             for found in member.flags():
