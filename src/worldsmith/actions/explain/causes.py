@@ -16,6 +16,8 @@ LINKS = ("The above exception was the direct cause", "During handling of the abo
 FRAME = re.compile(r'^(\s+)File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
 """The line with which a traceback ends."""
+ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
+"""An error that stands alone, without its traceback."""
 BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback \(most recent call last\)$")
 """The first line of a traceback by rich (a box) or IPython, which show the lines of programs in other ways."""
 IN_BOX = re.compile(
@@ -88,7 +90,10 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
                 cause.order, cause.text, cause.groups = order, hit.line.text.strip(), hit.groups
     meant = {id: cause for id, cause in found.items() if is_meant(cause, streams)}
     less = {other for cause in meant.values() for other in cause.pattern.over}
-    return sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
+    causes = sorted((cause for id, cause in meant.items() if id not in less), key=lambda cause: cause.order)
+    known = any(not (cause.pattern.fallback or cause.pattern.consequence) for cause in causes)
+    doubts = [cause for cause in causes if cause.pattern.fallback]
+    return [cause for cause in causes if not cause.pattern.fallback or (not known and cause is doubts[0])]
 
 
 def first_failed(streams: Sequence[Stream]) -> int | None:
@@ -158,8 +163,8 @@ def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
 
 
 def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
-    """The root of the last chain of exceptions, known or not: what it says and where; None where there is none."""
-    found = None
+    """The root of the last chain of exceptions, or the last error without one: what it says and where, if any."""
+    found, alone = None, None
     for stream in streams:
         inside, linked = False, False
         for line in without_code(stream.lines):
@@ -170,4 +175,6 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
             elif inside and RAISED.match(line.text):
                 found = line.text.strip(), Place(stream.source, line.number, stream.rank)
                 inside = False
-    return found
+            elif ERROR.match(line.text):
+                alone = line.text.strip(), Place(stream.source, line.number, stream.rank)
+    return found or alone

@@ -34,6 +34,8 @@ class Pattern:
     """So many lines must show it."""
     consequence: bool = False
     """Whether it is never the cause: something else has gone wrong before, mostly in another process."""
+    fallback: bool = False
+    """Whether it is said only where nothing else is known: its evidence fits several causes."""
     facts: tuple[str, ...] = ()
     """What to tell of the run, by the names of `facts.FACTS`."""
 
@@ -61,7 +63,7 @@ def patterns() -> Mapping[int, Pattern]:
 
 def read(
     *, id: int, name: str, match: list[str], means: str, less: Iterable[str] = (), over: Iterable[int] = (),
-    at_least: int = 1, consequence: bool = False, facts: Iterable[str] = (), **lists: Any,
+    at_least: int = 1, consequence: bool = False, fallback: bool = False, facts: Iterable[str] = (), **lists: Any,
 ) -> Pattern:  # fmt: skip
     """A row of a file, whose keys `with` and `try` are no names in Python."""
     needs, remedies = lists.pop("with", []), lists.pop("try")
@@ -79,6 +81,7 @@ def read(
         tuple(over),
         at_least,
         consequence,
+        fallback,
         tuple(facts),
     )
 

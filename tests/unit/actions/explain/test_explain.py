@@ -97,7 +97,7 @@ def test_what_is_not_known_is_shown_as_it_is(tmp_path: Path, capsys: pytest.Capt
         "This error is not among those that are known here.",
     ]
     log.write_text("all is well\n")
-    assert explain(capsys, log) == "No known error in 2 lines.\n"
+    assert explain(capsys, log) == "No known error in 1 line.\n"
 
 
 def test_the_commands_of_the_guide(
