@@ -74,8 +74,8 @@ def after_error(error: BaseException, run: Run) -> list[str]:
 
 
 def after_text(text: str, run: Run | None) -> list[str]:
-    """The same for the text of an error."""
-    causes = find_causes(split(text, "the error"))
+    """The same for the text of an error. A doubt is not said here: the error itself stands right above."""
+    causes = [cause for cause in find_causes(split(text, "the error")) if not cause.pattern.fallback]
     if not causes:
         return []
     cause = causes[0]

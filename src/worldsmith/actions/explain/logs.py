@@ -49,7 +49,9 @@ def read_log(path: Path) -> list[Stream]:
 
 def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
     """The streams of a text; `rank` is that of lines that do not say it."""
-    lines = [TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.removesuffix("\n").split("\n")]
+    lines = [
+        TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.removesuffix("\n").split("\n")
+    ]
     labelled = sum(LABEL.match(line) is not None for line in lines) > len(lines) // 2
     streams: dict[int | None, Stream] = {}
     for number, line in enumerate(lines, 1):

@@ -1,6 +1,7 @@
 """Which of the errors of a log is the cause, where it stands, and on which ranks."""
 
 from worldsmith.actions.explain.causes import find_causes, last_error
+from worldsmith.actions.explain.explanation import after_text
 from worldsmith.actions.explain.logs import split
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
@@ -133,3 +134,34 @@ def test_programs_in_a_box_of_rich_and_in_a_notebook_are_not_read() -> None:
 def test_lines_after_an_indented_traceback_are_read() -> None:
     inner = ["    Traceback (most recent call last):", '      File "a.py", line 3, in step', "        loss.backward()"]
     assert found("\n".join([*inner, f"    {OOM}"])) == [28]
+
+
+def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
+    inside = '  File "/venv/lib/python3.11/site-packages/peft/tuners/lora/layer.py", line 45, in forward'
+    failed = f"{inside}\nIndexError: tuple index out of range"
+    warned = (
+        "[W socket.cpp:401] [c10d] The client socket cannot be initialized (errno: 97 - Address family not supported)"
+    )
+    assert found(failed) == [704]
+    assert found(f"{failed}\n{OOM}") == [28]
+    assert found(f"{warned}\n{failed}") == [704]
+    assert found(f"{failed}\n{LOST}") == [704, 305]
+    assert found(failed.replace("peft/tuners/lora", "shop")) == []
+    assert after_text(failed, None) == []
+    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("what this means: The GPU has no room")
+
+
+def test_what_the_line_says_comes_before_what_the_last_line_says() -> None:
+    kernel = "CUDA error (/x/flash_fwd_launch_template.h:188): invalid argument"
+    assert found(f"{kernel}\nRuntimeError: Engine core initialization failed. See root cause above.") == [251]
+    tensor = "ValueError: Unable to create tensor, you should probably activate truncation and/or padding"
+    assert found(tensor) == [613]
+    assert found(f"ValueError: too many dimensions 'str'\n{tensor}") == [612]
+    assert found(f"ValueError: expected sequence of length 7 at dim 1 (got 9)\n{tensor}") == [604]
+
+
+def test_an_error_without_a_traceback_is_the_last_one_where_there_is_none_with_it() -> None:
+    bare = "ValueError: seven\nmy.OddError: eight"
+    assert last_error(split(f"step 1\n{bare}\nstep 2", "log")) == ("my.OddError: eight", ("log", 3, None))
+    assert last_error(split(f"{traceback('KeyError: 1')}\n{bare}", "log"))[0] == "KeyError: 1"  # type: ignore[index]
+    assert last_error(split("loss: 0.3\nNote: Error rates: 3", "log")) is None
