@@ -13,6 +13,7 @@ from typing import Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
+from worldsmith.cli.own_processes import processes_to_start, start_processes
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
@@ -38,8 +39,10 @@ OPTIONS = {
 OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, SPEC, PARENT)) for option in OPTIONS}
 
 
-def run_action(name: str, head: list[str], tail: list[str]) -> int:
+def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[str] = ()) -> int:
     """Does the action that the words before and after ``--`` describe; returns its exit code.
+
+    `packages` are words for each process that the action starts.
 
     Raises ConfigError, UserError or OSError for what the user can mend.
     """
@@ -61,11 +64,15 @@ def run_action(name: str, head: list[str], tail: list[str]) -> int:
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
         loaded = load(prefix, kinds[0], words, tail)
+        processes = processes_to_start(loaded, words.spec)
+        if processes > 1 and DRYRUN not in words.own:
+            return start_processes(processes, name, head, tail, packages)
         for warning in loaded.warnings if is_first() else ():
             print(f"warning: {warning}", file=sys.stderr)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
             told = [report(words.spec)] if words.spec is not None else []
+            told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
             return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()
         return show(result, as_json=JSON in words.own) if is_first() else result.code

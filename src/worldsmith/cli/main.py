@@ -79,14 +79,15 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
     try:
         with stoppable(name):
             import_packages(packages)
+            package_words = [word for option in packages for word in option]
             if name == "launch":
                 from worldsmith.cli.launch import launch
 
-                return launch(words, [word for option in packages for word in option])
+                return launch(words, package_words)
             if name in ACTIONS:
                 from worldsmith.cli.action import run_action
 
-                return run_action(name, *split_tail(words))
+                return run_action(name, *split_tail(words), package_words)
             module, args = read_command(name, words)
             return int(module.run(args))
     except ConfigError as error:

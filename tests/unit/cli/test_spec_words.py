@@ -67,9 +67,8 @@ def test_an_adapter_is_asked_with_its_base(template: str, command: str) -> None:
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
 def test_what_is_approximated_is_a_warning(template: str) -> None:
-    told = "\n".join(read("evaluate", SPEC, template, "num_gpus=4").warnings)
-    assert "num_gpus is approximated" in told
-    assert "worldsmith launch --nproc-per-node 4 evaluate" in told
+    told = "\n".join(read("evaluate", SPEC, template, "model.tp_size=2").warnings)
+    assert "model.tp_size is approximated: a model is not split over 2 GPUs here" in told
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)

@@ -49,8 +49,8 @@ class JudgeAnswers(AnswerAction, WritingAction):
 
     results.json has a row for each record, metrics.json the figures. --dataset names the kind: ManifestDataset
     (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are
-    written as they come: the same command goes on where it was stopped. `worldsmith launch --nproc-per-node N evaluate
-    …` shares the questions among N processes.
+    written as they come: the same command goes on where it was stopped. --processes N, and on several machines
+    `worldsmith launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
     """
 
     class Config(AnswerAction.Config, WritingAction.Config):
@@ -82,6 +82,9 @@ class JudgeAnswers(AnswerAction, WritingAction):
         merged/ in --out."""
         limit: Count | None = None
         """Only the first so many records are asked."""
+        processes: Count | None = None
+        """Processes of this machine that share the questions, each with a GPU of its own if there are any; null: one.
+        The command `worldsmith evaluate` starts them; a launch has its own."""
         shard: str | None = None
         """i/N: only every N-th record from number i (0 to N-1) on, for machines that share the work; the answers/
         folders of all, put together, are completed by the same command without it."""

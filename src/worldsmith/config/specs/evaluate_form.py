@@ -90,7 +90,7 @@ def gpus(t: Translation) -> None:
     else:
         t.say("model.tp_size", "kept", "as it is here")
     number = max(number, size)
-    shards, running = max(1, number // size), int(os.environ.get("WORLD_SIZE", "1"))
+    shards, launched = max(1, number // size), os.environ.get("WORLD_SIZE")
     if shard >= shards:
         told = f"there are num_gpus / tp_size = {shards} shards, which count from 0, found {shard}"
         t.refuse("evaluation.shard_id", told)
@@ -99,11 +99,14 @@ def gpus(t: Translation) -> None:
         t.say("evaluation.shard_id", "renamed", f"shard = {shard}/{shards}")
         t.say("num_gpus", "kept", "the number of shards")
     else:
-        way = f"worldsmith launch --nproc-per-node {number} evaluate --spec {t.spec.source} …"
-        more = f"this command runs {running} of {number} processes, each with a GPU of its own; {way} runs them all"
         t.say("evaluation.shard_id", "unneeded", "all records")
-        enough = number <= running
-        t.say("num_gpus", "kept" if enough else "approximated", "as it is here" if enough else more)
+        if launched is None and number > 1:
+            t.put("processes", number, source="num_gpus")
+            t.say("num_gpus", "renamed", f"processes = {number}, at most one for each GPU of the machine")
+        elif number <= int(launched or 1):
+            t.say("num_gpus", "kept", "as it is here")
+        else:
+            t.say("num_gpus", "approximated", f"{launched} of {number} processes answer, each with a GPU of its own")
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,19 @@ def test_a_launch_shares_the_questions(world: Path, alone: Path) -> None:
     launch(Path(command_ranks.__file__), 2, words)
     assert len(list((world / "launched/answers").glob("*_of_2.jsonl"))) == 2
     assert rows_in(world / "launched") == rows_in(alone)
+
+
+@pytest.mark.slow
+def test_the_command_starts_its_processes(world: Path, alone: Path) -> None:
+    """With the exit code of one process, which is not 0 since two of eight records failed."""
+    words = ["evaluate", str(world / "model"), "--dataset", "LlavaDataset", "--dataset.path", str(world / "data")]
+    words += [*HOW, "-o", str(world / "started"), "--processes", "2"]
+    done = subprocess.run([sys.executable, "-m", "worldsmith", *words], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("8: ok 6, prep_error 2") == 1, done.stdout  # one process speaks
+    assert len(list((world / "started/answers").glob("*_of_2.jsonl"))) == 2
+    for name in ("results.json", "metrics.json"):
+        assert (world / "started" / name).read_bytes() == (alone / name).read_bytes()
 
 
 def test_the_same_command_goes_on(world: Path, alone: Path) -> None:
@@ -299,6 +314,36 @@ def test_rates_that_a_spec_requires_stop_it_before_the_model_is_loaded(
     assert main(["evaluate", "--spec", str(spec), "dataset.video_fps=probe", "--dryrun"]) == 0
     assert main(["evaluate", "--spec", str(spec), "dataset.video_fps=no", "--dryrun"]) == 2
     assert "optional" in capsys.readouterr().err
+
+
+def test_a_spec_starts_its_processes(
+    world: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are GPUs; only their number is pretended."""
+    (world / "gpus.toml").write_text(f"""
+num_gpus = 8
+results_dir = "{world}/gpus"
+dataset = {{ annotation_path = "{world}/data/annotations.json", media_dir = "{world}/data" }}
+model.model_name = "{world}/model"
+evaluation.limit = 2
+generation.max_tokens = 3
+""")
+    words = ["evaluate", "--spec", str(world / "gpus.toml")]
+    assert main([*words, "--processes", "1", "--out", str(world / "one")]) == 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    capfd.readouterr()
+    assert main([*words, "--dryrun"]) == 0
+    said = capfd.readouterr()
+    assert "starts   2 processes, which share the work" in said.out
+    assert "this machine has 2 GPUs: 2 of 8 processes answer" in said.err
+    assert not (world / "gpus").exists()
+    assert main([*words, "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["num_records"] == 2  # one process speaks
+    assert said.err.count("num_gpus is approximated: 2 of 8 processes answer") == 1
+    assert len(list((world / "gpus/answers").glob("*_of_2.jsonl"))) == 2
+    for name in ("results.json", "metrics.json"):
+        assert (world / "gpus" / name).read_bytes() == (world / "one" / name).read_bytes()
 
 
 def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,6 +175,8 @@ def test_a_question_is_read(tmp_path: Path) -> None:
         (["task.type=", "evaluation.answer_type=letter"], {"task": "mcq", "max_new_tokens": 10, "temperature": 0.0}),
         (["evaluation.limit=112"], {"limit": 112}),
         (["num_gpus=4", "evaluation.shard_id=3"], {"shard": "3/4"}),
+        (["num_gpus=4"], {"processes": 4}),
+        (["model.tp_size=8"], {"processes": 8}),
         (["vision.num_frames=4"], {"processor": {"media": {"nframes": 4}}}),
         (["~vision"], {"processor": {"media": {"nframes": 8}}}),
         (["~vision.nframes", "vision.fps=2"], {"processor": {"media": {"fps": 2.0}}}),
@@ -350,15 +352,12 @@ def test_bertscore_goes_with_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "processes", "told"),
     [
-        (
-            ["num_gpus=8"],
-            None,
-            "runs 1 of 8 processes, each with a GPU of its own; worldsmith launch --nproc-per-node 8",
-        ),
-        (["num_gpus=8"], "2", "runs 2 of 8 processes"),
+        (["num_gpus=8"], None, ""),
+        (["num_gpus=8"], "1", "1 of 8 processes answer, each with a GPU of its own"),
+        (["num_gpus=8"], "2", "2 of 8 processes answer"),
         (["num_gpus=8"], "8", ""),
         (["model.tp_size=8"], None, "not split over 8 GPUs here"),
-        (["model.tp_size=8"], None, "runs 1 of 8 processes"),
+        (["model.tp_size=8"], "2", "2 of 8 processes answer"),
         ([], None, ""),
     ],
 )
