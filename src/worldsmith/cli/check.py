@@ -69,28 +69,29 @@ def run(args: argparse.Namespace) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         from worldsmith.actions.datasets.check import CheckData
 
-        fields, samples = caps(loaded)
         config = CheckData.Config(
-            run=loaded.tree, limits_of=recipe, decode=not args.headers, cap_fields=fields, cap_samples=samples
+            run=loaded.tree, limits_of=recipe, decode=not args.headers, cap_fields=cap_fields(loaded)
         )
         for name in ("processes", "workers", "sample"):
             setattr(config, name, getattr(args, name))
         return show(config.build().run(), as_json=args.json)
 
 
-def caps(loaded: Loaded) -> tuple[dict[str, str], dict[str, int]]:
-    """By split the field of which the cap of its packs is made, and for that of a spec the samples of a pack."""
-    fields, samples = {}, {}
+def cap_fields(loaded: Loaded) -> dict[str, str]:
+    """By split the field, elsewhere in the config or in the spec, that limits the tokens of a sample."""
+    fields = {}
     for split in SPLITS:
-        path = (f"dataloader_{split}", "max_sequence_length")
+        loader = getattr(loaded.tree, f"dataloader_{split}")
+        if loader is None:
+            continue
+        path = (f"dataloader_{split}", loader.sample_cap_field)
         steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
         place = loaded.places.get(path)
         if steps:
             fields[split] = format_path(steps[0])
         elif loaded.report and place is not None and place.file not in ("flag", "override"):
             fields[split] = SPEC_CAP
-            samples[split] = getattr(loaded.tree, path[0]).max_samples_per_batch
-    return fields, samples
+    return fields
 
 
 def load(args: argparse.Namespace) -> tuple[Loaded, str | None]:

@@ -378,11 +378,11 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     found = json.loads((world / "data" / "annotations.json").read_text())
     records.write_text(json.dumps([{**record, "video_fps": 8.0} for record in found]))
 
-    def checked(longest: int, *, batch: int = 2, mini: int = 1, shards: int = 1, rated: bool = True) -> Any:
+    def checked(longest: int, *words: str, batch: int = 2, mini: int = 1, shards: int = 1, rated: bool = True) -> Any:
         annotations = records if rated else world / "data" / "annotations.json"
         numbers = {"batch": batch, "mini": mini, "shards": shards, "longest": longest}
         file.write_text(SPEC.format(**numbers, world=world, annotations=annotations))
-        code = main(["check", "--spec", str(file), "--json", "--workers", "0", "--headers"])
+        code = main(["check", "--spec", str(file), *words, "--json", "--workers", "0", "--headers"])
         facts = json.loads(capsys.readouterr().out)
         return code, facts["data"]["train"], facts["problems"], facts["remarks"]
 
@@ -391,11 +391,16 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     most = int(train["tokens"]["max"])
     code, _, problems, _ = checked(20)
     assert code == 2
-    assert f"none fits into a pack: set policy.model_max_length to at least {most} (now 20)" in problems[0]
+    assert f"none may be used: set policy.model_max_length to at least {most} (now 20)" in problems[0]
+    assert f"set policy.model_max_length to at least {most} (now 20)" in checked(500, "policy.model_max_length=20")[2][0]
+    own = checked(500, "--", "dataloader_train.max_sample_tokens=20")[2][0]
+    assert f"set dataloader_train.max_sample_tokens to at least {most} (now 20)" in own
     assert checked(most)[1]["over_cap"] == 0
     assert f"set policy.model_max_length to at least {most} (now {most - 1})" in checked(most - 1)[3][0]
-    half = -(-most // 2)
-    assert f"set policy.model_max_length to at least {half} (now {half - 1})" in checked(half - 1, mini=2)[3][0]
+    two = checked(most - 1, mini=2)  # of a sample, though two of them have room for twice as many
+    assert (two[1]["over_cap"], two[1]["kept"]) == (1, 5)
+    assert f"set policy.model_max_length to at least {most} (now {most - 1})" in two[3][0]
+    assert checked(most, mini=2)[1]["over_cap"] == 0
     code, train, _, remarks = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
     assert (code, len(train["packs"])) == (0, 2)
     assert any("a step takes 3 packs on each process, and a pass over" in remark for remark in remarks)

@@ -71,9 +71,7 @@ class CheckData(Action):
         decode: bool = True
         """False: of images and videos headers alone are read, which is fast and tells tokens, sizes and rates."""
         cap_fields: dict[str, str] = field(default_factory=dict)
-        """By split the field that its max_sequence_length is made of, where it is written elsewhere."""
-        cap_samples: dict[str, int] = field(default_factory=dict)
-        """By split, where that field is the most tokens of a sample, the samples of a pack."""
+        """By split the field that limits the tokens of a sample, where it is written elsewhere."""
 
     config: Config
 
@@ -155,7 +153,7 @@ class CheckData(Action):
             found.reports[split] = report = read_data(
                 loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=self.config.decode,
-                cap_field=self.config.cap_fields.get(split, ""), cap_samples=self.config.cap_samples.get(split),
+                cap_field=self.config.cap_fields.get(split, ""),
                 shown=share_done(f"reading {split} data"),
             )  # fmt: skip
             report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
@@ -177,7 +175,7 @@ class CheckData(Action):
             return {}
         if dataset is None:
             return {}
-        report = report_of(dataset, data.max_sequence_length)
+        report = report_of(dataset, data.sample_cap)
         report.flags = list(dataset.flags())
         return {"train": report}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,17 +37,20 @@ def assumed_chats(
     text = CAPTION_TOKENS + ANSWER_TOKENS
     shown = tokens_of(grid, media)
     room = room_of(data.max_sequence_length, fill)
+    longest = math.inf if data.max_sample_tokens is None else data.max_sample_tokens
     limit = data.max_samples_per_batch
+    while grid[0] > 1 and text + shown > min(room, longest):
+        grid = (grid[0] // 2, *grid[1:])
+        shown = tokens_of(grid, media)
     if data.max_sequence_length is None:
         count, pictures = max(1, round(fill * (limit or 1))), 1
+        text = max(2, min(text, longest - shown))
     else:
-        while grid[0] > 1 and text + shown > room:
-            grid = (grid[0] // 2, *grid[1:])
-            shown = tokens_of(grid, media)
         most = max(1, int(room) // (text + shown))
         count = min(most, limit or most)
-        pictures = max(1, (int(room) // count - text) // shown) if shown else 0
-        text = max(2, int(room) // count - pictures * shown)
+        each = min(int(room) // count, longest)
+        pictures = max(1, (each - text) // shown) if shown else 0
+        text = max(2, each - pictures * shown)
     pictures = pictures if media is not None else 0
     samples = [sample_of(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
     what = "no pictures" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,11 +54,11 @@ class DataReport:
     flags: list[Flag] = field(default_factory=list)
     """What the records tell before a sample is read."""
     cap: int | None = None
-    """Tokens that a pack, and so a sample, stays below."""
+    """Tokens that a sample stays below: the cap of its pack, or a smaller one of its own."""
     cap_field: str = ""
     """The field that says so, as the user wrote it."""
-    cap_samples: int | None = None
-    """Where that field is the most tokens of a sample, itself allowed, the samples of a pack; None: it is the cap."""
+    cap_included: bool = False
+    """Whether that field is the most tokens of a sample, itself allowed; False: it is the cap."""
     over_cap: int = 0
     """Samples that were looked at and do not."""
     needed_cap: int | None = None
@@ -119,20 +118,20 @@ def read_data(
     sample: int | None = None,
     decode: bool = True,
     cap_field: str = "",
-    cap_samples: int | None = None,
     shown: Callable[[int, int], None] | None = None,
 ) -> DataReport:
     """Reads the first pass of a loader whose quarantine is `tally`, or `sample` of it, evenly chosen.
 
     `contents`: see `Task.contents`. The pass is shared by `ranks`, each of which does `packs_a_step` packs in a step.
-    Without `decode` headers alone are read, which tell tokens and sizes. `cap_field` and `cap_samples` are those of the
-    report, where another field than the loader's sets the cap.
+    Without `decode` headers alone are read, which tell tokens and sizes. `cap_field` is that of the report,
+    where another field than the loader's sets the cap.
     """
     dataset, config = loader.dataset, loader.config
     loader.maker.decodes = decode
     report = start_report(loader)
     report.decoded, report.packer = decode, config.packer
-    report.cap_field, report.cap_samples = cap_field or f"{tally.section}.max_sequence_length", cap_samples
+    report.cap_field = cap_field or f"{tally.section}.{config.sample_cap_field}"
+    report.cap_included = config.sample_cap_field != "max_sequence_length"
     total = len(dataset)
     chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
     seen: list[Seen] = []
@@ -166,7 +165,7 @@ def read_data(
 
 def start_report(loader: PackingDataLoader) -> DataReport:
     """What is known before a sample is opened."""
-    return report_of(loader.dataset, loader.config.max_sequence_length)
+    return report_of(loader.dataset, loader.config.sample_cap)
 
 
 def report_of(dataset: StreamDataset, cap: int | None) -> DataReport:
@@ -183,7 +182,8 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
         return found
     over = [item.num_tokens for item in seen if item.rejection and item.rejection.reason == "over_token_cap"]
     if over and len(over) == len(seen):
-        least = f"the smallest of {len(over)} samples has {min(over)} tokens, and none fits into a pack"
+        fits = "may be used" if report.cap_included else "fits into a pack"
+        least = f"the smallest of {len(over)} samples has {min(over)} tokens, and none {fits}"
         found.append(f"{least}: {larger_cap(report)}")
     else:
         part = report.looked_at < report.positions
@@ -195,9 +195,7 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
 
 def larger_cap(report: DataReport) -> str:
     """What to do where samples are too long."""
-    least, now = report.needed_cap or 0, report.cap or 0
-    if report.cap_samples is not None:
-        least, now = math.ceil((least - 1) / report.cap_samples), (now - 1) // report.cap_samples
+    least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
     return f"set {report.cap_field} to at least {least} (now {now}) for all of them, or use smaller or shorter ones"
 
 

@@ -63,6 +63,16 @@ class PackingDataLoader(Configurable):
         bad_samples_allowed: NotNegative = 8
         """This many broken samples never stop a run while they are at most half of the data."""
 
+        @property
+        def sample_cap_field(self) -> str:
+            """Name of the setting that limits the tokens of a sample."""
+            return "max_sequence_length"
+
+        @property
+        def sample_cap(self) -> int | None:
+            """Tokens that a sample stays below; None = no limit."""
+            return self.max_sequence_length
+
         def check(self) -> None:
             check_caps(
                 self.max_sequence_length, self.max_samples_per_batch, self.lookahead, both=not self._alternatives

@@ -81,7 +81,8 @@ class SampleMaker(ABC, Generic[S]):
 
     def __init__(self, dataset: StreamDataset, config: PackingDataLoader.Config) -> None:
         self.dataset: Any = dataset
-        self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.max_sequence_length
+        self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.sample_cap
+        self.cap_text = f"{config.sample_cap_field} is {getattr(config, config.sample_cap_field)}"
         self.decodes = True
         """Whether pictures are decoded; without, a sample has its tokens and sizes alone."""
         self.measured: int | None = None
@@ -121,8 +122,8 @@ class SampleMaker(ABC, Generic[S]):
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
-        """Raises SampleError for a sample that no pack can hold; may be called before it is read."""
+        """Raises SampleError for a sample that is too long for its loader; may be called before it is read."""
         self.measured = num_tokens
         if self.max_tokens is not None and num_tokens >= self.max_tokens:
             size = f" ({what})" if what else ""
-            raise SampleError("over_token_cap", f"{num_tokens} tokens{size}; max_sequence_length is {self.max_tokens}")
+            raise SampleError("over_token_cap", f"{num_tokens} tokens{size}; {self.cap_text}")

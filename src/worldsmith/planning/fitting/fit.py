@@ -203,7 +203,7 @@ def limits_of(loaded: Loaded) -> Limits:
 
     names = ("max_sequence_length", "max_samples_per_batch")
     tokens, samples = (getattr(data, name, None) for name in names)
-    return Limits(tokens, samples, *map(written, names))
+    return Limits(tokens, samples, *map(written, names), sample=getattr(data, "max_sample_tokens", None) or 0)
 
 
 def first_line(error: Exception) -> str:

@@ -17,6 +17,8 @@ class Limits:
     samples: int | None
     tokens_path: str = "dataloader_train.max_sequence_length"
     samples_path: str = "dataloader_train.max_samples_per_batch"
+    sample: int = 0
+    """Most tokens of a sample, which a pack must have room for; 0 = no such limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def split(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packi
         if most > samples:
             return None
     if tokens is not None:
-        smaller = max(map(tokens_of, parts)) + 1
+        smaller = max(limits.sample, *map(tokens_of, parts)) + 1
         if smaller >= tokens:
             return None
         tokens = smaller

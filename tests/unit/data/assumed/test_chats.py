@@ -42,6 +42,17 @@ def test_without_a_cap_on_tokens_there_are_as_many_conversations_as_a_batch_has(
     assert made.assumption.startswith("8 conversations of 369 tokens, each with 1 image of 320x192 pixels")
 
 
+@pytest.mark.parametrize(("fill", "tokens"), [(1.0, 500), (0.5, 250)])
+@pytest.mark.parametrize("kind", [LlavaDataset, ManifestDataset])
+def test_no_conversation_is_longer_than_a_sample_may_be(media, kind, fill, tokens):
+    data = replace(IMAGES, dataset=kind.Config(path="x"), max_sequence_length=2001, max_sample_tokens=500)
+    made = assumed_chats(replace(data, max_samples_per_batch=4), media, PADS, fill=fill)
+    assert sum(sample.num_tokens for sample in made.samples) == pytest.approx(2000 * fill, rel=0.01)
+    assert max(sample.num_tokens for sample in made.samples) <= 500
+    longest = assumed_chats(replace(data, max_sequence_length=None, max_samples_per_batch=4), media, PADS).samples
+    assert (len(longest), max(sample.num_tokens for sample in longest) <= 500) == (4, True)
+
+
 def test_the_frames_of_a_video_are_apart(media):
     data = replace(IMAGES, dataset=ManifestDataset.Config(path="x"), max_samples_per_batch=None)
     for sample in assumed_chats(data, media, PADS).samples:

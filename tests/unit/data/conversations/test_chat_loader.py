@@ -170,6 +170,54 @@ def test_what_is_too_long_is_left_out_with_its_numbers_before_it_is_read(
     assert not loader.quarantine.bad_keys
 
 
+def first_pass(loader: ChatLoader) -> list[list[str]]:
+    return keys(loader.first_pass())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("packer", ["sequential", "pool", "padded"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_cap_of_a_sample_leaves_out_what_a_pack_of_one_would(
+    load: Callable, tmp_path: Path, world_size: int, packer: str, workers: int
+) -> None:
+    """Three samples of that length have room in a pack, and nothing else is different: not even after a resume."""
+    cap = shortest_long_video(load())
+    alone = {"max_sequence_length": cap, "max_samples_per_batch": 1}
+    together = {"max_sample_tokens": cap - 1, "max_sequence_length": 3 * (cap - 1) + 1, "max_samples_per_batch": 3}
+    for rank in range(world_size):
+        found = {}
+        for name, caps in {"alone": alone, "together": together}.items():
+            settings = {**caps, "packer": packer, "num_workers": workers, "rank": rank, "world_size": world_size}
+            quarantine = Quarantine(tmp_path / f"{name}{rank}")
+            whole = load(quarantine=quarantine, **settings)
+            packs = first_pass(whole)
+            lines = (tmp_path / f"{name}{rank}" / "quarantine.jsonl").read_text().splitlines()
+            left_out = [json.loads(line) for line in lines]
+            found[name] = {key for pack in packs for key in pack}, {row["key"]: row["reason"] for row in left_out}
+            assert not quarantine.bad_keys
+        assert found["alone"] == found["together"]
+        assert set(found["together"][1].values()) == {"over_token_cap"}
+        assert all(f"max_sample_tokens is {cap - 1}" in row["detail"] for row in left_out)
+        assert all(len(pack) == 3 for pack in packs[:-1])
+        whole, first, second = (load(**settings) for _ in range(3))
+        expected, begun = keys(islice(whole, 6)), keys(islice(first, 2))
+        states = [load(**{**settings, "rank": other}).state_dict() for other in range(world_size)]
+        states[rank] = first.state_dict()
+        second.load_states(json.loads(json.dumps(states)))
+        assert begun + keys(islice(second, 4)) == expected
+
+
+def test_the_cap_of_a_sample_may_be_the_only_one_of_tokens(load: Callable) -> None:
+    cap = shortest_long_video(load())
+    settings = {"max_sequence_length": None, "max_samples_per_batch": 3}
+    packs = first_pass(load(max_sample_tokens=cap, **settings))
+    assert all(len(pack) == 3 for pack in packs[:-1])
+    over = set(first_pass(load(max_sample_tokens=cap - 1, **settings))[0])
+    assert len({key for pack in packs for key in pack}) > len(over)
+    with pytest.raises(DataError, match=rf"\d+ tokens .*max_sample_tokens is {cap - 1}. Raise it"):
+        first_pass(load(max_sample_tokens=cap - 1, on_overlong="error", **settings))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_too_long_may_end_the_run(load: Callable, workers: int) -> None:
     loader = load(max_sequence_length=shortest_long_video(load()), on_overlong="error", num_workers=workers)
@@ -197,6 +245,7 @@ def test_a_single_frame_is_said_once(load: Callable, chats: Path, write_clip: Ca
             {"packer": "pool", "max_sequence_length": None, "max_samples_per_batch": 1},
             'packer = "pool" and max_sequence_length = null',
         ),
+        ({"max_sample_tokens": 100}, "lower max_sample_tokens to 99 or less, or raise max_sequence_length"),
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict, words: str) -> None:

@@ -91,6 +91,9 @@ def test_packs_are_divided_and_joined() -> None:
     assert [dict(packing.words) for packing in found] == [{"cap": "1000"}, {}, {"cap": "201"}, {"cap": "101"}]
     assert len({frozenset(keys(packing).items()) for packing in found}) == 1
     assert [len(p.batches) for p in packings(step, Limits(500, None), larger=False)] == [2, 4, 8]
+    assert [dict(p.words) for p in packings(step, Limits(500, None, "cap", sample=150), larger=False)] == [
+        {}, {"cap": "201"}, {"cap": "151"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("limits", [Limits(500, None), Limits(None, 1), Limits(None, None), Limits(None, 3)])

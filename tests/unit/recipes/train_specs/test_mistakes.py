@@ -36,6 +36,7 @@ def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
         "scheduler.cycle_lengths": [1120],
         "dataloader_val.max_samples_per_batch": 4,
         "dataloader_val.max_sequence_length": 4 * 4096 + 1,
+        "dataloader_val.max_sample_tokens": 4096,
         "dataloader_val.num_workers": 8,
         "dataloader_val.processor.media.nframes": 8,
         "dataloader_val.dataset.path": words[1].partition("=")[2],

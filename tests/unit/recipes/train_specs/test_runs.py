@@ -37,6 +37,7 @@ def test_a_cookbook_spec_leads_to_its_run(read: Any, data: Path) -> None:
         "checkpoint.keep_latest_k": 5,
         "dataloader_train.max_samples_per_batch": 1,
         "dataloader_train.max_sequence_length": 32769,
+        "dataloader_train.max_sample_tokens": 32768,
         "dataloader_train.num_workers": 4,
         "dataloader_train.dataset.path": f"{data}/annotations.json",
         "dataloader_train.dataset.media_root": f"{data}/clips",
@@ -314,10 +315,13 @@ def test_pixels_of_a_video_are_counted_otherwise_and_limits_of_fps_do_nothing_be
     assert any("custom.vision.max_frames is dead" in warning for warning in loaded.warnings)
 
 
-def test_the_cap_of_a_sample_becomes_that_of_a_pack_and_it_is_said(read: Any) -> None:
+def test_the_cap_of_a_sample_stays_and_a_pack_has_room_for_as_many_of_that_length(read: Any) -> None:
     loaded = read(COOKBOOK, "mini_batch=4")
-    assert values(loaded, "dataloader_train.max_sequence_length") == [4 * 32768 + 1]
-    assert any("model_max_length is approximated" in warning for warning in loaded.warnings)
+    names = ("max_sample_tokens", "max_sequence_length", "max_samples_per_batch")
+    assert values(loaded, *(f"dataloader_train.{name}" for name in names)) == [32768, 4 * 32768 + 1, 4]
+    assert not any("model_max_length" in warning for warning in loaded.warnings)
+    assert "dataloader_train.max_sample_tokens = 32768" in loaded.report
+    assert "a pack of 4 may have 131072 tokens" in loaded.report
 
 
 def test_reading_ahead_without_readers_is_dead(read: Any) -> None:

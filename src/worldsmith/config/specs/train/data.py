@@ -10,7 +10,7 @@ from typing import Any
 
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.rules import BOUNDS, CUT_FIRST, CUTS, PIXELS, RESIZED, UNCUT, drop_overruled
-from worldsmith.config.specs.train.sources import TRAIN
+from worldsmith.config.specs.train.sources import TRAIN, put_caps
 from worldsmith.config.specs.translation import Translation, shown
 
 VISION = "custom.vision"
@@ -21,15 +21,14 @@ LOADERS = ("dataloader_train", "dataloader_val")
 
 @computed("policy.model_max_length")
 def longest(t: Translation) -> None:
-    """Our cap is that of a pack, below which its tokens must stay."""
-    longest, mini = t.get("policy.model_max_length"), t.get("train.train_policy.mini_batch")
-    to = "dataloader_train.max_sequence_length"
-    t.put(to, mini * longest + 1, source="policy.model_max_length")
-    if mini == 1:
-        t.say("policy.model_max_length", "renamed", f"{to} = {longest + 1}, which no sample may reach; none is cut")
-        return
-    text = f"{to} = {mini * longest + 1}, for {mini} samples together; a longer one is left out, never cut"
-    t.say("policy.model_max_length", "approximated", text)
+    """The cap of a sample; a pack stays below its own, in which as many samples of that length have room."""
+    source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
+    longest = t.get(source)
+    put_caps(t, "dataloader_train", mini, source)
+    text = f"dataloader_train.max_sample_tokens = {longest}; a longer sample is left out, never cut"
+    if mini > 1:
+        text += f"; a pack of {mini} may have {mini * longest} tokens, as there"
+    t.say(source, "renamed", text)
 
 
 @computed(VISION)

@@ -211,8 +211,15 @@ def put_validation(t: Translation) -> None:
     if size is None:
         size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
     t.put("dataloader_val.max_samples_per_batch", size, source=source)
-    t.put("dataloader_val.max_sequence_length", size * t.get("policy.model_max_length") + 1, source=source)
+    put_caps(t, "dataloader_val", size, source)
     t.say("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
+
+
+def put_caps(t: Translation, loader: str, samples: int, source: str) -> None:
+    """The caps of a sample, and of a pack of so many samples: each of them may be that long."""
+    longest = t.get("policy.model_max_length")
+    t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
+    t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
 
 
 def hold_out(t: Translation) -> None:
