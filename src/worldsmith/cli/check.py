@@ -14,7 +14,7 @@ from typing import Any
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
-from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.errors import ConfigError, Place, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
 
@@ -89,9 +89,14 @@ def cap_fields(loaded: Loaded) -> dict[str, str]:
         place = loaded.places.get(path)
         if steps:
             fields[split] = format_path(steps[0])
-        elif loaded.report and place is not None and place.file not in ("flag", "override"):
+        elif loaded.report and place is not None and not is_of_the_run(place, path[0]):
             fields[split] = SPEC_CAP
     return fields
+
+
+def is_of_the_run(place: Place, section: str) -> bool:
+    """Whether a value next to a spec is that of a flag or an override of the run, not that of the spec and its words."""
+    return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))
 
 
 def load(args: argparse.Namespace) -> tuple[Loaded, str | None]:

@@ -392,7 +392,9 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     code, _, problems, _ = checked(20)
     assert code == 2
     assert f"none may be used: set policy.model_max_length to at least {most} (now 20)" in problems[0]
-    assert f"set policy.model_max_length to at least {most} (now 20)" in checked(500, "policy.model_max_length=20")[2][0]
+    assert (
+        f"set policy.model_max_length to at least {most} (now 20)" in checked(500, "policy.model_max_length=20")[2][0]
+    )
     own = checked(500, "--", "dataloader_train.max_sample_tokens=20")[2][0]
     assert f"set dataloader_train.max_sample_tokens to at least {most} (now 20)" in own
     assert checked(most)[1]["over_cap"] == 0
