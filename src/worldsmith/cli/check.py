@@ -95,7 +95,7 @@ def cap_fields(loaded: Loaded) -> dict[str, str]:
 
 
 def is_of_the_run(place: Place, section: str) -> bool:
-    """Whether a value next to a spec is that of a flag or an override of the run, not that of the spec and its words."""
+    """Whether a value is set by a flag or an override of the run, not by a spec and the words that follow it."""
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))
 
 

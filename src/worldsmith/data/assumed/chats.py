@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,7 +37,7 @@ def assumed_chats(
     text = CAPTION_TOKENS + ANSWER_TOKENS
     shown = tokens_of(grid, media)
     room = room_of(data.max_sequence_length, fill)
-    longest = math.inf if data.max_sample_tokens is None else data.max_sample_tokens
+    longest = data.max_sample_tokens or sys.maxsize
     limit = data.max_samples_per_batch
     while grid[0] > 1 and text + shown > min(room, longest):
         grid = (grid[0] // 2, *grid[1:])

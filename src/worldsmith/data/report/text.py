@@ -46,8 +46,9 @@ def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
         said = f"{counted(again, 'sample')} the same as another one, such as {' = '.join(report.duplicates[0])}"
         yield titled("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
-        told = f"at most {report.cap - 1} are allowed" if report.cap_included else f"the cap of a pack is {report.cap}"
-        cap = f"; {told}" if report.cap else ""
+        cap = f"; the cap of a pack is {report.cap}" if report.cap else ""
+        if report.cap and report.cap_included:
+            cap = f"; at most {report.cap - 1} are allowed"
         if report.over_cap:
             over = "have more" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"

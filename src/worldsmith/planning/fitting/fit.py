@@ -203,7 +203,8 @@ def limits_of(loaded: Loaded) -> Limits:
 
     names = ("max_sequence_length", "max_samples_per_batch")
     tokens, samples = (getattr(data, name, None) for name in names)
-    return Limits(tokens, samples, *map(written, names), sample=getattr(data, "max_sample_tokens", None) or 0)
+    tokens_path, samples_path = map(written, names)
+    return Limits(tokens, samples, tokens_path, samples_path, getattr(data, "max_sample_tokens", None) or 0)
 
 
 def first_line(error: Exception) -> str:
