@@ -29,6 +29,8 @@ TABLE: dict[str, tuple[Any, str | None, str | None]] = {
     "job.project": ("", "=", "="),
     "job.group": ("", "=", "="),
     "job.name": ("", "=", "="),
+    "job.folder": ("", "=", "="),
+    "job.resume_newest": (False, "=", "="),
     "job.wandb_mode": ("disabled", "=", "="),
     "model.max_num_tokens_after_packing": (13312, "model.config.max_num_tokens_after_packing", DROPPED),
     "model.joint_attn_implementation": ("two_way", "model.config.joint_attn_implementation", DROPPED),

@@ -166,6 +166,8 @@ TABLE: list[tuple[str, Any, str, str, str | None, str | None]] = [
     ("dataloader_train.seed", 42, "1", "1.5", SAME, None),
     ("custom", {}, "{ a = [1, { b = 2 }] }", "3", SAME, SAME),
     # Came after the document:
+    ("job.folder", "", '"runs"', "1", SAME, SAME),
+    ("job.resume_newest", False, "true", '"true"', SAME, SAME),
     ("dataloader_train.max_caption_tokens", None, "7", "true", SAME, None),
 ]
 IDS = [row[0] for row in TABLE]
@@ -192,7 +194,9 @@ def document(path: str, text: str, task: str = "vfm") -> str:
 
 def test_the_schema_has_exactly_the_keys_of_the_document() -> None:
     assert {entry.path for entry in toml_fields()} == {parts(row[0]) for row in TABLE}
-    assert len(TABLE) == 58 + 3  # the leaves of the document, [custom], the caption cap, and the dtype of the guide
+    assert (
+        len(TABLE) == 58 + 5
+    )  # the leaves of the document, [custom], the caption cap, the dtype of the guide, folder, resume_newest
 
 
 def test_the_other_key_that_came_later_is_refused_with_the_reason() -> None:
