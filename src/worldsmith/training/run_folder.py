@@ -109,6 +109,14 @@ def run_path(job: JobConfig) -> Path:
     return group / next(name for name in names if not (group / name).exists())
 
 
+def new_run_note(job: JobConfig, folder: Path) -> str | None:
+    """Message about the folder that a job without a name has; None if it holds a run with checkpoints."""
+    if (folder / "checkpoints").exists():
+        return None
+    why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
+    return f"{why}: a new run, in {folder}; give its name to resume it"
+
+
 def start_time() -> str:
     """The present time as part of a folder's name."""
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

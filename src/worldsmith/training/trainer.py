@@ -37,6 +37,7 @@ from worldsmith.training.parallel import build_model, join_world, prepare_proces
 from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
 from worldsmith.training.run_folder import (
     Launch,
+    new_run_note,
     require_same_run,
     run_path,
     write_data_records,
@@ -77,9 +78,8 @@ class Trainer(Configurable):
       and the one before a stop, must succeed.
     - A step whose loss or gradient is not finite changes nothing but the step count.
 
-    Raises UserError for what the user can mend (another config in the run folder, an unwritable folder, …), ConfigError
-    for a tree that contradicts itself, FloatingPointError after too many skipped steps in a row, SaveError when the
-    last checkpoint cannot be written.
+    Raises UserError for what the user can fix (another config in the run folder, …), ConfigError for contradictions in the
+    config, FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
     """
 
     class Config(Configurable.Config):
@@ -124,11 +124,8 @@ class Trainer(Configurable):
         self.world: World = join_world(config.model.config)
         if not config.job.name and run_folder is None:
             self.run_folder = self.world.broadcast(self.run_folder)
-            if not (self.run_folder / "checkpoints").exists():
-                why = "job.name is empty"
-                if config.job.resume_newest:
-                    why = f"{self.run_folder.parent} has no run with a checkpoint to resume"
-                self._warn("%s: a new run, in %s; give its name to resume it", why, self.run_folder)
+            if note := new_run_note(config.job, self.run_folder):
+                self._warn("%s", note)
             config.job.name, config.job.resume_newest = self.run_folder.name, False
         require_same_config(self.world, config)
         require_files(config, self.run_folder, self.world)
