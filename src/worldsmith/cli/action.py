@@ -13,19 +13,21 @@ from typing import Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
-from worldsmith.cli.own_processes import processes_to_start, start_processes
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
 from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.specs.translation import name_classes, report
+from worldsmith.config.specs.translation import Translation, name_classes, report
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import world_size
 
+PROCESSES = "processes"
+"""Field of an action that starts its processes itself, as `worldsmith launch` does."""
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
     f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags, which win over it",
@@ -206,3 +208,45 @@ def mistakes_of_the_user() -> Iterator[None]:
         raise UserError(str(error)) from error
     except MemoryError as error:
         raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
+
+
+def processes_to_start(loaded: Loaded, spec: Translation | None) -> int:
+    """How many processes share the work of an action; 1: this one does it, also in a launch.
+
+    The number of a spec is limited to the GPUs of this machine, with a warning in `loaded`. Raises UserError for more
+    processes than GPUs, and in a launch for another number than the launch has.
+    """
+    asked, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
+    if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
+        if asked not in (None, world_size()):
+            raise UserError(f"the launch has {world_size()} processes, which share the work: leave --{PROCESSES} out")
+        return 1
+    if asked is None or asked == 1:
+        return 1
+    import torch
+
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if spec is None or loaded.places.get((PROCESSES,)) != spec.spec.place("num_gpus"):
+        if 0 < gpus < asked and device is None:
+            raise UserError(
+                f"--{PROCESSES} {asked}: each needs a GPU, and this machine has {gpus}; give --{PROCESSES} {gpus}"
+            )
+        return int(asked)
+    running = 1 if device is not None else max(1, min(asked, gpus))
+    if running < asked:
+        found = f"this machine has {gpus or 'no'} {'GPU' if gpus == 1 else 'GPUs'}"
+        reason = found if device is None else f"--device is {device}"
+        advice = f"; --{PROCESSES} N starts N all the same" if not gpus or device is not None else ""
+        loaded.warnings.append(
+            f"num_gpus asks for {asked} processes, each with a GPU of its own, and {reason}: {running} of {asked} "
+            f"processes {'answers' if running == 1 else 'answer'}{advice}"
+        )
+    return running
+
+
+def start_processes(count: int, name: str, head: Sequence[str], tail: Sequence[str], packages: Sequence[str]) -> int:
+    """Runs the command in so many processes of this machine; returns its exit code."""
+    from worldsmith.cli.launch import launch
+
+    words = ["--nproc-per-node", str(count), name, *head, *(["--", *tail] if tail else [])]
+    return launch(words, packages)

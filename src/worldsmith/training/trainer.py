@@ -78,8 +78,8 @@ class Trainer(Configurable):
       and the one before a stop, must succeed.
     - A step whose loss or gradient is not finite changes nothing but the step count.
 
-    Raises UserError for what the user can fix (another config in the run folder, …), ConfigError for contradictions in the
-    config, FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
+    Raises UserError for what the user can fix (another config in the run folder, …), ConfigError for contradictions,
+    FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
     """
 
     class Config(Configurable.Config):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from worldsmith.actions.answers.judge import JudgeAnswers
-from worldsmith.cli.action import SETTINGS, load, sort
-from worldsmith.cli.own_processes import processes_to_start
+from worldsmith.cli.action import SETTINGS, load, processes_to_start, sort
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.specs.forms import form_of
