@@ -217,11 +217,13 @@ def processes_to_start(loaded: Loaded, spec: Translation | None) -> int:
     processes than GPUs, and in a launch for another number than the launch has.
     """
     asked, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
-    if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
-        if asked not in (None, world_size()):
+    if asked is None:
+        return 1
+    if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
+        if asked != world_size():
             raise UserError(f"the launch has {world_size()} processes, which share the work: leave --{PROCESSES} out")
         return 1
-    if asked is None or asked == 1:
+    if asked == 1:
         return 1
     import torch
 
