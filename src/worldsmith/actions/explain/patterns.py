@@ -20,7 +20,7 @@ class Pattern:
     match: tuple[re.Pattern[str], ...]
     """A line that one of them is found in shows the error. Named groups are what `remedies` may reckon with."""
     parts: tuple[str, ...]
-    """Of each of them a text that every line has in which it is found: looked for first, because that is quicker."""
+    """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
     """What to do, the most likely first, in the words of `remedies.render`."""

@@ -126,9 +126,9 @@ class ChatFile(ChatDataset):
         media_root: str = ""
         """Folder to which media paths are relative, or its archive (.tar, .tar.gz, .zip); "" = that of the file."""
         skip: NotNegative = 0
-        """Records at the beginning of the file that are left out."""
+        """Number of records at the beginning of the file to skip."""
         limit: NotNegative = 0
-        """At most so many of the records that follow; 0 = all."""
+        """Maximum number of records after them; 0 = all."""
         video_fps: Literal["optional", "require", "probe"] = "optional"
         """A record's own `video_fps`: used where there is one, required of all, or not used (the video's rate is)."""
 
