@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
 from worldsmith.models.converters.converter import Converter, linear_layers, replace_modules
+from worldsmith.models.real_values import real_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,8 +75,13 @@ class FrozenBase(Converter):
     config: Config
 
     def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
+        import torch
+
         self.config.check_files()
-        from worldsmith.models.converters.quantized_linear import QuantizedLinear
+        # compressed-tensors creates a constant tensor when it is imported, and needs its values for NVFP4 later.
+        # The network is built on the meta device, where that constant would have none.
+        with real_values(), torch.device("cpu"):
+            from worldsmith.models.converters.quantized_linear import QuantizedLinear
 
         layers = linear_layers(network, parts, self.config.leave_out)
         made = {path: QuantizedLinear(layer, self.config.bits) for path, layer in layers.items()}

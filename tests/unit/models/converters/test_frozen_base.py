@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import qlora_runs
 from qlora_runs import qlora_config
 from toy_family import ToyModel
 
@@ -91,3 +95,16 @@ def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
     assert table == table_of(model)
     taken = state_bytes(table, config, Degrees(replicate=1, shard=1)).parameters
     assert taken == 2 * (16 + 2 + 1) + 4 * (2 * 4 + 2 * 2 * 2 * 4)
+
+
+def test_constants_of_the_library_have_values_though_it_is_imported_for_a_network_on_meta() -> None:
+    """Without them NVFP4 weights cannot be unpacked later in the process. A new process: the import happens once."""
+    script = """
+from pathlib import Path
+from qlora_runs import qlora_config
+qlora_config(Path("nowhere")).model.config.build(device="meta")
+from compressed_tensors.compressors.nvfp4.helpers import kE2M1ToFloat
+assert kE2M1ToFloat.tolist()[-1] == 6.0
+"""
+    support = str(Path(qlora_runs.__file__).parent)
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": support})
