@@ -39,6 +39,8 @@ MODEL_FILES = (ABOUT, ADAPTER_CONFIG, "config.json", "model_index.json")
 UNSEARCHED = ("checkpoints", "wandb", "metrics", "logs")
 """Folders of a run that hold no result."""
 SHORTEST_ID = 6
+RESULT_DEPTH = 4
+"""Levels below a named folder in which runs are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def find_place(name: str, label: str = PARENT) -> Path:
     root = output_root()
     runs = [] if path.is_absolute() else [root / name, *root.glob(f"*/*/{glob.escape(name)}")]
     found = [place for place in sorted(set(runs)) if place.is_dir()]
+    found = found or [folder for folder in folders_below(root) if folder.name == name and is_run(folder)]
     if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
         found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
     if not found:
@@ -97,11 +100,19 @@ def find_place(name: str, label: str = PARENT) -> Path:
     return one_of(found, f"{label} {name}", "call it by its path")
 
 
+def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
+    """Folders below `root`, at most `depth` levels deep; without hidden ones and those of a run that hold no result."""
+    for folder, folders, _ in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
+        yield from (Path(folder, name) for name in folders)
+        if depth is not None and len(Path(folder).relative_to(root).parts) + 1 >= depth:
+            folders.clear()
+
+
 def records_below(root: Path) -> Iterator[Path]:
     """The records of runs and results below a folder."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if is_record(name))
+    for folder in [root, *folders_below(root)] if root.is_dir() else []:
+        yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
 
 
 def place_of(record: Lineage) -> Path:
@@ -137,6 +148,8 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     if is_model(folder):
         return Parent(folder, why="named by its folder")
     inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
+    # A spec's results folder has its runs in results_dir/output_dir/TIME.
+    inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
     if not inside:
         raise UserError(f"{PARENT} {name}: {folder} holds no run, no checkpoint, no model and no {LINEAGE}")
     return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)

@@ -21,6 +21,7 @@ from worldsmith.config.specs.rules import (
     put_frames,
     put_model,
     put_total_pixels,
+    refuse_remote_output,
 )
 from worldsmith.config.specs.translation import Translation
 
@@ -49,7 +50,9 @@ def model(t: Translation) -> None:
 
 @computed("results_dir", "model.save_folder")
 def place(t: Translation) -> None:
-    folder, inner = t.get("results_dir"), t.get("model.save_folder")
+    if refuse_remote_output(t, "results_dir"):
+        return
+    folder, inner = t.get("results_dir").removeprefix("file://"), t.get("model.save_folder")
     layout = t.is_stated("model.save_folder") and inner
     t.put("out", f"{folder.rstrip('/')}/{inner}/general" if layout else folder, source="results_dir")
     t.say("results_dir", "renamed", f"out = {t.data['out']}")
@@ -85,7 +88,10 @@ def task(t: Translation) -> None:
 def gpus(t: Translation) -> None:
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
-        text = f"a model is not split over {size} GPUs here: each process has all of it, and they share the records"
+        text = (
+            f"a model is not split over {size} GPUs here: each process has all of it, and they share the records; for "
+            "one that is too large for a GPU, evaluate its result of `worldsmith quantize`"
+        )
         t.say("model.tp_size", "approximated", text)
     else:
         t.say("model.tp_size", "kept", "as it is here")

@@ -8,7 +8,15 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import PARENT, number_format, put_frames, put_model, put_total_pixels
+from worldsmith.config.specs.rules import (
+    PARENT,
+    number_format,
+    put_frames,
+    put_model,
+    put_total_pixels,
+    refuse_remote,
+    refuse_remote_output,
+)
 from worldsmith.config.specs.translation import Translation
 
 
@@ -67,9 +75,17 @@ def device(t: Translation) -> None:
         t.refuse("device_map", f"a model is not spread over devices here, found '{placed}'", "write auto, cpu or cuda")
 
 
+@computed("media")
+def media(t: Translation) -> None:
+    if not refuse_remote(t, "media"):
+        t.move("media", "media", "renamed")
+
+
 @computed("results_dir")
 def place(t: Translation) -> None:
-    t.put("out", f"{t.get('results_dir').rstrip('/')}/results.json", source="results_dir")
+    if refuse_remote_output(t, "results_dir"):
+        return
+    t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")
     t.say("results_dir", "renamed", f"out = {t.data['out']}")
 
 
@@ -80,11 +96,11 @@ FORM = SpecForm(
         model,
         frames,
         device,
+        media,
         place,
         renamed("torch_dtype", "dtype", number_format),
         refused("num_gpus", why="one GPU answers", way_out="set num_gpus = 1", but=(1,)),
         renamed("type", "kind"),
-        renamed("media", "media"),
         renamed("prompt", "prompt"),
         renamed("max_new_tokens", "max_new_tokens"),
         PARENT,

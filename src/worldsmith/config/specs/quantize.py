@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.config.specs.form import SpecForm, computed, refused, renamed
-from worldsmith.config.specs.rules import LLAVA, PARENT, put_model
+from worldsmith.config.specs.form import SpecForm, computed, refused
+from worldsmith.config.specs.rules import LLAVA, PARENT, put_model, refuse_remote, refuse_remote_output
 from worldsmith.config.specs.translation import Translation, shown
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
@@ -117,6 +117,8 @@ def questions(t: Translation) -> None:
         t.say(file, "unneeded", text)
         t.say(f"{CALIBRATION}media_dir", "unneeded", text)
         return
+    if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
+        return
     t.put("method", "gptq", source=file)
     for use in uses:
         t.put(f"{use}.type", LLAVA, source=file)
@@ -144,6 +146,12 @@ def hub(t: Translation) -> None:
     t.say(f"{CALIBRATION}split", "unneeded", text)
 
 
+@computed("results_dir")
+def place(t: Translation) -> None:
+    if not refuse_remote_output(t, "results_dir"):
+        t.move("results_dir", "out", "renamed")
+
+
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: Translation) -> None:
     text = "nothing is moved into the weights first; activations keep a range for each token, or a measured one"
@@ -165,7 +173,7 @@ FORM = SpecForm(
             way_out="write bf16",
             but=("bf16",),
         ),
-        renamed("results_dir", "out"),
+        place,
         PARENT,
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),

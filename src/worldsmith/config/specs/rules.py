@@ -48,13 +48,23 @@ def refuse_remote(t: Translation, *keys: str) -> bool:
     for key in keys:
         place = t.get(key) or ""
         scheme = place.partition("://")[0] if "://" in place else "file"
-        if scheme == "file":
+        if scheme == "file" or place.startswith(PREFETCH):
             continue
         found = True
         command = COPYING.get(scheme, "copy {place} here")
         way_out = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
         t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", way_out)
     return found
+
+
+def refuse_remote_output(t: Translation, *keys: str) -> bool:
+    """Refuses result folders on an object store, which nothing here writes to. Returns whether there are any."""
+    found = [key for key in keys if "://" in (t.get(key) or "").removeprefix("file://")]
+    for key in found:
+        t.refuse(
+            key, f"expected a folder of this machine, found '{t.get(key)}'", f"{key}=FOLDER, and copy it afterwards"
+        )
+    return bool(found)
 
 
 def move_if_any(t: Translation, key: str, to: str, otherwise: str) -> None:
@@ -69,6 +79,8 @@ def put_model(t: Translation, model: str, section: str) -> None:
     """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     name, named = t.get(model), t.get(base)
+    if refuse_remote(t, model, base):
+        return
     if not t.get(lora):
         if is_adapter_folder(name):
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
@@ -79,7 +91,8 @@ def put_model(t: Translation, model: str, section: str) -> None:
         return
     found = named or base_of_adapter(name)
     if not found:
-        why = f"no base: {Path(name) / ADAPTER_CONFIG} names none"
+        config = Path(name) / ADAPTER_CONFIG
+        why = f"no base: {config} names none" if config.is_file() else f"no base: there is no file {config}"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=model_place)
@@ -98,7 +111,9 @@ def put_frames(t: Translation, section: str, *, count: str, default: int | None 
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
             t.refuse(
-                fps, f"{fps} and {frames} both say how many frames are taken", f"delete one, or give the word ~{fps}"
+                fps,
+                f"{fps} and {frames} both say how many frames are taken",
+                f"delete one, or give the word ~{fps} or ~{frames}",
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")

@@ -275,3 +275,17 @@ def test_the_flags_that_a_parent_stands_for() -> None:
     adapters = Parent(Path("lora"), base="base", is_adapter=True)
     assert as_words(adapters, MERGING) == {"model": "base", "adapter": "lora"}
     assert as_words(adapters, PLAIN) == {"model": "lora", "base": "base"}
+
+
+def test_the_results_folder_of_a_spec_stands_for_its_run(root: Path, tmp_path: Path) -> None:
+    """A training spec writes its run to results_dir/output_dir/TIME: the folder, or the run's name, finds it."""
+    made = make_run(root, "2026-01-02_03-04-05")
+    run = root / "results" / "output" / made.name
+    run.parent.mkdir(parents=True)
+    made.rename(run)
+    wanted = run / "checkpoints" / "iter_000000030"
+    assert find_parent(str(root / "results")).model == wanted
+    assert find_parent("2026-01-02_03-04-05").model == wanted
+    shutil.copytree(run, run.with_name("2026-01-02_03-04-06"))
+    with pytest.raises(UserError, match="(?s)could mean 2 models; name one.*04-05.*04-06"):
+        find_parent(str(root / "results"))

@@ -225,13 +225,13 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ("evaluate", ["evaluation.answer_type=letter"], "letters are compared in multiple choice", "write freeform"),
         ("evaluate", ["model.dtype=float16"], "float16 loses", "write bfloat16"),
         ("evaluate", ["model.model_name=hf_model://nvidia"], "hf_model://ORG/NAME", ""),
-        ("evaluate", ["model.enable_lora=true"], "adapter_config.json names none", "set model.base_model_path"),
+        ("evaluate", ["model.enable_lora=true"], "there is no file", "set model.base_model_path"),
         ("evaluate", ["task.type=its_directionalty"], "one of ''", "did you mean"),
         ("evaluate", ["evaluation.limits=3"], "limits", "did you mean"),
         ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference stands for text only", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
         ("quantize", [*HUB, "dataset.annotation_path="], "the hub are not read", "annotation_path"),
-        ("quantize", ["enable_lora=true"], "adapter_config.json names none", "set model.base_model_path"),
+        ("quantize", ["enable_lora=true"], "there is no file", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
         ("inference", ["num_frames=8"], "both say how many frames", "~fps"),
         ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
@@ -424,3 +424,36 @@ def test_the_report_has_a_line_for_every_key_of_the_file(tmp_path: Path) -> None
 def test_the_words_of_the_gap_tool_are_keys(tmp_path: Path) -> None:
     document = {"results_dir": "/r", "gaps_parquet": "/g.parquet", "kpi_ann_path": "a.json", "kpi_media_path": "m"}
     assert good(translated("gaps", document, tmp_path)) == document
+
+
+@pytest.mark.parametrize(
+    ("action", "word", "key", "remedy"),
+    [
+        ("evaluate", "results_dir=s3://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
+        ("quantize", "results_dir=gs://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
+        ("inference", "results_dir=s3://bucket/out", "results_dir", "results_dir=FOLDER, and copy it afterwards"),
+        ("inference", "media=s3://bucket/clip.mp4", "media", "aws s3 cp --recursive s3://bucket/clip.mp4 FOLDER"),
+        ("inference", "model_path=s3://bucket/model", "model_path", "aws s3 cp --recursive s3://bucket/model FOLDER"),
+        ("evaluate", "model.model_name=s3://bucket/model", "model.model_name", "aws s3 cp --recursive s3://bucket/mo"),
+        ("quantize", "model_path=s3://bucket/model", "model.model_path", "aws s3 cp --recursive s3://bucket/model FOL"),
+        (
+            "quantize",
+            "dataset.annotation_path=s3://bucket/a.json",
+            "calibration_dataset.annotation_path",
+            "aws s3 cp --recursive s3://bucket/a.json FOLDER",
+        ),
+    ],
+)
+def test_a_path_of_an_object_store_is_refused_at_its_key(
+    action: str, word: str, key: str, remedy: str, tmp_path: Path
+) -> None:
+    t = translated(action, SHIPPED[action], tmp_path, word)
+    assert [problem.path for problem in t.problems] == [key]
+    assert remedy in t.problems[0].render()
+
+
+def test_a_missing_adapter_folder_is_an_error_at_its_key(tmp_path: Path) -> None:
+    document = changed(EVALUATE_70, model__model_name="nowhere/lora", model__enable_lora=True)
+    t = translated("evaluate", document, tmp_path)
+    assert [problem.path for problem in t.problems] == ["model.base_model_path"]
+    assert "there is no file nowhere/lora/adapter_config.json" in t.problems[0].render()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from worldsmith.config.specs.form import computed
+from worldsmith.config.specs.rules import refuse_remote_output
 from worldsmith.config.specs.translation import Translation, shown
 
 OUTPUT, RESULTS, TIMESTAMP, RESUME = "train.output_dir", "results_dir", "train.timestamp", "train.resume"
@@ -16,12 +17,8 @@ def run_folder(t: Translation) -> None:
     """Sets the folder of the runs. As in Cosmos-RL each start has a new one below it, named after the time."""
     output, results, name = (t.get(key).removeprefix("file://") for key in (OUTPUT, RESULTS, TIMESTAMP))
     output = output if t.is_stated(OUTPUT) else ""
-    for key, value in ((OUTPUT, output), (RESULTS, results)):
-        if "://" in value:
-            t.refuse(
-                key, f"expected a folder of this machine, found '{value}'", f"{key}=FOLDER, and copy it afterwards"
-            )
-            return
+    if refuse_remote_output(t, *([OUTPUT] if output else []), RESULTS):
+        return
     folder = str(PurePath(results) / output) if output != results else output
     folder = "" if folder == "." else folder
     below = f"{folder or 'the output root/job.project/job.group'}/<time of the start>"

@@ -294,11 +294,11 @@ def best_root(folder: Path, names: Sequence[str]) -> Path:
 def find_file(path: str, name: str) -> Path:
     """The file at `path`, or `name` in the folder `path`. Raises DataError."""
     if not path:
-        raise DataError(f"dataloader_train.dataset.path is empty; give the file, or the folder of {name}")
+        raise DataError(f"dataset.path is empty: expected a file, or a folder with {name}")
     given = Path(path)
     file = given / name if given.is_dir() else given
     if not file.is_file():
-        raise DataError(f"{file} does not exist; dataloader_train.dataset.path must be a file or the folder of {name}")
+        raise DataError(f"{file} does not exist: expected a file, or a folder with {name}")
     return file
 
 

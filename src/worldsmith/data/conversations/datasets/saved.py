@@ -53,7 +53,7 @@ class SavedDataset(ChatFile):
         if not self.config.path or not folder.is_dir():
             raise DataError(
                 f"the data set folder '{self.config.path}' does not exist: expected a folder that `save_to_disk` of "
-                "the library 'datasets' wrote. Give its path as dataloader_train.dataset.path"
+                "the library 'datasets' wrote. Give its path as dataset.path"
             )
         return folder
 
