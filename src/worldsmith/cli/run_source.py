@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.errors import ConfigError, Problem, UserError
-from worldsmith.config.load import read_draft
+from worldsmith.config.load import is_spec, read_draft
 from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.specs.policy import Policy, choose_policy, take_policy
 from worldsmith.config.specs.sat.recognise import take_words
@@ -46,6 +46,8 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     words, topic, wants_help = _take_help(list(words))
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
+    if extra and args.source and not args.spec and is_spec(args.source):
+        args.spec, args.source = args.source, None
     if args.spec:
         args.spec_words, args.policy = without_search(args.spec, [word for word in (args.source, *extra) if word])
         args.source = None

@@ -59,7 +59,7 @@ def read_draft(
         return _read_stack(source, overrides, spec_words)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
-    if spec_words is not None or _is_spec(source):
+    if spec_words is not None or is_spec(source):
         return _read_spec(source, spec_words or (), overrides)
     if source.lower().endswith(".toml"):
         return read_recipe_toml(source, overrides)
@@ -69,7 +69,8 @@ def read_draft(
     return _named(source, chosen), rest
 
 
-def _is_spec(source: str) -> bool:
+def is_spec(source: str) -> bool:
+    """Whether a file is a training spec of Cosmos-RL or TAO, by its tables."""
     from worldsmith.config.specs.train.draft import is_train_spec
 
     return is_train_spec(source)

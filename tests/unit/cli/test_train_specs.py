@@ -55,6 +55,15 @@ def test_an_example_is_a_run_and_its_conversions_are_the_same_run_or_refused(
         assert load(str(converted)).tree == wanted
 
 
+def test_a_file_that_is_a_spec_takes_overrides_without_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with_flag, without = (
+        run(capsys, "config", "show", *words, str(EXAMPLES[0]), "train.epoch=2", "--", "trainer.cpu_threads=2")
+        for words in (["--spec"], [])
+    )
+    assert with_flag == without
+    assert with_flag[0] == 0
+
+
 def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("config", "show", "--spec", str(EXAMPLES[0]), "train.epoch=2", "automl_policy=off", "num_gpus=1")
     code, out, err = run(capsys, *words, "--optimizer.lr", "3e-6", "--", "trainer.cpu_threads=2")
