@@ -16,6 +16,10 @@ _BARE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _LOOKALIKES = {"true", "false", "null", "inf", "nan"}
 _TOML_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WORD_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters C0 and C1, line separators, and what changes the direction of text."""
+LONGEST = 200
+"""Characters of a value in a message."""
 _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Letters that readers of JSON may take for something else: written as escapes."""
 
@@ -91,6 +95,27 @@ def _json_text(text: str) -> str:
 def printable(text: str) -> str:
     """Text on one line that harms no terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def escape_controls(text: str, *, lines: bool = True) -> str:
+    """Text that came from outside, for a terminal: control and bidirectional formatting characters are written as
+    escapes such as `\\x1b` and `\\u202e`. With `lines`, line feeds and tabs stay.
+    """
+    return _CONTROLS.sub(
+        lambda match: (
+            match[0]
+            if lines and match[0] in "\n\t"
+            else f"\\x{code:02x}"
+            if (code := ord(match[0])) < 256
+            else f"\\u{code:04x}"
+        ),
+        text,
+    )
+
+
+def shorten(text: str, limit: int = LONGEST) -> str:
+    """The text, cut at `limit` characters; a cut text ends with its full length."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
 def escape_odd(text: str) -> str:
