@@ -24,6 +24,7 @@ import psutil
 
 from worldsmith.actions.registry import ACTIONS
 from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
+from worldsmith.cli.terminal import print_message
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
 from worldsmith.distributed.launch_desk import LaunchDesk
@@ -233,7 +234,7 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 
 def say(message: str) -> None:
-    print(f"worldsmith launch: {message}", file=sys.stderr, flush=True)
+    print_message(f"worldsmith launch: {message}")
 
 
 def without_traceback(record: logging.LogRecord) -> bool:

@@ -74,8 +74,10 @@ def dispatch(words: list[str]) -> int:
 
 def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:
     """Imports the packages and the command's module, reads its words and runs it."""
+    from worldsmith.cli.terminal import format_last_resort
     from worldsmith.config.errors import ConfigError, UserError
 
+    format_last_resort()
     try:
         with stoppable(name):
             import_packages(packages)
@@ -235,7 +237,9 @@ def file_error(error: OSError) -> str:
 def fail(message: str) -> int:
     """Prints a mistake of the user, unless another process of the same launch does; returns exit code 2."""
     if not is_said(message):
-        print(f"worldsmith: error: {message}", file=sys.stderr)
+        from worldsmith.cli.terminal import print_message
+
+        print_message(f"worldsmith: error: {message}")
     return 2
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 import re
 import shutil
-import sys
 import textwrap
 from typing import Any
 
+from worldsmith.cli.terminal import print_warning
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, owner_of, walk
 from worldsmith.config.errors import ConfigError
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
                 raise
             broken += error.problems
     for problem in [*load_installed(), *broken]:
-        print(f"warning: {problem.render()}", file=sys.stderr)
+        print_warning(problem.render())
     if args.name:
         print_one(found[0], args.json)
     elif args.json:
