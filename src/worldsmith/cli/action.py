@@ -16,7 +16,6 @@ from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
 from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
-from worldsmith.cli.terminal import print_text, print_warning
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.specs.translation import Translation, name_classes, report
 from worldsmith.config.tree.draft import Loaded, finish
@@ -25,6 +24,7 @@ from worldsmith.config.words.command_words import Words, draft_settings, read_se
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
+from worldsmith.monitor.terminal_text import print_text, print_warning
 
 PROCESSES = "processes"
 """Field of an action that starts its processes itself, as `worldsmith launch` does."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
-from worldsmith.cli.terminal import print_warning
 from worldsmith.config.errors import ConfigError, Place, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
+from worldsmith.monitor.terminal_text import print_warning
 
 SPLITS = ("train", "val")
 SPEC_CAP = "policy.model_max_length"

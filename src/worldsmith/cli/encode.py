@@ -11,8 +11,8 @@ import logging
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
-from worldsmith.cli.terminal import print_message, terminal_handler
 from worldsmith.cli.train import is_first
+from worldsmith.monitor.terminal_text import print_message, terminal_handler
 
 HELP = (
     "Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The "

@@ -24,13 +24,13 @@ import psutil
 
 from worldsmith.actions.registry import ACTIONS
 from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
-from worldsmith.cli.terminal import print_message
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.training.run_folder import START_VARIABLE, start_time
 
 if TYPE_CHECKING:

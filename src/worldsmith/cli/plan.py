@@ -15,10 +15,10 @@ from worldsmith.actions.plan_run import USUAL, PlanRun
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
-from worldsmith.cli.terminal import print_warning
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.monitor.terminal_text import print_warning
 
 HELP = (
     "Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk, "

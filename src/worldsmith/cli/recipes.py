@@ -9,7 +9,6 @@ import shutil
 import textwrap
 from typing import Any
 
-from worldsmith.cli.terminal import print_warning
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.configurable import Config, owner_of, walk
 from worldsmith.config.errors import ConfigError
@@ -21,6 +20,7 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
+from worldsmith.monitor.terminal_text import print_warning
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100

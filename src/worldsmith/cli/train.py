@@ -20,7 +20,6 @@ from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
 from worldsmith.cli.plan import load as load_plan
-from worldsmith.cli.terminal import print_message, print_text, terminal_handler
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
@@ -31,6 +30,7 @@ from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
+from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
 from worldsmith.training.run_folder import Launch, completion, run_path
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
-from worldsmith.cli.terminal import print_text, print_warning
+from worldsmith.monitor.terminal_text import print_text, print_warning
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded

@@ -6,8 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from worldsmith.cli.terminal import print_message, print_warning
 from worldsmith.config.errors import Problem, UserError
+from worldsmith.monitor.terminal_text import print_message, print_warning
 
 FORMATS = ("toml", "yaml", "json", "python")
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from worldsmith.actions.action import ColoredLine, Result
 from worldsmith.cli.action import show
 from worldsmith.cli.main import main
-from worldsmith.cli.terminal import print_warning, terminal_handler
 from worldsmith.config.write.values import escape_controls, limit_message, shorten
 from worldsmith.data.conversations.preview import Stretch, written
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.process_log import CopiedStream, ProcessLog
+from worldsmith.monitor.terminal_text import print_warning, terminal_handler
 from worldsmith.monitor.terminal_view import TerminalView
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
