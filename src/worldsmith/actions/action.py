@@ -11,6 +11,10 @@ from typing import Any, ClassVar
 from worldsmith.config import Configurable, UserError
 
 
+class ColoredLine(str):
+    """A line with terminal colors, in which text from outside is already escaped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What an action has done."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from worldsmith.actions.action import Action, Result
+from worldsmith.actions.action import Action, ColoredLine, Result
 from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
@@ -25,6 +24,7 @@ from worldsmith.config.words.command_words import Words, draft_settings, read_se
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
+from worldsmith.monitor.terminal_text import print_text, print_warning
 
 PROCESSES = "processes"
 """Field of an action that starts its processes itself, as `worldsmith launch` does."""
@@ -70,7 +70,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         if processes > 1 and DRYRUN not in words.own:
             return start_processes(processes, name, head, tail, packages)
         for warning in loaded.warnings if is_first() else ():
-            print(f"warning: {warning}", file=sys.stderr)
+            print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
             told = [report(words.spec)] if words.spec is not None else []
@@ -183,10 +183,10 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
 def show(result: Result, *, as_json: bool = False) -> int:
     """Prints what an action has done; returns the exit code."""
     if as_json:
-        print(json.dumps(dict(result.facts), indent=2, ensure_ascii=False))
+        print_text(json.dumps(dict(result.facts), indent=2, ensure_ascii=False))
     else:
         for line in result.lines:
-            print(line, flush=True)
+            print(line, flush=True) if isinstance(line, ColoredLine) else print_text(line)
     return result.code
 
 

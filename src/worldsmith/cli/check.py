@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.config.errors import ConfigError, Place, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
+from worldsmith.monitor.terminal_text import print_warning
 
 SPLITS = ("train", "val")
 SPEC_CAP = "policy.model_max_length"
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     with mistakes_of_the_user():
         loaded, recipe = load(args)
         for warning in loaded.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            print_warning(warning)
         from worldsmith.actions.datasets.check import CheckData
 
         config = CheckData.Config(

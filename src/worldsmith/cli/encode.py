@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.train import is_first
+from worldsmith.monitor.terminal_text import print_message, terminal_handler
 
 HELP = (
     "Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The "
@@ -46,7 +46,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigError or UserError for what the user can mend."""
     loaded, _ = run_source.load_run(args)
-    logging.basicConfig(level=logging.WARNING if is_first() else logging.ERROR, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING if is_first() else logging.ERROR, handlers=[terminal_handler()])
     for warning in loaded.warnings if is_first() else ():
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     from worldsmith.actions.datasets.encode import Encode
@@ -57,5 +57,5 @@ def run(args: argparse.Namespace) -> int:
         with mistakes_of_the_user():
             return show(action.run(), as_json=args.json)
     except ShareError as error:
-        print(f"worldsmith: error: {error}", file=sys.stderr)
+        print_message(f"worldsmith: error: {error}")
         return 1

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING
 import psutil
 
 from worldsmith.actions.registry import ACTIONS
-from worldsmith.cli.slurm import add_options, submit
+from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
+from worldsmith.config.write.values import shorten
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.training.run_folder import START_VARIABLE, start_time
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 
 def say(message: str) -> None:
-    print(f"worldsmith launch: {message}", file=sys.stderr, flush=True)
+    print_message(f"worldsmith launch: {message}")
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
@@ -302,9 +304,12 @@ def count_processes(args: Namespace) -> tuple[int, int]:
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
     try:
-        return parse_min_max_nnodes(args.nnodes)[1], determine_local_world_size(args.nproc_per_node)
+        least, most = parse_min_max_nnodes(args.nnodes)
+        if not 1 <= least <= most <= MOST_MACHINES:
+            raise ValueError(f"expected 1 to {MOST_MACHINES} machines")
+        return most, determine_local_world_size(args.nproc_per_node)
     except (ValueError, RuntimeError) as error:
-        words = f"--nnodes {args.nnodes} --nproc-per-node {args.nproc_per_node}"
+        words = f"--nnodes {shorten(args.nnodes)} --nproc-per-node {shorten(args.nproc_per_node)}"
         raise UserError(f"worldsmith launch: {words}: {error}") from error
 
 

@@ -75,7 +75,9 @@ def dispatch(words: list[str]) -> int:
 def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:
     """Imports the packages and the command's module, reads its words and runs it."""
     from worldsmith.config.errors import ConfigError, UserError
+    from worldsmith.monitor.terminal_text import format_last_resort
 
+    format_last_resort()
     try:
         with stoppable(name):
             import_packages(packages)
@@ -235,7 +237,9 @@ def file_error(error: OSError) -> str:
 def fail(message: str) -> int:
     """Prints a mistake of the user, unless another process of the same launch does; returns exit code 2."""
     if not is_said(message):
-        print(f"worldsmith: error: {message}", file=sys.stderr)
+        from worldsmith.monitor.terminal_text import print_message
+
+        print_message(f"worldsmith: error: {message}")
     return 2
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from typing import Any
 
 from worldsmith.actions.action import Result
@@ -19,6 +18,7 @@ from worldsmith.cli.check import count_from
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.monitor.terminal_text import print_warning
 
 HELP = (
     "Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk, "
@@ -77,7 +77,7 @@ def load(args: argparse.Namespace) -> Loaded:
     loaded, _ = run_source.load_run(args, keep_unset="names")
     for warning in loaded.warnings:
         if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are
-            print(f"warning: {warning}", file=sys.stderr)
+            print_warning(warning)
     return loaded
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shutil
-import sys
 import textwrap
 from typing import Any
 
@@ -21,6 +20,7 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
+from worldsmith.monitor.terminal_text import print_warning
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
 WIDTH = 100
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
                 raise
             broken += error.problems
     for problem in [*load_installed(), *broken]:
-        print(f"warning: {problem.render()}", file=sys.stderr)
+        print_warning(problem.render())
     if args.name:
         print_one(found[0], args.json)
     elif args.json:

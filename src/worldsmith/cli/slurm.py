@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 
 from worldsmith.config.errors import UserError
+from worldsmith.config.write.values import shorten
 from worldsmith.distributed.stop_signals import PREEMPTED
 
 SAVE_BEFORE = 120
 """Seconds before the end of its time at which a job is asked to save."""
+MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
+"""Machines of a job, and GPUs or cores of one machine: larger numbers are typing errors."""
+TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
+OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
 SCRIPT = """\
 #!/bin/bash
@@ -76,16 +82,28 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         if getattr(args, name) != parser.get_default(name):
             raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; leave it out")
     least, _, most = args.nnodes.partition(":")
-    if not least.isdigit() or most not in ("", least):
-        raise UserError(f"worldsmith launch --slurm: --nnodes must be one number, found {args.nnodes}")
-    gpus = args.gpus_per_node or args.nproc_per_node
-    if not gpus.isdigit():
-        raise UserError(f"worldsmith launch --slurm: --nproc-per-node {gpus} needs --gpus-per-node N beside it")
+    if most not in ("", least):
+        raise UserError(f"worldsmith launch --slurm: --nnodes must be one number, found {shorten(args.nnodes)}")
+    machines = whole_number("nnodes", least, MOST_MACHINES, least=1)
+    gpus = args.nproc_per_node if args.gpus_per_node is None else args.gpus_per_node
+    if args.gpus_per_node is None and not gpus.isdigit():
+        raise UserError(
+            f"worldsmith launch --slurm: --nproc-per-node {shorten(gpus)} needs --gpus-per-node N beside it"
+        )
+    count = whole_number("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MOST_ON_ONE)
+    if args.time is not None and not TIME.fullmatch(args.time):
+        raise refused("time", "minutes, hours:minutes:seconds or days-hours", args.time)
+    if args.cpus_per_task is not None:
+        whole_number("cpus-per-task", args.cpus_per_task, MOST_ON_ONE, least=1)
+    names = {"job-name": args.job_name, "partition": args.partition, "account": args.account, "qos": args.qos}
+    for name, value in names.items():
+        if value is not None and (not value or not value.isprintable() or "/" in value):
+            raise refused(name, "a name of printable characters without '/'", value)
     given = {
         "job-name": args.job_name or "worldsmith",
-        "nodes": least,
+        "nodes": str(machines),
         "ntasks-per-node": "1",
-        "gpus-per-node": gpus if int(gpus) else None,
+        "gpus-per-node": str(count) if count else None,
         "cpus-per-task": args.cpus_per_task,
         "time": args.time,
         "partition": args.partition,
@@ -94,9 +112,30 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         "signal": f"B:USR1@{SAVE_BEFORE}",
         "output": "slurm-%x-%j.out",
     }
-    lines = [f"#SBATCH --{name}={value}" for name, value in given.items() if value is not None]
-    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *(f"#SBATCH {option}" for option in args.sbatch)]
+    lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in given.items() if value is not None]
+    lines += ["#SBATCH --open-mode=append", "#SBATCH --requeue", *map(directive, args.sbatch)]
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(own)
     rest = own.parse_known_args(head)[1]
     return SCRIPT.format(directives="\n".join(lines), preempted=PREEMPTED, words=shlex.join([*rest, *words]))
+
+
+def directive(option: str) -> str:
+    """The line of a further option of sbatch. Raises UserError for one that is not written as `--name=value`."""
+    found = OPTION.fullmatch(option)
+    if found is None or not option.isprintable():
+        raise refused("sbatch", "--name or --name=value of printable characters", option)
+    value = "" if found["value"] is None else f"={shlex.quote(found['value'])}"
+    return f"#SBATCH {found['name']}{value}"
+
+
+def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
+    """The number that an option gives. Raises UserError for one outside the range."""
+    number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+    if not least <= number <= most:
+        raise refused(name, f"a whole number from {least} to {most}", text)
+    return number
+
+
+def refused(name: str, expected: str, value: str) -> UserError:
+    return UserError(f"worldsmith launch --slurm: --{name}: expected {expected}, found {shorten(repr(value))}")

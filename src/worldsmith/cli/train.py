@@ -30,6 +30,7 @@ from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
+from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
 from worldsmith.training.run_folder import Launch, completion, run_path
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return rehearse(args)
     loaded, words = run_source.load_run(args)
     is_main = is_first()
-    logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, handlers=[terminal_handler()])
     for warning in loaded.warnings if is_main else ():
         if args.gpus and "WORLD_SIZE" in warning:
             continue  # --gpus says how many processes there are
@@ -174,7 +175,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     except Exception as error:
         lost = lost_partner(error) if isinstance(error, RuntimeError) else None
         if lost is None:
-            traceback.print_exc()
+            print_message(traceback.format_exc().rstrip("\n"))
             say_what_it_means(error, tree, trainer)
         elif not is_said(lost):
             advice = "so this one ends too; the same command goes on from the last checkpoint"
@@ -188,8 +189,8 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     if outcome is Outcome.STOPPED:
         return PREEMPTED
     if trainer.world.is_main:
-        print(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
-        print(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
+        print_text(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
+        print_text(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
     return 0
 
 
@@ -202,4 +203,4 @@ def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer |
         config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
         lines = after_error(error, Run(to_dict(config), folder, world_size()))
         if lines and not is_said("\n".join(lines)):
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            print_message("\n".join(lines))

@@ -18,7 +18,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
         raise UserError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number with too many digits, too deep
         raise UserError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"{file}: expected an object, found {kind_of(data)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.assets import asset_path
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import listed_files
 from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
     if not any(fnmatchcase(file, file_patterns[0]) for file in files):
         return False
     for index in (file for file in files if file.endswith(".index.json")):
-        shards = set(read_json_object(folder / index).get("weight_map", {}).values())
+        shards = listed_files(folder / index)
         home = Path(index).parent
         needed = {str(home / shard) for shard in shards}
         if any(matches(shard, file_patterns) for shard in needed - set(files)):

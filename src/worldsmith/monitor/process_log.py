@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from worldsmith.config.write.values import escape_controls
 from worldsmith.files.lines import append_line
 
 FOLDER = "logs"
@@ -71,7 +72,7 @@ class CopiedStream:
         *lines, self._rest = (self._rest + text).split("\n")
         self._rest = self._rest[self._rest.rfind("\r") + 1 :]
         for line in lines:
-            self._log.add(TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]))
+            self._log.add(escape_controls(TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2])))
         return self._stream.write(text)
 
     def writelines(self, lines: Any) -> None:

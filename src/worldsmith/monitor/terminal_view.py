@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from worldsmith.config.write.values import escape_controls
 from worldsmith.monitor.short_text import duration, short_number
 
 
@@ -99,7 +100,7 @@ class TerminalView:
     def print(self, message: str, *, style: str = "") -> None:
         """Prints a message above the live line."""
         try:
-            self.console.print(Text(message, style=style), soft_wrap=True)
+            self.console.print(Text(escape_controls(message), style=style), soft_wrap=True)
         except OSError as error:  # a log file on a full disk
             go_quiet(self.console, error)
 

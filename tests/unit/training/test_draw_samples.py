@@ -264,6 +264,7 @@ def test_a_reasoner_answers_the_same_questions(chats: Path, tmp_path: Path) -> N
     assert [s["expected"] for s in samples] == [("yes", "no")[place % 2] for place in places] * 4
     assert [s["media"] and (run / s["media"]).name for s in samples[:3]] == ["chat0.mp4", "chat2.png", "chat4.mp4"]
     assert all((run / s["media"]).is_file() for s in samples)
+    assert all((run / s["media"]).resolve().is_relative_to(run.resolve()) for s in samples)
     dataset = trainer.state.loader.dataset
     for weights in ("live", "ema"):
         model: Any = find_model(str(run), weights=weights).load("cpu")

@@ -12,7 +12,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from worldsmith.actions.action import Action, Result
+from worldsmith.actions.action import Action, ColoredLine, Result
 from worldsmith.config import UserError, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.load import load
@@ -98,7 +98,7 @@ class PreviewChats(Action):
             return {"key": key, "left_out": error.reason, "detail": error.detail}
         found = stretches(sample, processor.tokenizer)
         lines += ["", f"{key}: {sample.num_tokens} tokens, {sample.num_supervised} supervised"]
-        lines.append(written(found, colour=has_colours()).rstrip("\n"))
+        lines.append(ColoredLine(written(found, colour=has_colours()).rstrip("\n")))
         media = list(self.show_media(sample, processor, lines))
         facts = {"key": key, "tokens": sample.num_tokens, "supervised": sample.num_supervised}
         return {**facts, "text": [asdict(stretch) for stretch in found], "media": media}
@@ -122,7 +122,7 @@ class PreviewChats(Action):
                 line += f", {file}"
             lines.append(line)
             if self.config.out is None and has_colours():
-                lines += in_terminal(sheet, shutil.get_terminal_size().columns)
+                lines += map(ColoredLine, in_terminal(sheet, shutil.get_terminal_size().columns))
             yield fact
 
 

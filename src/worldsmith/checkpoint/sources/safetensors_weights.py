@@ -13,7 +13,8 @@ from worldsmith.checkpoint.formats.family_formats import Joined, Naming
 from worldsmith.checkpoint.formats.registry import describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import read_weight_map
 from worldsmith.models.converters.converter import lasting
 from worldsmith.models.fill import fill
 from worldsmith.models.parameter_names import WRAPPERS, native_name
@@ -191,20 +192,6 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             with open_file(file) as handle:
                 return dict.fromkeys(handle.keys(), file)
     raise FileNotFoundError(f"{folder} has no safetensors files")
-
-
-def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → file name. Raises UserError for an index that does not say that."""
-    data = read_json_object(index)
-    try:
-        weight_map = section(data, "weight_map")
-    except ValueError as error:
-        raise UserError(f"{index}: {error}") from error
-    wrong = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
-    if wrong is not None or not weight_map:
-        what = "nothing" if wrong is None else f"{weight_map[wrong]!r} for {wrong}"
-        raise UserError(f"{index}: weight_map: expected an object that names the file of every tensor, found {what}")
-    return weight_map
 
 
 def open_file(file: Path) -> Any:

@@ -11,7 +11,6 @@ from worldsmith.checkpoint.formats.family_formats import Naming
 from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
 from worldsmith.checkpoint.sources.safetensors_weights import (
     SafetensorsWeights,
-    read_weight_map,
     tensor_files,
     unwrapped,
     weight_folder,
@@ -19,6 +18,7 @@ from worldsmith.checkpoint.sources.safetensors_weights import (
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import read_weight_map
 
 ENCODER = "vision_encoder"
 """The folder, and the prefix of names, of the tower in a diffusers repository."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from worldsmith.cli import run_source
+from worldsmith.monitor.terminal_text import print_text, print_warning
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
@@ -113,12 +113,12 @@ def diff(args: argparse.Namespace) -> int:
         old_text, new_text = (
             side if value is ABSENT else write(value, SHOWN) for value, side in zip((change.old, change.new), sides)
         )
-        print(f"{format_path(change.path)}: {old_text} -> {new_text}")
+        print_text(f"{format_path(change.path)}: {old_text} -> {new_text}")
     return 1 if found else 0
 
 
 def _load(args: argparse.Namespace) -> Loaded:
     loaded, _ = run_source.load_run(args)
     for warning in loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_warning(warning)
     return loaded

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from worldsmith.config.errors import Problem, UserError
+from worldsmith.monitor.terminal_text import print_message, print_warning
 
 FORMATS = ("toml", "yaml", "json", "python")
 
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
         draft.problems += problems
     else:
         draft, overrides = read_draft(args.source, (), args.words or None)
-    print(draft.report, end="", file=sys.stderr)
+    print_message(draft.report.rstrip("\n")) if draft.report else None
     loaded = finish(draft, overrides, keep_unset=True)
     for warning in () if loaded.report else loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_warning(warning)
     converted = convert(loaded, args.to, name=args.name)
     rest = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
     if converted.rest and not (args.overrides or args.print_overrides):

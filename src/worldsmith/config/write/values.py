@@ -16,6 +16,19 @@ _BARE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _LOOKALIKES = {"true", "false", "null", "inf", "nan"}
 _TOML_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WORD_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters C0 and C1, line separators, and what changes the direction of text."""
+LONGEST, LONGEST_LINE = 200, 2000
+"""Characters of a value in a message, and of a line."""
+LONGEST_NUMBER = 14_000
+"""Bits of a whole number that Python writes in decimal digits."""
+_LONG_VALUE = re.compile(rf"[^\s/]{{{LONGEST + 1},}}")
+"""Paths are not cut: no part of one is this long."""
+_LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
+_LONG_NUMBER = re.compile(
+    r"Exceeds the limit \((?P<limit>\d+) digits\) for integer string conversion"
+    r"(?:: value has (?P<found>\d+) digits)?(?:; use sys\.set_int_max_str_digits\(\) to increase the limit)?"
+)
 _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Letters that readers of JSON may take for something else: written as escapes."""
 
@@ -49,6 +62,8 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
         if syntax.odd_number is not None:
             return syntax.odd_number(value)
     elif isinstance(value, (int, float)):
+        if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+            raise ValueError(f"{syntax.name} has no form for a whole number of {value.bit_length()} bits")
         return repr(value)
     elif isinstance(value, list):
         return f"[{syntax.comma.join(write(item, syntax, inside=True) for item in value)}]"
@@ -91,6 +106,32 @@ def _json_text(text: str) -> str:
 def printable(text: str) -> str:
     """Text on one line that harms no terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def escape_controls(text: str, *, lines: bool = True) -> str:
+    """Text from outside for a terminal: control and bidirectional formatting characters become escapes as in JSON.
+
+    With `lines`, line feeds and tabs stay.
+    """
+    return _CONTROLS.sub(lambda match: match[0] if lines and match[0] in "\n\t" else f"\\u{ord(match[0]):04x}", text)
+
+
+def limit_message(text: str) -> str:
+    """A message without floods: long values and lines are cut, and Python's words on long numbers are replaced."""
+    text = _LONG_NUMBER.sub(
+        lambda match: (
+            f"expected whole numbers of at most {match['limit']} digits, found "
+            f"{'one of ' + match['found'] + ' digits' if match['found'] else 'a longer one'}"
+        ),
+        text,
+    )
+    text = _LONG_VALUE.sub(lambda match: shorten(match[0]), text)
+    return _LONG_LINE.sub(lambda match: shorten(match[0], LONGEST_LINE), text)
+
+
+def shorten(text: str, limit: int = LONGEST) -> str:
+    """The text, cut at `limit` characters; a cut text ends with its full length."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
 def escape_odd(text: str) -> str:

@@ -15,6 +15,7 @@ from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.media.limits import has_limits
 from worldsmith.data.conversations.media.media_processor import ImagePlan, MediaProcessor, VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.model_folder import load_from_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +70,7 @@ class ChatProcessor(Configurable):
         self.config = config
         self.folder = Path(folder)
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
+            self.tokenizer: Any = load_from_folder(AutoTokenizer, self.folder)
         except (OSError, ValueError) as error:
             raise DataError(f"{self.folder} has no tokenizer that can be loaded: {error}") from error
         if not self.tokenizer.is_fast:

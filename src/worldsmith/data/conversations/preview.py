@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from worldsmith.config.write.values import escape_controls
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.data.conversations.media.patches import unpatchify
 
@@ -48,10 +49,11 @@ def written(found: list[Stretch], *, colour: bool) -> str:
     dim, plain = (PLACEHOLDER, PLAIN) if colour else ("", "")
     texts = []
     for stretch in found:
+        text = escape_controls(stretch.text)
         if stretch.kind != "text":
-            texts.append(f"{dim}{stretch.text}×{stretch.tokens}{plain}")
+            texts.append(f"{dim}{text}×{stretch.tokens}{plain}")
         else:
-            texts.append(f"{before}{stretch.text}{after}" if stretch.supervised else stretch.text)
+            texts.append(f"{before}{text}{after}" if stretch.supervised else text)
     return "".join(texts)
 
 

@@ -11,6 +11,7 @@ from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import find_local
 
 if TYPE_CHECKING:
@@ -123,9 +124,10 @@ class BertScore(Configurable):
         """Tokenizer, model, and the most tokens that a text may have."""
         from transformers import AutoModel, AutoTokenizer
 
-        folder = str(self.find_folder())
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModel.from_pretrained(folder).float().eval().to(self.config.device)
+        folder = self.find_folder()
+        assert folder is not None  # else no score is asked for
+        tokenizer = load_from_folder(AutoTokenizer, folder)
+        model = load_from_folder(AutoModel, folder).float().eval().to(self.config.device)
         limit = tokenizer.model_max_length
         return tokenizer, model, limit if limit < UNLIMITED else TOKENS
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Configurable
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 
 VISION_START = "<|vision_start|>"
@@ -44,7 +45,7 @@ class TextTokenizer(Configurable):
         from transformers import AutoTokenizer
 
         self.config = config
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self.tokenizer = load_from_folder(AutoTokenizer, folder)
         if self.tokenizer.chat_template is None:
             raise ValueError(
                 f"the tokenizer in '{folder}' has no chat template; add a chat_template.jinja file to the folder"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.models.real_values import in_simulation, without_values
@@ -197,7 +198,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Raises ValueError for a tokenizer without an end token or a padding token."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer: Any = load_from_folder(AutoTokenizer, folder)
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(tokenizer, name) is None:
             raise ValueError(f"{FIELD}: the tokenizer in '{folder}' has no {name}, which every caption needs")
@@ -211,10 +212,10 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
 
     dtype = getattr(torch, precision)
     if in_simulation():
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype)
+        config = load_from_folder(AutoConfig, folder)
+        make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype, trust_remote_code=False)
         return without_values(make, dtype, device).eval().requires_grad_(False)
-    encoder = AutoModelForTextEncoding.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    encoder = load_from_folder(AutoModelForTextEncoding, folder, dtype=dtype)
     return encoder.to(device).eval().requires_grad_(False)
 
 

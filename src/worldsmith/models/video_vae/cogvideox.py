@@ -66,7 +66,7 @@ class CogVideoXVAE(MomentsVAE):
 
         state = read_pt(self.source)
         with torch.device("meta"):
-            model = self.library_class.from_config(read_settings(self.source))
+            model = self.library_class.from_config(read_settings(self.source), trust_remote_code=False)
         require_fit(state, model.state_dict(), self.source, field=FIELD)
         own = {name: tensor.to(self.device, self.dtype, copy=True) for name, tensor in state.items()}
         model.load_state_dict(own, assign=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import PositiveFactor
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_vae.frozen import FrozenVAE
@@ -60,11 +61,9 @@ class MomentsVAE(FrozenVAE):
 
     def load(self) -> Any:
         if in_simulation():
-            make = partial(self.library_class.from_config, self.library_settings())
+            make = partial(self.library_class.from_config, self.library_settings(), trust_remote_code=False)
             return without_values(make, self.dtype, self.device)
-        return self.library_class.from_pretrained(str(self.source), torch_dtype=self.dtype, local_files_only=True).to(
-            self.device
-        )
+        return load_from_folder(self.library_class, self.source, torch_dtype=self.dtype).to(self.device)
 
     def library_settings(self) -> dict[str, Any]:
         """What the VAE is made of, without its weights."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
@@ -84,13 +85,13 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
     from diffusers import AutoencoderKLWan
 
     if in_simulation():
-        return without_values(partial(AutoencoderKLWan.from_config, settings), dtype, device)
+        return without_values(partial(AutoencoderKLWan.from_config, settings, trust_remote_code=False), dtype, device)
     if source.is_dir():
-        model = AutoencoderKLWan.from_pretrained(str(source), torch_dtype=dtype, local_files_only=True)
+        model = load_from_folder(AutoencoderKLWan, source, torch_dtype=dtype)
         return model.to(device)
     state = read_pth(source)
     with torch.device("meta"):
-        model = AutoencoderKLWan.from_config(settings).to(dtype)
+        model = AutoencoderKLWan.from_config(settings, trust_remote_code=False).to(dtype)
     require_fit(state, model.state_dict(), source, field="vae_path")
     model = model.to_empty(device=device)
     model.load_state_dict(state)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model import NetworkParts
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
@@ -33,18 +34,21 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
     They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
     Raises ValueError for a network that cannot be trained here.
     """
-    model_type = read_json_object(folder / "config.json").get("model_type")
-    config = AutoConfig.from_pretrained(folder)
+    settings = read_json_object(folder / "config.json")
+    model_type = settings.get("model_type")
+    visual = model_type in VISUAL
+    reason = why_not_trained(settings)
+    if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        reason = f"model_type is {model_type!r}; {TRAINED}"
+    if reason is not None:
+        raise ValueError(f"{folder / 'config.json'}: {reason}")
+    config = load_from_folder(AutoConfig, folder)
     if hasattr(config, "quantization_config"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
             "they were made of"
         )
-    visual = model_type in VISUAL
-    reason = why_not_trained(config.to_dict())
-    if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        reason = f"model_type is {model_type!r}; {TRAINED}"
-    if reason is not None:
+    if (reason := why_not_trained(config.to_dict())) is not None:  # also for parts that the file leaves to defaults
         raise ValueError(f"{folder / 'config.json'}: {reason}")
     text = config.get_text_config()
     for name, neutral in LOGIT_CHANGES.items():
@@ -55,7 +59,9 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
             )
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     chosen = choose_attention(attention, kind._model_mapping[type(config)])
-    network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
+    network: PreTrainedModel = kind.from_config(
+        config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
+    )
     if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
         decoder_of(network).set_attn_implementation(BY_SAMPLE)
     if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):

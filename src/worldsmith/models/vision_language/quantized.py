@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.vision_language.generation import generate
 from worldsmith.models.vision_language.inputs import Conversation
 from worldsmith.models.vision_language.published import VISUAL
@@ -19,9 +20,9 @@ class QuantizedReasoner:
 
     def __init__(self, folder: Path, device: str | torch.device) -> None:
         self.folder, self.device = folder, torch.device(device)
-        visual = AutoConfig.from_pretrained(folder).model_type in VISUAL
+        visual = load_from_folder(AutoConfig, folder).model_type in VISUAL
         kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
-        self.network: Any = kind.from_pretrained(folder, dtype="auto").to(self.device).eval()
+        self.network: Any = load_from_folder(kind, folder, dtype="auto").to(self.device).eval()
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
         """As `VisionLanguageModel.generate`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.pipeline.model import PipelineModel
 from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder
@@ -147,9 +148,7 @@ class WanGenerator(PipelineModel):
         if in_simulation():
             make = partial(self.library_class(), **asdict(self.config.network))
             return without_values(make, self.dtype, self.device).eval().requires_grad_(False)
-        network = self.library_class().from_pretrained(
-            str(self.other_folder), torch_dtype=self.dtype, local_files_only=True
-        )
+        network = load_from_folder(self.library_class(), self.other_folder, torch_dtype=self.dtype)
         return network.to(self.device).eval().requires_grad_(False)
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
@@ -55,12 +56,12 @@ class WanImageEncoder(Configurable):
         import torch
         from transformers import CLIPVisionConfig, CLIPVisionModel
 
-        dtype, folder = getattr(torch, self.config.precision), str(self.folder / ENCODER)
+        dtype, folder = getattr(torch, self.config.precision), self.folder / ENCODER
         if in_simulation():
-            config = CLIPVisionConfig.from_pretrained(folder, local_files_only=True)
+            config = load_from_folder(CLIPVisionConfig, folder)
             model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)
             return model.eval().requires_grad_(False)
-        model = CLIPVisionModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = load_from_folder(CLIPVisionModel, folder, dtype=dtype)
         return model.to(self.device).eval().requires_grad_(False)
 
     @property
@@ -72,7 +73,7 @@ class WanImageEncoder(Configurable):
     def processor(self) -> Any:
         from transformers import CLIPImageProcessorPil  # the same on every machine, with torchvision or without
 
-        return CLIPImageProcessorPil.from_pretrained(str(self.folder / PROCESSOR), local_files_only=True)
+        return load_from_folder(CLIPImageProcessorPil, self.folder / PROCESSOR)
 
     def states(self, images: Sequence[Tensor]) -> Tensor:
         """uint8 images [3, 1, H, W] to states [n, tokens, d], those before the last layer, each image alone."""

@@ -30,11 +30,13 @@ def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
         {"name": name, "folder": str(run.folder), "status": status, "loss": last_loss(run), "best": best_loss(run)}
         for run, name, status in zip(runs, names, states, strict=True)
     ]
+    shown, measured = side_by_side(runs, names, place), compared(runs, names)
+    for run in runs:
+        run.report_outside()
     problems = [f"{name}: {problem}" for run, name in zip(runs, names, strict=True) for problem in run.problems]
     curves = charts([(name, run.metrics.series) for run, name in zip(runs, names, strict=True)])
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
     note = "Long curves are drawn with fewer points; all values are in metrics.jsonl." if thinned else ""
-    shown, measured = side_by_side(runs, names, place), compared(runs, names)
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
         section("curves", "Curves", empty=not curves, thinned=note, missing=""),

@@ -40,7 +40,7 @@ def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
         folder = Path(file).parent
         columns, rows = figures_in(facts)
         if rows:
-            sources = {name: place and place.source(run.folder / folder / name) for name in PICTURES}
+            sources = {name: place and place.source(run, str(folder / name)) for name in PICTURES}
             pictures = [(source, PICTURES[name]) for name, source in sources.items() if source]
             found.append(Evaluation(str(folder), describe(facts), columns, rows, pictures))
     return found

@@ -27,6 +27,8 @@ EXPECTED = {
 """What every page shows, and what it means when a run folder lacks it."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
 """Files of figures, of answers and of videos, in folders of the run folder."""
+SHOWN_OUTSIDE = 3
+"""Names of files outside the run folder, in the note about all of them."""
 NEWEST = 400
 """Messages that are kept, of all."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -55,6 +57,27 @@ class RunFiles:
     checkpoints: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    """Names of pictures and videos that lie outside the run folder, which the page does not show."""
+
+    def find_media(self, name: str) -> Path | None:
+        """The picture or video of that path in the run folder; `None` if it is missing, or outside, which is noted."""
+        file = resolve_file(self.folder / name)
+        if file is not None and not file.is_relative_to(self.folder.resolve()):
+            if name not in self.outside:
+                self.outside.append(name)
+            return None
+        return file
+
+    def report_outside(self) -> None:
+        """Adds one entry about all files outside the run folder to `problems`."""
+        if self.outside:
+            names = ", ".join(self.outside[:SHOWN_OUTSIDE])
+            more = len(self.outside) - SHOWN_OUTSIDE
+            self.problems.append(
+                f"{len(self.outside)} pictures or videos lie outside the run folder and are not shown: {names}"
+                f"{f' and {more} more' if more > 0 else ''}; copy them into the folder to see them"
+            )
 
     @property
     def name(self) -> str:
@@ -111,6 +134,15 @@ class reported:  # noqa: N801 (reads as a statement)
             self.run.problems.append(f"{self.name} cannot be read: {' '.join(str(error).split())}")
             return True
         return False
+
+
+def resolve_file(path: Path) -> Path | None:
+    """The path of a file with all links resolved; None where it does not lead to a file."""
+    try:
+        file = path.resolve()
+        return file if file.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL character, a loop of links
+        return None
 
 
 def table(run: RunFiles, name: str) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = No
 def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> Iterator[Section]:
     """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
+    found, measured = rows(run, place), evaluations(run, place)
+    run.report_outside()
     where = " / ".join(str(name) for name in job if name) or str(run.folder)
     meaning = MEANING[status.state]
     facts = list(facts_of(run, status))
@@ -74,10 +76,9 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     if is_urgent:
         yield advice
     yield section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
-    found = rows(run, place)
     prompts = len({sample.get("prompt") for sample in run.samples})
     yield section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))
-    if measured := evaluations(run, place):
+    if measured:
         yield section("evaluation", "Evaluation", evaluations=measured)
     if run.plan:
         yield plan_section(run)

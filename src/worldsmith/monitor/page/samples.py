@@ -41,17 +41,21 @@ class Place:
     linked: int = 0
     """Files that the page needs beside it."""
 
-    def source(self, file: Path) -> str | None:
-        """The `src` of a file: its content when it is small, else its path as seen from the page; None for no file."""
-        kind = MEDIA.get(file.suffix.lower())
-        if kind is None or not file.is_file():
+    def source(self, run: RunFiles, name: str) -> str | None:
+        """The `src` of a file in a run folder: its content when it is small, else its path as seen from the page.
+
+        None where there is no such file in the folder.
+        """
+        file = run.find_media(name) if Path(name).suffix.lower() in MEDIA else None
+        kind = None if file is None else MEDIA.get(file.suffix.lower())
+        if file is None or kind is None:
             return None
         size = file.stat().st_size
         if size <= min(EMBEDDED_FILE, self.room):
             self.room -= size
             return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
         self.linked += 1
-        return quote(os.path.relpath(file.resolve(), self.folder.resolve()))
+        return quote(os.path.relpath(file, self.folder.resolve()))
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class Shown:
     answer: str | None = None
     right: bool | None = None
     missing: str | None = None
-    """The file that is not there."""
+    """The file that is not shown, and why."""
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ def row(run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Pl
     kept = spread(steps, MOST_STEPS)
     found = Row(prompt, about=about(samples[-1]), expected=words(samples[-1].get("expected")))
     if found.about:
-        found.media = place.source(run.folder / found.about)
+        found.media = place.source(run, found.about)
         found.media_is_video = is_video(found.about)
     several = len({(sample.get("weights"), sample.get("guidance")) for sample in samples}) > 1
     for sample in sorted(samples, key=lambda sample: sample["step"]):
@@ -144,8 +148,15 @@ def show(run: RunFiles, sample: dict[str, Any], place: Place, prefix: str, sever
         right = None if expected is None else answer.strip().casefold() == expected.strip().casefold()
         return Shown(caption, answer=answer, right=right)
     file = str(sample.get("file") or "")
-    source = place.source(run.folder / file)
-    return Shown(caption, source=source, is_video=is_video(file), missing=None if source else file or "no file")
+    source = place.source(run, file)
+    return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
+
+
+def missing(run: RunFiles, file: str) -> str:
+    """Why a file is not shown."""
+    if file in run.outside:
+        return f"{file} lies outside the run folder"
+    return f"{file or 'no file'} is not there"
 
 
 def spread(steps: Sequence[int], most: int) -> set[int]:

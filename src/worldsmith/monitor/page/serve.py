@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.render import Page
+from worldsmith.monitor.page.run_files import resolve_file
 from worldsmith.monitor.page.run_page import live_page
 from worldsmith.monitor.page.samples import MEDIA
 from worldsmith.monitor.page.series import MetricsReader
@@ -83,9 +84,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer_file(self, name: str) -> None:
         """A video or a picture of the run folder, or the part of it that is asked for; nothing else."""
-        file = (self.server.folder / name).resolve()
-        kind = MEDIA.get(file.suffix.lower())
-        if kind is None or not file.is_relative_to(self.server.folder) or not file.is_file():
+        file = resolve_file(self.server.folder / name)
+        kind = None if file is None else MEDIA.get(file.suffix.lower())
+        if file is None or kind is None or not file.is_relative_to(self.server.folder):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         content = file.read_bytes()

@@ -18,7 +18,8 @@ from run_folders import EVIL, add_samples, write_lines, write_run
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.record_lock import FILE as LOCK
-from worldsmith.monitor.page import samples
+from worldsmith.monitor.page import evaluations, samples
+from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, refresh_page, write_page
 from worldsmith.monitor.page.samples import Place
@@ -348,3 +349,57 @@ EVALUATIONS: dict[str, Any] = {
     },
     "broken/metrics.json": {"task": "text", "slices": 1, "per_task": [], "accuracy": "no", "status": None},
 }
+
+
+def write_samples(folder: Path, entries: list[dict[str, Any]]) -> None:
+    path = folder / "EveryNDrawSample/samples.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        "".join(json.dumps({"step": 1, "prompt": f"p{i}", **entry}) + "\n" for i, entry in enumerate(entries))
+    )
+
+
+def outside_names(folder: Path, secret: Path) -> list[str]:
+    """Names by which a run folder could show a picture that is not in it."""
+    (folder / "link.png").symlink_to(secret)
+    (folder / "linked").symlink_to(secret.parent)
+    return [f"../{secret.name}", str(secret), "link.png", f"linked/{secret.name}", f"a/../../{secret.name}"]
+
+
+@pytest.mark.parametrize("room", [samples.EMBEDDED_FILE, 1])
+def test_only_pictures_of_the_run_folder_are_shown(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "EMBEDDED_FILE", room)
+    folder = write_run(tmp_path)
+    secret = folder.parent / "private.png"
+    secret.write_bytes(b"private picture")
+    own = folder / "EveryNDrawSample/own.png"
+    own.parent.mkdir()
+    own.write_bytes(b"own picture")
+    names = outside_names(folder, secret)
+    entries = [{"file": name} for name in [*names, "EveryNDrawSample/own.png", "a\0b.png", "x" * 300 + ".png"]]
+    write_samples(folder, [*entries, {"kind": "answer", "answer": "a", "media": names[0]}])
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation/metrics.json").write_text('{"task": "binary", "accuracy": 0.5}')
+    for picture in evaluations.PICTURES:
+        (folder / "evaluation" / picture).symlink_to(secret)
+    html = write_page(folder).read_text()
+    assert html.count('<img loading="lazy"') == 1
+    assert (base64.b64encode(b"own picture").decode() if room > 1 else 'src="EveryNDrawSample/own.png"') in html
+    assert base64.b64encode(secret.read_bytes()).decode() not in html
+    assert not re.search(r'src="[^"]*private', html)
+    shown = text_of(folder, "samples")
+    assert all(f"{name} lies outside the run folder" in shown for name in names)
+    count = len(names) + len(evaluations.PICTURES)
+    assert f"{count} pictures or videos lie outside the run folder and are not shown" in text_of(folder, "overview")
+
+
+def test_a_comparison_shows_pictures_of_its_run_folders_only(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path, "first"), write_run(tmp_path, "second")]
+    secret = folders[0].parent / "private.png"
+    secret.write_bytes(b"private picture")
+    for folder in folders:
+        write_samples(folder, [{"file": name} for name in outside_names(folder, secret)])
+    html = write_comparison(folders, tmp_path / "compare.html").read_text()
+    assert "<img" not in html
+    assert base64.b64encode(secret.read_bytes()).decode() not in html
+    assert html.count("pictures or videos lie outside the run folder and are not shown") == 2

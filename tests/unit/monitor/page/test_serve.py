@@ -70,7 +70,16 @@ def test_videos_come_whole_and_in_parts(server: PageServer) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/config.yaml", "/metrics.jsonl", "/../secret.png", "/%2e%2e/secret.png", "/link.png", "//etc/passwd", "/x.mp4"],
+    [
+        "/config.yaml",
+        "/metrics.jsonl",
+        "/../secret.png",
+        "/%2e%2e/secret.png",
+        "/link.png",
+        "//etc/passwd",
+        "/x.mp4",
+        "/%00.png",
+    ],
 )
 def test_nothing_else_is_given(server: PageServer, path: str) -> None:
     secret = server.folder.parent / "secret.png"

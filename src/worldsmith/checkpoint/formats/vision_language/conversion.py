@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.family_formats import Joined
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.files.model_folder import require_known_attention
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ class Conversion:
 
         from worldsmith.checkpoint.formats.vision_language.model_folder import model_class
 
+        require_known_attention(config, "config.json")
         parsed = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
         with torch.device("meta"):
             self.model: Any = model_class(parsed)._from_config(parsed)

@@ -13,6 +13,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import local_folder
 
 CONFIG = "config.json"
@@ -131,7 +132,7 @@ def unexpected_patterns(folder: Path) -> list[str]:
     """Regular expressions for stored weights that the model of a folder does without: its class's, a tied head."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    config = load_from_folder(AutoConfig, folder)
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
     return [*(model_class(config)._keys_to_ignore_on_load_unexpected or ()), *[r"^lm_head\.weight$"] * tied]
 

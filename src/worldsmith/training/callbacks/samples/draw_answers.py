@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.atomic import replacing
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from worldsmith.sampling.answers import Answerer
     from worldsmith.training.trainer import Trainer
 
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 BATCH = 8
 """Questions that are asked at once."""
+MEDIA, LARGEST = "media", 64 * 2**20
+"""Folder of copies of the images and videos that questions are about, and the size in bytes of the largest one."""
 
 
 class DrawAnswers(DrawSamples):
@@ -79,7 +83,9 @@ class DrawAnswers(DrawSamples):
                     "file": None,
                     "answer": sample.answer,
                     "expected": sample.expected,
-                    "media": None if sample.media is None else os.path.relpath(sample.media, run),
+                    "media": None
+                    if sample.media is None
+                    else os.path.relpath(copy_media(sample.media, folder.parent), run),
                 }
 
 
@@ -109,3 +115,17 @@ def media_of(turns: Sequence[Turn]) -> str | None:
     parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
     files = [part.source for part in parts if isinstance(part.source, str) and os.path.isfile(part.source)]
     return files[-1] if files else None
+
+
+def copy_media(source: str, folder: Path) -> Path:
+    """The copy of an image or video below `folder`, made if it is missing, for the page, which shows files of the run
+    folder only. A file larger than `LARGEST` is not copied: its own path is returned."""
+    file = Path(source).resolve()
+    copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
+    if not copy.exists():
+        if file.stat().st_size > LARGEST:
+            return file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(copy) as aside:
+            shutil.copyfile(file, aside)
+    return copy

@@ -1,0 +1,99 @@
+"""Model folders of others, read by transformers and diffusers: no code out of them runs, no file outside is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object, section
+
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Implementations of transformers itself; it loads any other name as code from a repository of the hub."""
+ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+INDEX_FILES = "*.index.json"
+
+
+def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
+    """`kind.from_pretrained` for a class of transformers or diffusers and a local folder.
+
+    Raises UserError for a folder that needs code of its own, or names kernels or files outside; like the library else.
+    """
+    require_safe(folder)
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **options)
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{folder}: {kind.__name__} needs code that the folder brings (auto_map), which is not run: expected a "
+                "class of transformers itself; give a model that transformers supports without such code"
+            ) from error
+        raise
+
+
+def require_safe(folder: Path) -> None:
+    """Raises UserError for a config.json that names kernels, and for an index that names files outside the folder."""
+    config = folder / "config.json"
+    if config.is_file():
+        require_known_attention(read_json_object(config), str(config))
+    for index in sorted(folder.glob(INDEX_FILES)):
+        listed_files(index)
+
+
+def require_known_attention(config: Mapping[str, Any], source: str) -> None:
+    """Raises UserError for a config, read from `source`, with another attention than those of transformers itself."""
+    for path, value in attention_settings(config):
+        if value is not None and value not in ATTENTION:
+            raise UserError(
+                f"{source}: {path}: expected one of {', '.join(ATTENTION)}, found {value!r}. Remove it: transformers "
+                "would load an attention of another name as code from the hub"
+            )
+
+
+def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of every attention implementation that a config or a section of it names."""
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from attention_settings(item, f"{path}[{index}]")
+    if not isinstance(node, Mapping):
+        return
+    for key, value in node.items():
+        here = f"{path}.{key}" if path else str(key)
+        if key in ATTENTION_KEYS:
+            named = value.items() if isinstance(value, Mapping) else [("", value)]
+            yield from ((f"{here}.{name}" if name else here, one) for name, one in named)
+        else:
+            yield from attention_settings(value, here)
+
+
+def listed_files(index: Path) -> set[str]:
+    """Names of the weight files that an index lists; empty for another JSON file. Raises like `read_weight_map`."""
+    return set(read_weight_map(index).values()) if "weight_map" in read_json_object(index) else set()
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file name. Raises UserError for an index that does not state that, or names files outside."""
+    data = read_json_object(index)
+    try:
+        weight_map = section(data, "weight_map")
+    except ValueError as error:
+        raise UserError(f"{index}: {error}") from error
+    wrong = next((name for name, file in weight_map.items() if not isinstance(file, str)), None)
+    if wrong is not None or not weight_map:
+        what = "nothing" if wrong is None else f"{weight_map[wrong]!r} for {wrong}"
+        raise UserError(f"{index}: weight_map: expected an object that names the file of every tensor, found {what}")
+    outside = next((name for name, file in weight_map.items() if not is_inside(file)), None)
+    if outside is not None:
+        raise UserError(
+            f"{index}: weight_map: expected files in the folder of the index, found {weight_map[outside]!r} for "
+            f"{outside}. Download the model again, or correct the index"
+        )
+    return weight_map
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays in its folder, on every system; links are followed, as the Hugging Face cache has
+    them."""
+    paths = PurePosixPath(name), PureWindowsPath(name)
+    return bool(paths[0].parts) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in paths)
