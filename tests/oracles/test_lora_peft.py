@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors import safe_open
 
 from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, load_adapter
+from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, load_adapter, read_adapter
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.generator import Cosmos3Generator
 from worldsmith.models.cosmos3.network import Cosmos3Network
@@ -40,10 +40,10 @@ LAYOUT = SampleLayout([5, 6, 7], (3, 4, 4), fps=16.0, condition_frames=1)
 
 
 def adapted_generator(
-    config: NetworkConfig, targets: str = RECIPE, *, trained: bool = True, dropout: float = 0.0
+    config: NetworkConfig, targets: str = RECIPE, *, trained: bool = True, dropout: float = 0.0, rank: int = 4
 ) -> Cosmos3Generator:
     """Random weights everywhere, and adapters that move every output visibly when `trained`."""
-    lora = {"lora_enabled": True, "lora_rank": 4, "lora_alpha": 6, "lora_dropout": dropout}
+    lora = {"lora_enabled": True, "lora_rank": rank, "lora_alpha": 6, "lora_dropout": dropout}
     model = Cosmos3Generator.Config(network=config, **lora, lora_target_modules=targets, precision="float32")
     generator = Cosmos3Generator(model, seed=5)
     random = torch.Generator().manual_seed(3)
@@ -195,6 +195,23 @@ def test_tensor_names_and_config_of_the_folder(tmp_path):
     }
     state = adapter_state(generator.network)
     assert torch.equal(low, state["language_model.model.layers.0.self_attn.q_proj_moe_gen.lora_A.weight"])
+
+
+def test_rank_stabilized_adapters_are_read_with_their_scale(tmp_path):
+    """`use_rslora` of PEFT: alpha / sqrt(r). The same velocity as PEFT's model, and so from our own export of it."""
+    generator = adapted_generator(QWEN, rank=8)
+    export(generator, tmp_path / "plain")
+    base = base_transformer(generator.network)
+    theirs = loads(tmp_path / "plain", base, "peft")
+    theirs.peft_config["default"].use_rslora = True
+    theirs.save_pretrained(tmp_path / "theirs")
+    theirs = loads(tmp_path / "theirs", base, "peft")
+    layer = theirs.base_model.model.layers[0].self_attn.add_q_proj
+    stored = read_adapter(tmp_path / "theirs")
+    assert layer.scaling["default"] == pytest.approx(stored.alpha / stored.rank) == pytest.approx(6 / 8**0.5)
+    assert export_adapter(stored.weights, tmp_path / "again", alpha=stored.alpha)
+    again = loads(tmp_path / "again", base, "peft")
+    assert again.base_model.model.layers[0].self_attn.add_q_proj.scaling["default"] == pytest.approx(6 / 8**0.5)
 
 
 def test_an_adapter_that_peft_has_saved_is_read_back(tmp_path):

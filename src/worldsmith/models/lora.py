@@ -65,7 +65,7 @@ def inject_adapters(
     network: nn.Module,
     *,
     rank: int,
-    alpha: int,
+    alpha: float,
     target_modules: str,
     dropout: float = 0.0,
     adaptable: Collection[str] | None = None,

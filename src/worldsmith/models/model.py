@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable, WrongValueError, wrong
-from worldsmith.config.declare.ranges import Count, DropoutRate
+from worldsmith.config.declare.ranges import Count, DropoutRate, Range
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
@@ -81,7 +81,10 @@ class Model(Configurable, ABC):
         ] = 16
         """Rank of the adapters."""
         lora_alpha: Annotated[
-            Count, Search(choices=(1, 2, 4), ratio_of="lora_rank", when="lora_enabled=true", on=True), Popular()
+            int | float,
+            Range(gt=0, finite=True),
+            Search(choices=(1, 2, 4), ratio_of="lora_rank", when="lora_enabled=true", on=True),
+            Popular(),
         ] = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_dropout: DropoutRate = 0.0

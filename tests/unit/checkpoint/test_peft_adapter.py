@@ -130,7 +130,6 @@ def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
         ({"use_dora": True}, "use_dora = True is not supported"),
-        ({"use_rslora": True}, "use_rslora = True"),
         ({"alpha_pattern": {"to_q": 3}}, "alpha_pattern"),
         ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),
     ],

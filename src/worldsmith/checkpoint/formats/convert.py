@@ -57,7 +57,7 @@ def convert(
     seed: int = 0,
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
-    lora_alpha: int | None = None,
+    lora_alpha: float | None = None,
     vae: str | None = None,
 ) -> LoadReport:
     """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
@@ -129,7 +129,7 @@ def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     raise complaint
 
 
-def merged(source: WeightSource, alpha: int | None) -> WeightSource:
+def merged(source: WeightSource, alpha: float | None) -> WeightSource:
     """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha

@@ -20,7 +20,7 @@ from worldsmith.models.lora import is_adapter
 from worldsmith.models.model_files import local_folder
 
 
-def convert_adapter(path: str, out: str | Path, *, lora_alpha: int | None = None, force: bool = False) -> str:
+def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = None, force: bool = False) -> str:
     """Writes the folder `out`, and says what it holds.
 
     `lora_alpha` is that of the adapters where the source does not say it; 1 for SAT's. Raises UserError for a source
@@ -34,7 +34,7 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: int | None = None
     return f"{len(stored.layers)} layers of a {family} network, rank {stored.rank}, alpha {stored.alpha}"
 
 
-def read(path: str, lora_alpha: int | None) -> tuple[str, StoredAdapter]:
+def read(path: str, lora_alpha: float | None) -> tuple[str, StoredAdapter]:
     """The family and the adapters in a source."""
     root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
     file = pipeline_file(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -149,7 +150,7 @@ def export_adapter(
     adapters: Mapping[str, Tensor],
     out: str | Path,
     *,
-    alpha: int,
+    alpha: float,
     dropout: float = 0.0,
     base_model: str = "",
     average_of_base: bool = False,
@@ -214,7 +215,7 @@ def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype:
 
 
 def adapter_config(
-    layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: int, base_model: str, dropout: float = 0.0
+    layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: float, base_model: str, dropout: float = 0.0
 ) -> dict[str, Any]:
     """The content of `adapter_config.json`; the layers are listed by their whole path in the library."""
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
@@ -259,9 +260,12 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
     for key in ("r", "lora_alpha"):
         if key not in config:
             raise ValueError(f"{folder / CONFIG} has no {key}")
-        if type(config[key]) is not int or config[key] < 1:
-            raise UserError(f"{folder / CONFIG}: {key}: expected a whole number above 0, found {config[key]!r}")
-    for key in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
+    rank, alpha = config["r"], config["lora_alpha"]
+    if type(rank) is not int or rank < 1:
+        raise UserError(f"{folder / CONFIG}: r: expected a whole number above 0, found {rank!r}")
+    if not is_scale(alpha):
+        raise UserError(f"{folder / CONFIG}: lora_alpha: expected a number above 0, found {alpha!r}")
+    for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
         if config.get(key):
             raise ValueError(
                 f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
@@ -271,7 +275,14 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
             weights = {layout.native_adapter_name(name): file.get_tensor(name) for name in sorted(file.keys())}
     except ValueError as error:
         raise ValueError(f"{folder / WEIGHTS}: {error}") from error
-    return StoredAdapter(folder, config["r"], config["lora_alpha"], weights)
+    if config.get("use_rslora"):  # the scale is alpha / sqrt(r)
+        alpha *= math.sqrt(rank)
+    return StoredAdapter(folder, rank, alpha, weights)
+
+
+def is_scale(alpha: Any) -> bool:
+    """Whether a value can be the `lora_alpha` of adapters."""
+    return isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 < alpha < math.inf
 
 
 def pipeline_file(path: Path) -> Path | None:
@@ -282,7 +293,7 @@ def pipeline_file(path: Path) -> Path | None:
     return file if file.is_file() and not (path / CONFIG).is_file() else None
 
 
-def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: int | None = None) -> StoredAdapter:
+def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = None) -> StoredAdapter:
     """Adapters out of a file for `load_lora_weights`; `alpha` is theirs where the file does not say it.
 
     Raises UserError when nothing says it, ValueError like `read_adapter`.
@@ -307,9 +318,12 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: int | None = No
         }
         if known.get(f"{layout.part}.rank_pattern") or known.get(f"{layout.part}.alpha_pattern"):
             raise ValueError("it has several ranks or alphas; only one of each can be read")
-        if int(stated) != stated or stated < 1:
-            raise ValueError(f"alpha is {stated}; expected a whole number above 0")
-        return StoredAdapter(file.parent, one_rank(weights), int(stated), weights)
+        if not is_scale(stated):
+            raise ValueError(f"alpha is {stated}; expected a number above 0")
+        alpha, rank = stated, one_rank(weights)
+        if known.get(f"{layout.part}.use_rslora"):
+            alpha *= math.sqrt(rank)
+        return StoredAdapter(file.parent, rank, alpha, weights)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

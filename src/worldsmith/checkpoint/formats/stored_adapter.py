@@ -21,7 +21,7 @@ class StoredAdapter:
 
     folder: Path
     rank: int
-    alpha: int
+    alpha: float
     weights: Mapping[str, Tensor]
     """Matrices by native name."""
 

@@ -46,7 +46,7 @@ class WeightSource(ABC):
     """The averaged (EMA) weights. Where only trained weights are averaged, the live ones stand in for the others."""
     copies: dict[str, str]
     """Weights that the format does not hold, and which one they are made equal to."""
-    adapter_alpha: int | None = None
+    adapter_alpha: float | None = None
     """The alpha of its adapters (LoRA); None where there are none, or nothing says it."""
     unknown: list[str]
     """Tensors that are in the folder and no part of such a network, such as a vision encoder's."""

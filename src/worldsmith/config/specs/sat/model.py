@@ -183,11 +183,12 @@ def put_adapters(t: Translation) -> None:
     count = 8 * rank * t.get(f"{NETWORK}hidden_size") * t.get(f"{NETWORK}num_layers")
     t.put("model.config.lora_rank", rank, source=f"{LORA}params.r")
     t.say(f"{LORA}params.r", "renamed", f"model.config.lora_rank = {rank}: {count} trained parameters")
-    if alpha < 1 or alpha != round(alpha):
-        t.refuse(f"{LORA}params.lora_alpha", f"it must be a whole number from 1 on, found {alpha:g}", "write 1")
+    if alpha <= 0:
+        t.refuse(f"{LORA}params.lora_alpha", f"expected a number above 0, found {alpha:g}", "write 1")
         return
-    t.put("model.config.lora_alpha", round(alpha), source=f"{LORA}params.lora_alpha")
-    text = f"model.config.lora_alpha = {round(alpha)}: adapters have the scale {alpha:g}/{rank}"
+    alpha = int(alpha) if alpha == round(alpha) else alpha
+    t.put("model.config.lora_alpha", alpha, source=f"{LORA}params.lora_alpha")
+    text = f"model.config.lora_alpha = {alpha:g}: adapters have the scale {alpha:g}/{rank}"
     weak = "; with such a scale they learn little unless the learning rate is high" if alpha * 2 < rank else ""
     t.say(f"{LORA}params.lora_alpha", "kept", text + weak, loud=bool(weak))
 
