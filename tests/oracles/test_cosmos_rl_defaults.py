@@ -1,23 +1,18 @@
 """Defaults of training specs against the classes of Cosmos-RL, and learning rates against its formula.
 
-The classes need pydantic alone. They are read from COSMOS_RL, the package's wheel or its unpacked folder, or from where
-the package is installed; its other dependencies are not imported.
+The classes need pydantic alone. COSMOS_RL names the package's wheel or its unpacked folder; see `reference_code`.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib.util
-import logging
 import math
-import os
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reference_code import COSMOS_RL, OPTIMIZER, config_module
 
 from worldsmith.config.load import load
 from worldsmith.config.specs.names import fields_of, leaf_keys
@@ -26,7 +21,6 @@ from worldsmith.config.specs.train.spec import Lora, TrainSpec
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.training.scheduler import multiplier
 
-CONFIG, OPTIMIZER = "policy/config/__init__.py", "policy/trainer/optm/__init__.py"
 OTHERWISE = {
     "policy.parallelism.tp_size": "there is no tensor parallelism here, and a file need not say so",
     "train.train_policy.type": "left out is told apart from sft",
@@ -39,19 +33,6 @@ OF_TAO = ("custom", "train.optm_warmup_epochs", "validation.", "results_dir", "c
 """Keys that TAO has added."""
 
 
-def source_of(module: str) -> str:
-    """The text of a module of Cosmos-RL; the test is skipped without it."""
-    given = os.environ.get("COSMOS_RL")
-    if given and given.endswith(".whl"):
-        with zipfile.ZipFile(given) as wheel:
-            return wheel.read(f"cosmos_rl/{module}").decode()
-    found = importlib.util.find_spec("cosmos_rl")
-    folder = Path(given) if given else Path(found.origin).parent if found and found.origin else None
-    if folder is None:
-        pytest.skip("Cosmos-RL is not installed; COSMOS_RL=FILE.whl names its wheel")
-    return (folder / module).read_text(encoding="utf-8")
-
-
 def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
@@ -61,13 +42,8 @@ def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, Any]:
-    pytest.importorskip("pydantic")
-    text = source_of(CONFIG)
-    module = types.ModuleType("cosmos_rl_config")
-    exec(compile(text, CONFIG, "exec", dont_inherit=True), module.__dict__)
-    vars(module).setdefault("logger", logging.getLogger(__name__))
     policy = {"lora": {"target_modules": ["q_proj"]}}
-    config = module.Config.model_validate({"train": {"train_policy": {"type": "sft"}}, "policy": policy})
+    config = config_module().Config.model_validate({"train": {"train_policy": {"type": "sft"}}, "policy": policy})
     return flat(config.model_dump(mode="json"))
 
 
@@ -130,15 +106,13 @@ def test_every_step_has_the_learning_rate_that_it_has_there(
 def test_the_formula_is_that_of_the_function_of_cosmos_rl(shape: str, ratio: float | None, warm_up: float) -> None:
     """The function alone is run; the schedule that it hands to its container is the result."""
     total, start, end = 20, 0.1, 0.05
-    names = {"functools": functools, "math": math, "logger": logging.getLogger(__name__)}
-    names["LRSchedulersContainer"] = lambda optimizers, schedule: schedule
-    (function,) = (
-        node
-        for node in ast.parse(source_of(OPTIMIZER)).body
-        if isinstance(node, ast.FunctionDef) and node.name == "build_lr_schedulers"
+    names = COSMOS_RL.run_definitions(
+        OPTIMIZER,
+        "build_lr_schedulers",
+        functools=functools,
+        math=math,
+        LRSchedulersContainer=lambda optimizers, schedule: schedule,
     )
-    tree = ast.Module([ast.parse("from __future__ import annotations").body[0], function], [])
-    exec(compile(tree, OPTIMIZER, "exec"), names)
     train = types.SimpleNamespace(optm_warmup_steps=warm_up, optm_warmup_start_factor=start, optm_warmup_epochs=None)
     train.optm_decay_ratio, train.optm_decay_type, train.optm_min_lr_factor = ratio, shape, end
     theirs = names["build_lr_schedulers"](None, types.SimpleNamespace(train=train), total)

@@ -167,7 +167,7 @@ def all_verdicts(folder: Path) -> dict[PublishedFile, Verdict]:
         return {file: give_verdict(file, folder) for file in files}
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, records: int = RECORDS) -> None:
     """Writes small data in each of the layouts that files ask for, and a folder that is known as a reasoner."""
     for name in ("clips", "videos", "texts", "model"):
         (folder / name).mkdir()
@@ -175,12 +175,12 @@ def make_data(folder: Path) -> None:
     (folder / "clips" / "clip0.mp4").touch()
     chat = [{"from": "human", "value": "<video>\nWhat falls?"}, {"from": "gpt", "value": "A ball."}]
     record = {"video": "clip0.mp4", "video_fps": 4.0, "conversations": chat}
-    write_json(folder / "annotations.json", [{"id": str(number), **record} for number in range(RECORDS)])
+    write_json(folder / "annotations.json", [{"id": str(number), **record} for number in range(records)])
     rows = {"conversations": [json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])]}
     datasets.disable_progress_bars()
-    datasets.Dataset.from_dict({name: values * RECORDS for name, values in rows.items()}).save_to_disk(folder / "saved")
+    datasets.Dataset.from_dict({name: values * records for name, values in rows.items()}).save_to_disk(folder / "saved")
     entry = {"media": "clips/clip0.mp4", "conversation": "texts/chat.json"}
-    write_json(folder / "meta.json", [{"id": str(number), **entry} for number in range(RECORDS)])
+    write_json(folder / "meta.json", [{"id": str(number), **entry} for number in range(records)])
     turns = [
         {"role": "user", "content": [{"type": "video", "video": "video_0"}]},
         {"role": "assistant", "content": "!"},

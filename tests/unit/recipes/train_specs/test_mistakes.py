@@ -170,6 +170,10 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
         ("train.ckpt.upload_s3=final",),
         {"train.ckpt.upload_s3": "turn it off, and send what `worldsmith export` writes"},
     ),
+    (
+        ("policy.lora={r: 8, target_modules: [q_proj]}", "policy.trainable_pattern=['layers\\.0\\.', lora_A]"),
+        {"policy.trainable_pattern": "~policy.trainable_pattern, or ~policy.lora"},
+    ),
     (("train.fp8.enable_fp8=true",), {"train.fp8.enable_fp8": "turn it off"}),
     (("train.param_dtype=float16",), {"train.param_dtype": ""}),
     (

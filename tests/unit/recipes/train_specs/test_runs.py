@@ -178,10 +178,23 @@ def test_rates_by_module_keep_their_ratio(read: Any) -> None:
     loaded = read(COOKBOOK, "train.optm_lr={global: 1e-5, model.visual.merger: 2e-4, model.visual: 5e-6}")
     assert loaded.tree.optimizer.lr == 1e-5
     assert list(loaded.tree.optimizer.lr_multipliers.items()) == [
-        ("model.visual.merger", pytest.approx(20)),
-        ("model.visual", pytest.approx(0.5)),
+        ("model.visual.merger.", pytest.approx(20)),
+        ("model.visual.", pytest.approx(0.5)),
     ]
     assert read(COOKBOOK, "train.optm_lr=[3e-6]").tree.optimizer.lr == 3e-6
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("{global: 1e-6, model.visual: 2e-6, model.visual.merger: 3e-6}", ["model.visual.merger.", "model.visual."]),
+        ("{global: 1e-6, model: 2e-6, visual: 3e-6, lm_head: 4e-6}", ["model.visual.", "model.", "lm_head."]),
+        ("{global: 1e-6, model.language_model.layers.1: 2e-6}", ["model.language_model.layers.1."]),
+    ],
+)
+def test_the_rate_of_the_deepest_module_decides(read: Any, table: str, expected: list[str]) -> None:
+    multipliers = read(COOKBOOK, f"train.optm_lr={table}").tree.optimizer.lr_multipliers
+    assert list(multipliers) == expected
 
 
 def test_adapters(read: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from worldsmith.config.specs.form import computed
@@ -56,14 +57,24 @@ def learning_rates(t: Translation) -> None:
                 LR, "the table has no rate `global` above 0, which is that of all other parameters", f"{LR}.global=1e-6"
             )
             return
-        rest = {name: rate / rates["global"] for name, rate in rates.items() if name != "global"}
+        prefixes = parameter_prefixes(name for name in rates if name != "global")
+        rest = {prefix: rates[name] / rates["global"] for name, prefix in prefixes.items()}
         t.put("optimizer.lr_multipliers", rest, source=LR)
         t.put("optimizer.lr", rates["global"], source=LR)
         text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {shown(rest)}"
-        t.say(LR, "approximated", f"{text}; the first name that a parameter's contains decides, and each must fit some")
+        t.say(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
         return
     t.put("optimizer.lr", rates, source=LR)
     t.say(LR, "renamed", f"optimizer.lr = {rates}")
+
+
+def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
+    """Maps module paths to the part that names of their parameters have, the deepest modules first.
+
+    Cosmos-RL's own Qwen2.5-VL has the vision encoder next to `model`; in the network here it is `model.visual`.
+    """
+    prefixes = {path: f"model.{path}." if path.partition(".")[0] == "visual" else f"{path}." for path in modules}
+    return dict(sorted(prefixes.items(), key=lambda item: -item[1].count(".")))
 
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
@@ -72,6 +83,9 @@ def trained(t: Translation) -> None:
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot both be given"
         t.refuse("policy.trainable_pattern", why, "~policy.freeze_pattern or ~policy.trainable_pattern")
+    elif kept and t.get("policy.lora") is not None and not all("lora_" in pattern for pattern in kept):
+        why = "next to adapters all weights are frozen: expected patterns that contain lora_, which choose among them"
+        t.refuse("policy.trainable_pattern", why, "~policy.trainable_pattern, or ~policy.lora")
     else:
         t.move("policy.freeze_pattern", f"{FREEZE}.frozen_params", "renamed")
         t.move("policy.trainable_pattern", f"{FREEZE}.trainable_params", "renamed")
