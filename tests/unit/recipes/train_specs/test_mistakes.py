@@ -221,10 +221,6 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
             "policy.lora.target_modules=all-linear"
         },
     ),
-    (
-        ("policy.lora={r: 8, use_rslora: true, target_modules: [q_proj]}",),
-        {"policy.lora.lora_alpha": "policy.lora.lora_alpha=23 policy.lora.use_rslora=false"},
-    ),
     (("train.epoc=3",), {"train.epoc": "did you mean 'train.epoch'?"}),
     (("custom.visoin.fps=2",), {"custom.visoin": "did you mean 'custom.vision'?"}),
     (("policy.modelmax_length=9",), {"policy.modelmax_length": "did you mean 'policy.model_max_length'?"}),

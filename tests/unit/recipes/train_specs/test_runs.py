@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import json
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,12 @@ def test_adapters(read: Any) -> None:
     config = loaded.tree.model.config
     assert (config.lora_enabled, config.lora_rank, config.lora_alpha) == (True, 16, 128)
     assert config.lora_target_modules == "all-linear"
+
+
+def test_the_scale_of_rslora_need_not_be_a_whole_number(read: Any) -> None:
+    """Rank-stabilized LoRA scales by lora_alpha / sqrt(r), and the run by its lora_alpha / r: 16 * sqrt(8) / 8."""
+    config = read(COOKBOOK, "policy.lora={r: 8, lora_alpha: 16, use_rslora: true, target_modules: [q_proj]}").tree
+    assert config.model.config.lora_alpha / 8 == pytest.approx(16 / math.sqrt(8))
 
 
 def test_saving(read: Any) -> None:

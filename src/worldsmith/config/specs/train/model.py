@@ -107,14 +107,12 @@ def adapters(t: Translation) -> None:
     scale = "lora_alpha"
     if t.get("policy.lora.use_rslora"):
         alpha, scale = alpha * math.sqrt(rank), "lora_alpha x sqrt(r), which is what use_rslora means"
-    if alpha < 1 or not math.isclose(alpha, round(alpha), rel_tol=1e-9):
-        why = f"the scale must be a whole number from 1 on, found {alpha:g}"
-        t.refuse(
-            "policy.lora.lora_alpha", why, f"policy.lora.lora_alpha={max(1, round(alpha))} policy.lora.use_rslora=false"
-        )
+    if alpha <= 0:
+        t.refuse("policy.lora.lora_alpha", f"expected a number above 0, found {alpha:g}", "policy.lora.lora_alpha=8")
     else:
-        t.put("model.config.lora_alpha", round(alpha), source="policy.lora.lora_alpha")
-        t.say("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {round(alpha)}: {scale}")
+        alpha = round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-9) else alpha
+        t.put("model.config.lora_alpha", alpha, source="policy.lora.lora_alpha")
+        t.say("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
         if t.is_stated("policy.lora.use_rslora"):
             t.say("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
     t.put("model.config.lora_enabled", True, source="policy.lora")
