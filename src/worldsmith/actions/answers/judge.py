@@ -203,6 +203,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
         number, count = first + parts * world.rank, parts * world.size
         known = saved.read()
         marks = {key: mark_of(turns) for key, turns in exam.asked.share(number, count)}
+        earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
+        changed = sum(world.gather(len(earlier & marks.keys())))
+        if changed and world.is_main:
+            logger.warning("%d records have other text or media than when they were answered: asked again", changed)
         done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
         waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
         if not waiting:
