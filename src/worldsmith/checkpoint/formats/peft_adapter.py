@@ -29,6 +29,7 @@ from worldsmith.distributed.world import World
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
+from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 
@@ -163,13 +164,15 @@ def export_adapter(
 
     `base_model` names the weights that they belong to, also in `adapter_config.json`; `average_of_base`: its EMA
     weights. The folder appears when it is complete. Raises ValueError when there are no adapters or when they change
-    nothing, FileExistsError when `out` is something else (`force` replaces an older export, never other files).
+    nothing, UserError when they are not finite, FileExistsError when `out` is something else (`force` replaces an older
+    export, never other files).
     """
     from safetensors.torch import save_file
 
     out, base_model = Path(out), full_name(base_model)
     config = adapter_config(layout, adapters, alpha, base_model, dropout)
     require_effect(adapters)
+    require_finite(f"the adapters for {out}", non_finite(adapters))
     weights = named_adapters(layout, adapters, dtype)
     about = {
         "worldsmith": __version__,

@@ -18,6 +18,7 @@ from worldsmith.checkpoint.sources.start_weights import start_of_run
 from worldsmith.checkpoint.sources.warm_start import compare
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
@@ -162,5 +163,6 @@ class StoredModel:
                 "checkpoint.load_path"
             )
         source.read_into(parameters, average=self.average)
+        require_finite(source.describe, non_finite(parameters))
         generator.network.eval().requires_grad_(False)
         return generator

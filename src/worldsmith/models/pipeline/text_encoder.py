@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
+from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.models.real_values import in_simulation, without_values
@@ -205,7 +206,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
-    """The frozen encoder in a folder."""
+    """The frozen encoder in a folder. Raises UserError for weights that are not finite."""
     import torch
     from transformers import AutoConfig, AutoModelForTextEncoding
 
@@ -215,6 +216,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
         make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype)
         return without_values(make, dtype, device).eval().requires_grad_(False)
     encoder = AutoModelForTextEncoding.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    require_finite(f"{FIELD}: {folder}", non_finite(encoder.state_dict()))
     return encoder.to(device).eval().requires_grad_(False)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.vision_language.generation import generate
 from worldsmith.models.vision_language.inputs import Conversation
 from worldsmith.models.vision_language.published import VISUAL
@@ -22,6 +23,7 @@ class QuantizedReasoner:
         visual = AutoConfig.from_pretrained(folder).model_type in VISUAL
         kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
         self.network: Any = kind.from_pretrained(folder, dtype="auto").to(self.device).eval()
+        require_finite(str(folder), non_finite(self.network.state_dict()))
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
         """As `VisionLanguageModel.generate`."""

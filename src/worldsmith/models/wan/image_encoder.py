@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
+from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
@@ -61,6 +62,7 @@ class WanImageEncoder(Configurable):
             model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)
             return model.eval().requires_grad_(False)
         model = CLIPVisionModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        require_finite(f"{FIELD}: {folder}", non_finite(model.state_dict()))
         return model.to(self.device).eval().requires_grad_(False)
 
     @property

@@ -229,3 +229,21 @@ def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert ask(world, "--video", str(world / "gone.mp4")) == 2
     assert ask(world, "--media", str(world / "model")) == 2
     assert "holds no images or videos" in capsys.readouterr().err
+
+
+def test_a_model_or_an_adapter_that_is_not_finite_answers_nothing(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(world / "model", world / "broken")
+    weights = load_file(world / "broken/model.safetensors")
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name][0, 0] = float("nan")
+    save_file(weights, world / "broken/model.safetensors", metadata={"format": "pt"})
+    assert main(["infer", str(world / "broken"), "--prompt", "Is it?", "--max-new-tokens", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "broken: 1 tensor holds values that are not finite (NaN or infinity): " in told
+    assert "q_proj.weight" in told
+    words = ["--adapter", str(world / "adapter"), "--max-new-tokens", "2"]
+    assert main(["infer", str(world / "broken"), "--prompt", "Is it?", *words]) == 2
+    assert evaluate(world, "broken", "out_broken", "--adapter", str(world / "adapter")) == 2
+    assert "not finite" in capsys.readouterr().err
