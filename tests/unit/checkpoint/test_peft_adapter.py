@@ -146,6 +146,8 @@ def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
         ({"use_dora": True}, "use_dora = True is not supported"),
+        ({"bias": "all"}, "bias = 'all' is not supported"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out = True is not supported"),
         ({"use_rslora": True}, "use_rslora = True"),
         ({"alpha_pattern": {"to_q": 3}}, "alpha_pattern"),
         ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),

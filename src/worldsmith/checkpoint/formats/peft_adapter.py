@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights"
 """Which weights of a base that has EMA weights too the adapters belong to, in `worldsmith.json`; left out: the live."""
+UNSUPPORTED = (
+    *("use_rslora", "use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"),
+    *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
+)
+"""Keys of `adapter_config.json` that change what is computed, other than `"bias": "none"`, and are not applied here."""
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -264,8 +269,8 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
             raise ValueError(f"{folder / CONFIG} has no {key}")
         if type(config[key]) is not int or config[key] < 1:
             raise UserError(f"{folder / CONFIG}: {key}: expected a whole number above 0, found {config[key]!r}")
-    for key in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
-        if config.get(key):
+    for key in UNSUPPORTED:
+        if config.get(key) and not (key == "bias" and config[key] == "none"):
             raise ValueError(
                 f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
             )

@@ -21,6 +21,7 @@ from worldsmith.data.conversations.conversation import question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.monitor.lineage import Input, write_lineage
 
 TARGETS = ["q_proj", "down_proj", "qkv"]
 TOKENS = "5"
@@ -247,3 +248,38 @@ def test_a_model_or_an_adapter_that_is_not_finite_answers_nothing(
     assert main(["infer", str(world / "broken"), "--prompt", "Is it?", *words]) == 2
     assert evaluate(world, "broken", "out_broken", "--adapter", str(world / "adapter")) == 2
     assert "not finite" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_base_is_refused_or_said(
+    world: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the fingerprint in its record, else by name; `--base` with the adapter as the model is the way around."""
+    shutil.copytree(world / "model", world / "other_base")
+    weights = load_file(world / "other_base/model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, world / "other_base/model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    foreign = ["--adapter", str(world / "adapter"), "--max-new-tokens", "2"]
+    assert main(["infer", str(world / "model"), "--prompt", "Is it?", *foreign]) == 0
+    assert "names the base" not in caplog.text
+    assert main(["infer", str(world / "other_base"), "--prompt", "Is it?", *foreign]) == 0
+    assert caplog.text.count(f"names the base {world / 'model'}, and is used on {world / 'other_base'}") == 1
+    ours = Path(shutil.copytree(world / "adapter", world / "recorded"))
+    ours.chmod(0o755)
+    write_lineage(ours, action="export", settings={}, inputs=[Input("base", world / "model")], outputs=["."])
+    words = ["--prompt", "Is it?", "--max-new-tokens", "2"]
+    copied = shutil.copytree(world / "model", world / "same_base")
+    for base in (world / "model", copied):
+        assert main(["infer", str(base), "--adapter", str(ours), *words]) == 0
+    capsys.readouterr()
+    assert main(["infer", str(world / "other_base"), "--adapter", str(ours), *words]) == 2
+    told = capsys.readouterr().err
+    assert f"was trained on {world / 'model'} with the fingerprint sha256:" in told
+    assert f"give {ours} as the model with --base {world / 'other_base'}" in told
+    assert main(["infer", str(ours), "--base", str(world / "other_base"), *words]) == 0
+    assert "it is used, as --base says" in caplog.text
+    caplog.clear()
+    assert main(["infer", str(ours), *words]) == 0
+    write_lineage(copied, action="export", settings={}, inputs=[Input("model", world / "model")], outputs=["."])
+    (copied / "config.json").write_text((copied / "config.json").read_text() + "\n")  # the same weights, exported
+    assert main(["infer", str(copied), "--adapter", str(ours), *words]) == 0
+    assert "base" not in caplog.text
