@@ -132,6 +132,51 @@ def mark_of(turns: Sequence[Turn]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
+def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
+    """The same for records that show and say the same, whatever their files, rates and system prompts are.
+
+    With `quick` media count by their size, which opens no file: records that differ in it are different.
+    """
+    told = [
+        [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
+        for turn in turns
+        if turn.role != "system"
+    ]
+    return json.dumps([told, answer])
+
+
+def size_of(part: Part) -> int:
+    """Bytes of a medium; -1 of a file that cannot be read."""
+    if not is_file(part):
+        return len(part.source)
+    try:
+        return Path(str(part.source)).stat().st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def find_repeated(asked: Asked) -> int:
+    """The number of records that show and say the same as an earlier one."""
+    return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
+
+
+def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
+    """The number of records that are in the training data too; only media of the same size are read."""
+    truths = asked.truths
+    likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
+    found = set[str]()
+    for index in range(len(trained)):
+        try:
+            turns = trained.turns(index)
+        except SampleError:
+            continue
+        before = question(turns)
+        answer = turns[len(before)].text.strip()
+        if record_key(before, answer, quick=True) in likely:
+            found.add(record_key(before, answer))
+    return sum(record_key(turns, truths[key]) in found for key, turns in asked.turns.items())
+
+
 def source_of(part: Part) -> tuple[str, int]:
     """SHA-256 and size of a medium; name and -1 of a file that cannot be read. An unchanged file is read once."""
     if not is_file(part):

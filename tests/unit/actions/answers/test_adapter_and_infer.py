@@ -16,6 +16,7 @@ from reasoners import from_pretrained, model_config, write_run
 from safetensors.torch import load_file, save_file
 
 from worldsmith.cli.main import main
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -283,3 +284,36 @@ def test_an_adapter_of_another_base_is_refused_or_said(
     (copied / "config.json").write_text((copied / "config.json").read_text() + "\n")  # the same weights, exported
     assert main(["infer", str(copied), "--adapter", str(ours), *words]) == 0
     assert "base" not in caplog.text
+
+
+def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever the files are, for a run and for what was exported of it; nothing is said of other records."""
+    trained = VisionLanguageModel(model_config(world / "model"), seed=5)
+    run = write_run(world / "overlapping", trained.config, trained.network)
+    tree = (run / "config.yaml").read_text()
+    data = json.dumps({"dataset": to_dict(LlavaDataset.Config(path=str(world / "data"), system_prompt="Be brief."))})
+    (run / "config.yaml").write_text(tree.replace("dataloader_train: {}", f"dataloader_train: {data}"))
+    assert main(["export", str(run), "-o", str(world / "of_overlapping")]) == 0
+    shutil.copytree(world / "data", world / "asked", ignore=shutil.ignore_patterns("annotations.json"))
+    records = json.loads((world / "data/annotations.json").read_text())
+    new = {"id": "new", "conversations": [{"from": "human", "value": "Is it new?"}, {"from": "gpt", "value": "yes"}]}
+    (world / "asked/chat0.mp4").rename(world / "asked/renamed.mp4")
+    video = {**records[0], "video": "renamed.mp4", "id": "other"}
+    (world / "asked/annotations.json").write_text(json.dumps([video, new, video, new, *records[1:2]]))
+    for model in ("overlapping", "of_overlapping"):
+        caplog.clear()
+        asked = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "asked")]
+        assert main(["evaluate", str(world / model), *asked, *HOW, "-o", str(world / f"overlap_{model}")]) == 0
+        assert figures(world / f"overlap_{model}")["overlap"] == {"repeated": 2, "in_training_data": 3}
+        assert caplog.text.count("2 of 5 records show and say the same as another one, and count again: 3 are") == 1
+        assert caplog.text.count("3 of 5 records are in the training data of the model") == 1
+    caplog.clear()
+    assert evaluate(world, "model", "no_overlap") == 0
+    assert figures(world / "no_overlap")["overlap"] == {"repeated": 0, "in_training_data": None}
+    assert "in the training data" not in caplog.text
+    assert "count again" not in caplog.text
+    (world / "data").rename(world / "data_moved")
+    assert main(["evaluate", str(run), *asked, *HOW, "-o", str(world / "overlap_unknown")]) == 0
+    (world / "data_moved").rename(world / "data")
+    assert "not compared with the model's training data: " in caplog.text
+    assert figures(world / "overlap_unknown")["overlap"]["in_training_data"] is None
