@@ -29,9 +29,9 @@ from worldsmith.distributed.world import World
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

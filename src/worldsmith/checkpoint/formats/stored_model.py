@@ -18,10 +18,10 @@ from worldsmith.checkpoint.sources.start_weights import start_of_run
 from worldsmith.checkpoint.sources.warm_start import compare
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch

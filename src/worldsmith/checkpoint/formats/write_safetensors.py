@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.formats.export_folder import add_tensor
 from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.models.finite import non_finite, require_finite
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch

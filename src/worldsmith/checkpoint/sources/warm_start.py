@@ -15,8 +15,8 @@ from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weigh
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from pathlib import Path

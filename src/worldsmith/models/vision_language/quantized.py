@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.vision_language.generation import generate
 from worldsmith.models.vision_language.inputs import Conversation
 from worldsmith.models.vision_language.published import VISUAL
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 
 class QuantizedReasoner:

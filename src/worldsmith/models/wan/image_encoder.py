@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.models.finite import non_finite, require_finite
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch
