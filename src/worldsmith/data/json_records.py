@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.json_file import object_of
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """What JSON must hold to hold half of a surrogate pair, which Python's reader lets through."""
@@ -30,14 +32,34 @@ def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Raises SampleError: bad_json; bad_record for a text that is no Unicode."""
+    """Raises SampleError: bad_json; bad_record for a text that is no Unicode and for a key that is given twice."""
     try:
-        value = json.loads(text)
+        value, faults = read_noting_repeats(text)
     except (ValueError, RecursionError) as error:
         raise SampleError("bad_json", str(error)) from None
-    if MAYBE_SURROGATE.search(text) and (fault := no_unicode(value)):
+    if (fault := repeat_in(value, faults)) or (MAYBE_SURROGATE.search(text) and (fault := no_unicode(value))):
         raise fault
     return value
+
+
+def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
+    """(value, what is wrong with its objects that give a key twice, by their `id`). Raises like `json.loads`."""
+    faults: dict[int, SampleError] = {}
+
+    def repeated(found: dict[str, Any], key: str) -> None:
+        faults.setdefault(id(found), SampleError("bad_record", f"the key '{key}' is given twice"))
+
+    return json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated)), faults
+
+
+def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
+    """The first fault of an object in a value; None where there is none."""
+    if not faults or not isinstance(value, (dict, list)):
+        return None
+    if fault := faults.get(id(value)):
+        return fault
+    inside = value.values() if isinstance(value, dict) else value
+    return next((fault for item in inside if (fault := repeat_in(item, faults))), None)
 
 
 def first_record(file: Path) -> Any:
@@ -61,19 +83,27 @@ def no_unicode(value: Any) -> SampleError | None:
 
 
 def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """The records of a file that is one JSON list; in place of one that is no Unicode, what is wrong with it.
+    """The records of a file that is one JSON list; in place of one that is no Unicode or gives a key twice, what is
+    wrong with it.
 
     An object will do that has the list under one of `wrappers`, or one that has the key `single` and so is a record.
     Raises DataError for anything else.
     """
     try:
         text = file.read_bytes()
-        records = records_in(json.loads(text), wrappers, single)
+        value, faults = read_noting_repeats(text)
+        records = records_in(value, wrappers, single)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON: {error}") from None
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
-    return [no_unicode(record) or record for record in records] if MAYBE_SURROGATE.search(text) else records
+    if isinstance(value, dict) and records != [value] and (fault := faults.get(id(value))):
+        raise DataError(f"{file}: {fault.detail}")
+    if faults:
+        records = [repeat_in(record, faults) or record for record in records]
+    if MAYBE_SURROGATE.search(text):
+        records = [record if isinstance(record, SampleError) else no_unicode(record) or record for record in records]
+    return records
 
 
 def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.manifest import MANIFEST, THREADS
+from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summary
 
 LINEAGE = "lineage.json"
 """The record of a result, see `worldsmith.monitor.lineage`."""
@@ -27,10 +27,11 @@ MEDIA = (
 def fingerprint(path: str | Path) -> str:
     """`sha256:…` of a file's content, or of a folder's: over the name, size and content of every file in it.
 
-    A file that the folder's own `manifest.json` lists with its present size counts by the checksum there, a file of the
-    Hugging Face cache by the SHA-256 that it is stored under, and images, videos and archives by their size alone; all
-    others are read. A run folder counts as its latest checkpoint, a checkpoint without its training state. Hidden files
-    do not count, nor does what a folder says about itself.
+    A file that the folder's own `manifest.json` lists counts by its CRC-32, a file of the Hugging Face cache by the
+    SHA-256 that it is stored under, and images, videos and archives by their size alone; all others by their SHA-256.
+    A file is read once in a process unless it changes, also where its checksum is verified. A run folder counts as its
+    latest checkpoint, a checkpoint without its training state. Hidden files do not count, nor does what a folder says
+    about itself.
 
     Raises OSError where nothing can be read, UserError for a folder that lacks what its manifest lists.
     """
@@ -41,11 +42,11 @@ def fingerprint(path: str | Path) -> str:
         latest = path / "checkpoints" / "latest_checkpoint.txt"
         path = latest.parent / latest.read_text(encoding="utf-8").strip() if latest.is_file() else path / "config.yaml"
         return fingerprint(path)
-    listed = read_manifest(path)
+    listed = listed_files(path)
     state = TRAINING_STATE if listed else ()
     names = sorted({*listed, *(name for name in names_in(path) if not name.startswith(state))})
     with ThreadPoolExecutor(THREADS) as pool:
-        marks = list(pool.map(lambda name: mark(path, name, listed.get(name)), names))
+        marks = list(pool.map(lambda name: mark(path, name, is_listed=name in listed), names))
     digest = hashlib.sha256("".join(f"{name} {found}\n" for name, found in zip(names, marks)).encode())
     return f"sha256:{digest.hexdigest()}"
 
@@ -68,27 +69,29 @@ def fail(error: OSError) -> None:
     raise error
 
 
-def read_manifest(folder: Path) -> dict[str, list[int]]:
-    """[size, CRC-32] of the files that the folder's own manifest lists; none for other programs' files of that name."""
+def listed_files(folder: Path) -> set[str]:
+    """The files that the folder's own manifest lists; none for other programs' files of that name."""
     if not (folder / MANIFEST).is_file():
-        return {}
+        return set()
     files = read_json_object(folder / MANIFEST).get("files")
     if not isinstance(files, dict) or not all(isinstance(entry, list) and len(entry) == 2 for entry in files.values()):
-        return {}
-    return {name: entry for name, entry in files.items() if not name.startswith(TRAINING_STATE)}
+        return set()
+    return {name for name in files if not name.startswith(TRAINING_STATE)}
 
 
-def mark(folder: Path, name: str, listed: list[int] | None) -> str:
+def mark(folder: Path, name: str, *, is_listed: bool) -> str:
     """Size and content of a file, in the cheapest form that tells of a change."""
     file = folder / name
-    if listed is not None and not file.is_file():
-        raise UserError(f"{folder} is damaged: {name} is missing, which its {MANIFEST} lists")
+    if is_listed:
+        if not file.is_file():
+            raise UserError(f"{folder} is damaged: {name} is missing, which its {MANIFEST} lists")
+        size, crc = summary(file)
+        return f"{size} crc32:{crc}"
     size = file.stat().st_size
-    if listed is not None and size == listed[0]:
-        return f"{size} crc32:{listed[1]}"
     return f"{size}" if file.suffix.lower() in MEDIA else f"{size} {content(file)}"
 
 
+@read_once
 def content(file: Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
     target = file.resolve() if file.is_symlink() else file

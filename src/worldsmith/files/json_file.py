@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,21 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{file}: expected an object, found {kind_of(data)}")
     return data
+
+
+def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
+    """An `object_pairs_hook` of `json.loads`; calls `repeated` with the object and each key that is given again.
+
+    Python's reader takes the last of the values without a word.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                repeated(found, key)
+            seen.add(key)
+    return found
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:

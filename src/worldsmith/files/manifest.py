@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
+from typing import TypeVar
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 THREADS = 4
 WORTH_A_WORD = 2**30
 """Bytes that take a while to read."""
+SETTLED = 2.0
+"""Seconds after which a file's time stamps tell every later change of it."""
+
+
+def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Makes a function of a file's content keep its results: an unchanged file is read once in a process.
+
+    A file is unchanged while its path, device, inode, size and times of change are the same. One that was written less
+    than `SETTLED` seconds ago is read again: a second change within one tick of the clock would not be noticed.
+    """
+    known: dict[tuple[str, int, int, int, int, int], T] = {}
+
+    @wraps(read)
+    def read_or_recall(file: Path) -> T:
+        now, found = time.time(), os.stat(file)
+        key = (str(file), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if key in known:
+            return known[key]
+        value = read(file)
+        if now - max(found.st_mtime, found.st_ctime) > SETTLED:
+            known[key] = value
+        return value
+
+    return read_or_recall
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -33,6 +62,7 @@ def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
     (folder / MANIFEST).write_text(json.dumps({"files": dict(sorted(entries.items()))}, indent=1), encoding="utf-8")
 
 
+@read_once
 def summary(path: Path) -> list[int]:
     """[size in bytes, CRC-32] of a file."""
     size = crc = 0

@@ -18,6 +18,7 @@ from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
@@ -295,3 +296,23 @@ def test_a_config_that_is_none_is_named(run_folder: Path, content: bytes, words:
     (run_folder / "config.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=words):
         find_model(run_folder)
+
+
+def test_weights_that_are_not_finite_are_refused(run_folder: Path, config: Cosmos3Generator.Config) -> None:
+    """When a model is loaded or exported, and at the start of a run, which may skip them."""
+    names = list(native_parameters(Cosmos3Generator(config).network))
+    save(run_folder, config, 3, {"net.": float("nan"), "net_ema.": 30})
+    refused = f"{len(names)} tensors hold values that are not finite"
+    assert value_of(load_model(run_folder)) == 30
+    with pytest.raises(UserError, match=refused):
+        load_model(run_folder, weights="live")
+    live = find_model(run_folder, weights="live")
+    with pytest.raises(UserError, match="not finite"):
+        export_native(live.open(), live.spec, run_folder.parent / "out", defaults=live.defaults)
+    assert not (run_folder.parent / "out").exists()
+    model = {f"net.{name}": p.detach() for name, p in native_parameters(Cosmos3Generator(config).network).items()}
+    with pytest.raises(UserError, match=refused):
+        load_weights(str(run_folder), model)
+    report = load_weights(str(run_folder), model, keys_to_skip=["net."])
+    assert len(report.skipped) == len(names)
+    load_weights(str(run_folder), model, average_as_live=True)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worldsmith.checkpoint.formats.cosmos3.peft_adapter import LAYOUT, export_adapter, load_adapter
+from worldsmith.config.errors import UserError
 from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.models.cosmos3.architecture import NetworkConfig
 from worldsmith.models.cosmos3.network import Cosmos3Network
@@ -103,6 +104,21 @@ def test_the_base_is_named_where_peft_can_find_it(tmp_path, monkeypatch, base, n
     assert not export_adapter(adapters(), tmp_path / "out", alpha=6, base_model=base)
 
 
+def test_matrices_that_are_not_finite_are_neither_written_nor_read(folder):
+    broken = adapters()
+    broken[f"{LAYER}.lora_B.weight"][0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"1 tensor holds values that are not finite .*lora_B"):
+        export_adapter(broken, folder.parent / "out", alpha=6)
+    (folder / "worldsmith.json").unlink()  # as another program writes it
+    (folder / "manifest.json").unlink(missing_ok=True)
+    file = folder / "adapter_model.safetensors"
+    matrices = load_file(file)
+    next(tensor for name, tensor in matrices.items() if "lora_A" in name)[0, 0] = float("-inf")
+    save_file(matrices, file)
+    with pytest.raises(UserError, match=r"adapter: 1 tensor holds values that are not finite .*lora_A"):
+        load_adapter(Cosmos3Network(NETWORK), folder)
+
+
 def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
@@ -130,6 +146,8 @@ def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
         ({"use_dora": True}, "use_dora = True is not supported"),
+        ({"bias": "all"}, "bias = 'all' is not supported"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out = True is not supported"),
         ({"alpha_pattern": {"to_q": 3}}, "alpha_pattern"),
         ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),
     ],

@@ -314,6 +314,23 @@ def test_sound_samples_above_the_cap_do_not_count_as_bad(clips: Callable) -> Non
     assert loader.quarantine.counts == {"over_token_cap": 1}
 
 
+def test_a_window_that_ends_behind_its_clip_is_said_once_and_counted(
+    clips: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = clips(3)
+    file = next(folder.glob("*.jsonl"))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records[:2]:
+        record["t2w_windows"][0]["end_frame"] = 900
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with caplog.at_level("WARNING"):
+        loader = make(folder)
+        kept = {sample.key for pack in islice(loader, 9) for sample in pack}
+    assert {key.partition("_")[0] for key in kept} == {"c0", "c1", "c2"}
+    assert 0 < loader.counts["windows_shortened"] < loader.counts["samples"]
+    assert caplog.text.count("ends at frame 900, the clip at ") == 1
+
+
 def test_an_uneven_frame_rate_is_said_once_and_counted(
     clips: Callable, write_clip: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,10 +7,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from worldsmith.config.errors import UserError
+from worldsmith.files import manifest
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.manifest import list_files, summarize, write_manifest
 
@@ -81,10 +83,41 @@ def test_a_checkpoint_counts_by_its_manifest_and_without_its_training_state(tmp_
     shutil.rmtree(checkpoint / "optim")
     assert fingerprint(checkpoint) == before
     (checkpoint / "model" / "a.distcp").write_bytes(b"changed!")
-    assert fingerprint(checkpoint) != before, "a file of another size is read"
+    assert fingerprint(checkpoint) != before, "a file of another size"
     (checkpoint / "model" / "a.distcp").unlink()
     with pytest.raises(UserError, match=r"model/a\.distcp is missing"):
         fingerprint(checkpoint)
+
+
+def test_content_that_was_overwritten_counts_although_the_manifest_is_the_old_one(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "iter_000000004")
+    before, file = fingerprint(checkpoint), checkpoint / "model" / "a.distcp"
+    content = file.read_bytes()
+    file.write_bytes(content[::-1])
+    assert fingerprint(checkpoint) != before
+    file.write_bytes(content)
+    assert fingerprint(checkpoint) == before
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it was written a moment ago: a second change within one tick of the clock would not be noticed."""
+    reads: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(stream: BinaryIO, name: str) -> Any:
+        reads.append(stream.name)
+        return digest(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    folder = make_folder(tmp_path / "model")
+    assert fingerprint(folder) == fingerprint(folder)
+    assert len(reads) == 4
+    monkeypatch.setattr(manifest, "SETTLED", -1)
+    assert fingerprint(folder) == fingerprint(folder) == fingerprint(folder)
+    assert len(reads) == 6
+    (folder / "config.json").write_text("[]", encoding="utf-8")
+    fingerprint(folder)
+    assert [Path(name).name for name in reads[6:]] == ["config.json"]
 
 
 def test_a_run_folder_counts_as_its_latest_checkpoint(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
@@ -18,6 +18,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
 from worldsmith.evaluation.answers.results import Row
+from worldsmith.files.fingerprint import content
 
 QUESTION, DURATION = "question", "duration"
 """What divides the data beside the fields of records."""
@@ -122,19 +123,67 @@ def duration(video: str) -> str:
 
 
 def mark_of(turns: Sequence[Turn]) -> str:
-    """Changes with what is asked: texts, names and sizes of files, rates. Not with the folder that they are in, so that
+    """Changes with what is asked: texts, content of media, rates and sizes. Not with names or folders of files, so that
     answers from several machines belong together."""
-    facts = [[turn.role, [[part.kind, part.text, *source_of(part), part.fps] for part in turn.parts]] for turn in turns]
+    facts = [
+        [turn.role, [[part.kind, part.text, *source_of(part), part.fps, part.resized] for part in turn.parts]]
+        for turn in turns
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
+def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
+    """The same for records that show and say the same, whatever their files, rates and system prompts are.
+
+    With `quick` media count by their size, which opens no file: records that differ in it are different.
+    """
+    told = [
+        [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
+        for turn in turns
+        if turn.role != "system"
+    ]
+    return json.dumps([told, answer])
+
+
+def size_of(part: Part) -> int:
+    """Bytes of a medium; -1 of a file that cannot be read."""
+    if not is_file(part):
+        return len(part.source)
+    try:
+        return Path(str(part.source)).stat().st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def find_repeated(asked: Asked) -> int:
+    """The number of records that show and say the same as an earlier one."""
+    return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
+
+
+def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
+    """The number of records that are in the training data too; only media of the same size are read."""
+    truths = asked.truths
+    likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
+    found = set[str]()
+    for index in range(len(trained)):
+        try:
+            turns = trained.turns(index)
+        except SampleError:
+            continue
+        before = question(turns)
+        answer = turns[len(before)].text.strip()
+        if record_key(before, answer, quick=True) in likely:
+            found.add(record_key(before, answer))
+    return sum(record_key(turns, truths[key]) in found for key, turns in asked.turns.items())
+
+
 def source_of(part: Part) -> tuple[str, int]:
-    """Name and size of a file; a digest and the size of what is held itself."""
+    """SHA-256 and size of a medium; name and -1 of a file that cannot be read. An unchanged file is read once."""
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
         return hashlib.sha256(data).hexdigest(), len(data)
-    name = str(part.source)
+    file = Path(str(part.source))
     try:
-        return os.path.basename(name), os.stat(name).st_size
-    except OSError:
-        return os.path.basename(name), -1
+        return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
+    except (OSError, ValueError):
+        return file.name, -1

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.answers.answering import AnswerAction
-from worldsmith.actions.answers.asked import Asked, mark_of, read_records
+from worldsmith.actions.answers.asked import Asked, find_repeated, find_trained_on, mark_of, read_records
 from worldsmith.actions.answers.outcome import describe, write_outcome
 from worldsmith.actions.answers.saved_answers import SavedAnswers
+from worldsmith.actions.lineage.parents import training_data_of
 from worldsmith.actions.model_action import WritingAction
 from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -21,8 +22,10 @@ from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Share
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.compare import compare
@@ -148,9 +151,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
                 raise UserError(mistake)
             for flag in exam.dataset.flags() if world.is_main else ():
                 logger.warning("%s: %s", flag, flag.named)
+            overlap = self.find_overlap(exam, model) if world.is_main else {}
             self.ask(exam, model, saved, world, None if merged is None else merged.folder)
             world.barrier()
-            return self.finish(exam, model, saved, merged) if world.is_main else Result()
+            return self.finish(exam, model, saved, merged, overlap) if world.is_main else Result()
         finally:
             stop_world()
 
@@ -203,6 +207,10 @@ class JudgeAnswers(AnswerAction, WritingAction):
         number, count = first + parts * world.rank, parts * world.size
         known = saved.read()
         marks = {key: mark_of(turns) for key, turns in exam.asked.share(number, count)}
+        earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
+        changed = sum(world.gather(len(earlier & marks.keys())))
+        if changed and world.is_main:
+            logger.warning("%d records have other text or media than when they were answered: asked again", changed)
         done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
         waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
         if not waiting:
@@ -222,7 +230,40 @@ class JudgeAnswers(AnswerAction, WritingAction):
             if show is not None:
                 show(answered, len(waiting))
 
-    def finish(self, exam: Exam, model: StoredModel, saved: SavedAnswers, merged: Merged | None) -> Result:
+    def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
+        """Counts records that repeat others, and those that the model was trained on; warns of both.
+
+        None: the training data are not known, or not here.
+        """
+        asked, trained_on = exam.asked, None
+        count, repeated = len(asked.turns), find_repeated(asked)
+        if repeated:
+            logger.warning(
+                "%d of %d records show and say the same as another one, and count again: %d are distinct",
+                repeated, count, count - repeated,
+            )  # fmt: skip
+        settings = None if model.weights == "untrained" else training_data_of(model.adapter or model.folder)
+        if settings is not None and isinstance(settings.get("dataset"), dict):
+            try:
+                dataset = from_dict(settings["dataset"], ChatDataset.Config)
+                trained_on = find_trained_on(asked, dataset.build())
+            except (UserError, DataError, ValueError, OSError) as error:
+                logger.warning("the records are not compared with the model's training data: %s", error)
+        if trained_on:
+            logger.warning(
+                "%d of %d records are in the training data of the model: the figures do not tell how it does on new "
+                "data", trained_on, count,
+            )  # fmt: skip
+        return {"repeated": repeated, "in_training_data": trained_on}
+
+    def finish(
+        self,
+        exam: Exam,
+        model: StoredModel,
+        saved: SavedAnswers,
+        merged: Merged | None,
+        overlap: Mapping[str, int | None],
+    ) -> Result:
         """Judges the answers when all are there, and writes what came out."""
         config, out, known = self.config, Path(self.config.out), saved.read()
         rows, lacking = exam.asked.rows, 0
@@ -243,6 +284,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         facts = {
             **measure(rows, exam.tasks, config.task),
             **describe(rows),
+            "overlap": overlap,
             "skipped_metrics": exam.skipped_metrics,
             "slices": measure_slices(rows),
             "dataset": exam.dataset.name,

@@ -278,19 +278,25 @@ def look() -> Callable[[Path], str] | None:
     return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
 
-def processor_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
-    """How the run behind a model reads pictures: of its own config, else of the models that it was made from."""
+def processor_of(folder: Path) -> Mapping[str, Any] | None:
+    """How the run behind a model reads pictures; None where no run is known."""
+    found = (training_data_of(folder) or {}).get("processor")
+    return found if isinstance(found, dict) else None
+
+
+def training_data_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
+    """`dataloader_train` of the run behind a model: of its own config, else of the models that it was made from."""
     folder = folder.resolve()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if (run / RUN_CONFIG).is_file():
-        found = read_tree(run / RUN_CONFIG).get("dataloader_train", {}).get("processor")
+        found = read_tree(run / RUN_CONFIG).get("dataloader_train")
         return found if isinstance(found, dict) else None
     record = record_of(folder)
     if record is None or depth == 0:
         return None
     told = read_lineage(record)
     places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
-    return next((found for place in places if (found := processor_of(place, depth - 1)) is not None), None)
+    return next((found for place in places if (found := training_data_of(place, depth - 1)) is not None), None)
 
 
 def read_tree(file: Path) -> dict[str, Any]:

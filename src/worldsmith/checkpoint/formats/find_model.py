@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp.parts import METADATA
-from worldsmith.checkpoint.formats.merged_adapter import require_no_adapters
+from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of, full_name
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -58,6 +58,7 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     weights asked for, ConfigError when its config cannot be read, UserError when it is damaged or needs no base.
     """
     model, checkpoint = identify(path, base)
+    is_given = base is not None
     if model.adapter is not None:
         base = None  # it is the model
         if weights == "auto" and model.tree is not None:
@@ -66,6 +67,7 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     model = choose(replace(model, base=base), checkpoint, weights)
     if model.adapter is not None:
         require_no_adapters(model, model.adapter)
+        check_base(model, model.adapter, is_given=is_given)
     return model
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.export_folder import is_whole, read_source
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
@@ -14,12 +16,16 @@ from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.config.errors import UserError
+from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.files.atomic import write_text
-from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.fingerprint import LINEAGE, fingerprint
 from worldsmith.files.json_file import read_json_object
+from worldsmith.models.model_files import is_local
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+logger = logging.getLogger(__name__)
 
 NAMED_BY = 16
 """Hex digits of the fingerprint that make a folder's name."""
@@ -44,13 +50,14 @@ class Merged:
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
     """The model with the adapter of `--adapter`, if there is one.
 
-    Raises UserError for a model that has adapters already.
+    Raises UserError for a model that has adapters already, and for another base than the adapter's record states.
     """
     if adapter is None:
         return model
     if model.adapter is not None:
         raise UserError(f"--adapter {adapter}: the model {model.adapter} holds adapters too; leave one of them out")
     require_no_adapters(model, Path(adapter))
+    check_base(model, Path(adapter))
     return replace(model, adapter=Path(adapter))
 
 
@@ -63,6 +70,69 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
             f"--adapter {adapter}: {model.folder} has its run's adapters in its weights already; leave --adapter out, "
             "or give the base that the run started from"
         )
+
+
+def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> None:
+    """Compares the base of an adapter, as its files state it, with the model that it is used on.
+
+    Raises UserError when the adapter's `lineage.json` has a fingerprint that neither the model nor what the model was
+    exported from has; with `is_given`, where `--base` names the base, that is a warning. A warning too when only the
+    name in the adapter's files is another one. One process of a launch looks for all.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    recorded = [entry for entry in inputs_of(adapter) if entry.get("role") == "base" and entry.get("fingerprint")]
+    folders = base_folders(model)
+    if recorded:
+        wanted = {entry["fingerprint"] for entry in recorded}
+        if any(fingerprint(folder) in wanted for folder in folders):
+            return
+        if wanted & {entry.get("fingerprint") for folder in folders for entry in inputs_of(folder)}:
+            return
+        message = (
+            f"{adapter} was trained on {recorded[0]['path']} with the fingerprint {recorded[0]['fingerprint']}, and "
+            f"{folders[0]} has other content"
+        )
+        if not is_given:
+            raise UserError(
+                f"{message}. Give the base that it was trained on; if these are the same weights in another format, "
+                f"give {adapter} as the model with --base {folders[0]}"
+            )
+        logger.warning("%s; it is used, as --base says", message)
+        return
+    named = base_of_adapter(adapter)
+    if named and not any(is_called(folder, named) for folder in folders):
+        logger.warning(
+            "%s names the base %s, and is used on %s: the answers are right only if these are the same weights",
+            adapter, named, folders[0],
+        )  # fmt: skip
+
+
+def base_folders(model: StoredModel) -> list[Path]:
+    """The folders that may be recorded as the base when a run starts from a model."""
+    if model.weights == "untrained":
+        start = model.base or (model.start.path if model.start is not None else str(model.folder))
+        return [Path(start) if is_local(start) else model.folder]
+    folders = [model.folder]
+    if model.tree is None:
+        folders.append(Path(model.weights_path or model.formats.weights_folder(model.config, model.folder)))
+    return list(dict.fromkeys(folder for folder in folders if folder.exists()))
+
+
+def inputs_of(folder: Path) -> list[dict[str, Any]]:
+    """What a folder was made from, as its `lineage.json` has it; empty where there is none."""
+    file = folder / LINEAGE
+    found = read_json_object(file).get("inputs") if file.is_file() else None
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def is_called(folder: Path, name: str) -> bool:
+    """Whether a folder, or one of the folders that it lies in, has a name that an adapter gives to its base."""
+    if is_local(name):
+        return folder.resolve().is_relative_to(Path(name).resolve())
+    repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")
+    cached = f"models--{repository.replace('/', '--')}"
+    return cached in folder.resolve().parts or Path(repository).name in folder.resolve().parts
 
 
 def merge_adapter(model: StoredModel, place: Path) -> Merged:

@@ -32,6 +32,7 @@ from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights"
 """Which weights of a base that has EMA weights too the adapters belong to, in `worldsmith.json`; left out: the live."""
+UNSUPPORTED = (
+    *("use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"),
+    *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
+)
+"""Keys of `adapter_config.json` that change what is computed, other than `"bias": "none"`, and are not applied here."""
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -164,13 +170,15 @@ def export_adapter(
 
     `base_model` names the weights that they belong to, also in `adapter_config.json`; `average_of_base`: its EMA
     weights. The folder appears when it is complete. Raises ValueError when there are no adapters or when they change
-    nothing, FileExistsError when `out` is something else (`force` replaces an older export, never other files).
+    nothing, UserError when they are not finite, FileExistsError when `out` is something else (`force` replaces an older
+    export, never other files).
     """
     from safetensors.torch import save_file
 
     out, base_model = Path(out), full_name(base_model)
     config = adapter_config(layout, adapters, alpha, base_model, dropout)
     require_effect(adapters)
+    require_finite(f"the adapters for {out}", non_finite(adapters))
     weights = named_adapters(layout, adapters, dtype)
     about = {
         "worldsmith": __version__,
@@ -265,8 +273,8 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
         raise UserError(f"{folder / CONFIG}: r: expected a whole number above 0, found {rank!r}")
     if not is_scale(alpha):
         raise UserError(f"{folder / CONFIG}: lora_alpha: expected a number above 0, found {alpha!r}")
-    for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"):
-        if config.get(key):
+    for key in UNSUPPORTED:
+        if config.get(key) and not (key == "bias" and config[key] == "none"):
             raise ValueError(
                 f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.models.lora import MATRICES
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,10 @@ class StoredAdapter:
     alpha: float
     weights: Mapping[str, Tensor]
     """Matrices by native name."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a matrix that is not finite."""
+        require_finite(str(self.folder), non_finite(self.weights))
 
     @property
     def layers(self) -> list[str]:

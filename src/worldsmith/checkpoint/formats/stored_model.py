@@ -21,6 +21,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch
@@ -162,5 +163,6 @@ class StoredModel:
                 "checkpoint.load_path"
             )
         source.read_into(parameters, average=self.average)
+        require_finite(source.describe, non_finite(parameters))
         generator.network.eval().requires_grad_(False)
         return generator

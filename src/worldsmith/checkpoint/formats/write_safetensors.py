@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.formats.export_folder import add_tensor
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ def write_safetensors(
         average: take the averaged weights where the source has them.
         max_shard_size: bytes of a file; a tensor that is larger by itself gets its own file.
 
-    Returns the digest of all tensors (see `weights_digest`).
+    Returns the digest of all tensors (see `weights_digest`). Raises UserError for a tensor that is not finite.
     """
     import torch
     from safetensors.torch import save_file
@@ -48,6 +49,7 @@ def write_safetensors(
         shapes = {name: source.shapes[name] for name in names}
         tensors = {name: torch.empty(shape, dtype=dtype_of(name)) for name, shape in shapes.items()}
         source.read_into(tensors, average=average)
+        require_finite(source.describe, non_finite(tensors))
         for name in names:
             add_tensor(digest, keys[name], tensors[name])
             total += tensors[name].nbytes

@@ -16,6 +16,7 @@ from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.models.lora import is_adapter
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +116,7 @@ def load_weights(
 
     Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
     when a tensor that is not skipped is missing or has another shape, or when the source's network computes something
-    else.
+    else; UserError, on all ranks, when a tensor that was read is not finite.
     """
     world = world or World()
     source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
@@ -130,15 +131,19 @@ def load_weights(
     )
     if prepare is not None:
         prepare(report)
-    held = held or {}
+    held, bad = held or {}, list[str]()
     for prefix in (LIVE, AVERAGE):
         tensors = {name.removeprefix(prefix): model[name] for name in report.loaded if name.startswith(prefix)}
         average = prefix == AVERAGE or average_as_live
         taken = held.keys() & tensors if prefix == LIVE else set()
         if whole := {name: tensor for name, tensor in tensors.items() if name not in taken}:
             source.read_into(whole, average=average, no_dist=world.size == 1)
+            bad += [prefix + name for name in non_finite(whole)]
         for name in sorted(taken):
-            held[name].hold(source.read(name, average=average))
+            weight = source.read(name, average=average)
+            bad += [prefix + name for name in non_finite({name: weight})]
+            held[name].hold(weight)
+    require_finite(source.describe, list(dict.fromkeys(name for found in world.gather(bad) for name in found)))
     if isinstance(source, CheckpointWeights):
         live = {name.removeprefix(LIVE): model[name] for name in report.loaded if name.startswith(LIVE)}
         source.check_frozen(None if average_as_live or held else live)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 from worldsmith.config.errors import ConfigError, Place, Problem
@@ -12,6 +13,7 @@ from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.write.values import JSON, escape_odd, write
 from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.files.json_file import object_of
 
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
@@ -27,19 +29,14 @@ def read_json(text: str, file: str) -> Document:
     check_extent(text, file)
     problems: list[Problem] = []
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                problems.append(Problem("", f"the key '{key}' is given twice", place=Place(file)))
-            found[key] = value
-        return found
+    def repeated(_: dict[str, Any], key: str) -> None:
+        problems.append(Problem("", f"the key '{key}' is given twice", place=Place(file)))
 
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON number")
 
     try:
-        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        data = json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated), parse_constant=refuse)
         text.encode()
         json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:

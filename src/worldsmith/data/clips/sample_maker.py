@@ -86,6 +86,10 @@ class ClipMaker(SampleMaker[VideoSample]):
             average = f"{part.fps:.2f} FPS, their average, is used"
             notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
 
+        if window.end_frame >= part.info.num_frames:
+            ends = f"ends at frame {window.end_frame}, the clip at {part.info.num_frames - 1}"
+            notes["windows_shortened"] = f"{window.key}: {ends}; the frames inside of the clip are used"
+
         key, latents = self._key(window, part, part.selection.count), None
         if self.latent_cache is not None and key is not None:
             latents, outcome = self.latent_cache.look_up(key, part.latent_shape)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class VideoLoader(PackingDataLoader):
     """The stream of the windows of a `VideoDataset`, as packs of `VideoSample`.
 
-    Counts beside those of every loader: captions_truncated, variable_rate, cache_hit, cache_miss, cache_corrupt.
+    Counts beside those of every loader: captions_truncated, variable_rate, windows_shortened, cache_hit,
+    cache_miss, cache_corrupt.
     """
 
     class Config(PackingDataLoader.Config):

@@ -8,6 +8,7 @@ meta/episodes says which files, from which time on.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
     info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; what can be read is {', '.join(VERSIONS)}")
+    fps = info["fps"]
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r}")
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     if not videos:
         raise ValueError(f"{source} has no videos; pictures inside of parquet files are not read")
@@ -152,6 +156,8 @@ def first_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: s
     if not dataset.is_v3:
         return 0
     begin, times = episode[f"videos/{camera}/from_timestamp"], times_of(video, status.st_mtime_ns)
+    if not isinstance(begin, int | float) or not math.isfinite(begin):
+        raise SampleError("times_differ", f"from_timestamp: expected seconds, found {begin}")
     frame = bisect_left(times, begin - SAME_TIME / fps)
     if frame == len(times) or times[frame] > begin + SAME_TIME / fps:
         raise SampleError("times_differ", f"no frame is shown at {begin:g} s, where the episode begins")

@@ -15,6 +15,7 @@ from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.models.real_values import in_simulation, without_values
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
-    """The frozen encoder in a folder."""
+    """The frozen encoder in a folder. Raises UserError for weights that are not finite."""
     import torch
     from transformers import AutoConfig, AutoModelForTextEncoding
 
@@ -216,6 +217,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
         make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype, trust_remote_code=False)
         return without_values(make, dtype, device).eval().requires_grad_(False)
     encoder = load_from_folder(AutoModelForTextEncoding, folder, dtype=dtype)
+    require_finite(f"{FIELD}: {folder}", non_finite(encoder.state_dict()))
     return encoder.to(device).eval().requires_grad_(False)
 
 

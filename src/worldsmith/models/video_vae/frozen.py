@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.models.video_vae.kept_memory import keep_freed_memory
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 
@@ -26,6 +29,8 @@ class FrozenVAE(Configurable):
         """Type of weights and arithmetic; what is encoded comes out as float32 either way."""
 
     config: Config
+    source: Path
+    """The folder or file of the weights; a subclass sets it before `__init__`."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         import torch
@@ -43,8 +48,10 @@ class FrozenVAE(Configurable):
 
     @cached_property
     def model(self) -> Any:
-        """The VAE of diffusers."""
-        return self.load().eval().requires_grad_(False)
+        """The VAE of diffusers. Raises UserError for weights that are not finite."""
+        model = self.load().eval().requires_grad_(False)
+        require_finite(f"vae_path: {self.source}", non_finite(model.state_dict()))
+        return model
 
     @property
     def modules(self) -> list[Any]:

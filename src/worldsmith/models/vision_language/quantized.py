@@ -13,6 +13,7 @@ from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.vision_language.generation import generate
 from worldsmith.models.vision_language.inputs import Conversation
 from worldsmith.models.vision_language.published import VISUAL
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 
 class QuantizedReasoner:
@@ -23,6 +24,7 @@ class QuantizedReasoner:
         visual = load_from_folder(AutoConfig, folder).model_type in VISUAL
         kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
         self.network: Any = load_from_folder(kind, folder, dtype="auto").to(self.device).eval()
+        require_finite(str(folder), non_finite(self.network.state_dict()))
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
         """As `VisionLanguageModel.generate`."""

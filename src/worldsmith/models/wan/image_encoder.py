@@ -12,6 +12,7 @@ from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,7 @@ class WanImageEncoder(Configurable):
             model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)
             return model.eval().requires_grad_(False)
         model = load_from_folder(CLIPVisionModel, folder, dtype=dtype)
+        require_finite(f"{FIELD}: {folder}", non_finite(model.state_dict()))
         return model.to(self.device).eval().requires_grad_(False)
 
     @property

@@ -16,11 +16,13 @@ from reasoners import from_pretrained, model_config, write_run
 from safetensors.torch import load_file, save_file
 
 from worldsmith.cli.main import main
+from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.vision_language.model import VisionLanguageModel
+from worldsmith.monitor.lineage import Input, write_lineage
 
 TARGETS = ["q_proj", "down_proj", "qkv"]
 TOKENS = "5"
@@ -229,3 +231,89 @@ def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert ask(world, "--video", str(world / "gone.mp4")) == 2
     assert ask(world, "--media", str(world / "model")) == 2
     assert "holds no images or videos" in capsys.readouterr().err
+
+
+def test_a_model_or_an_adapter_that_is_not_finite_answers_nothing(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(world / "model", world / "broken")
+    weights = load_file(world / "broken/model.safetensors")
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name][0, 0] = float("nan")
+    save_file(weights, world / "broken/model.safetensors", metadata={"format": "pt"})
+    assert main(["infer", str(world / "broken"), "--prompt", "Is it?", "--max-new-tokens", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "broken: 1 tensor holds values that are not finite (NaN or infinity): " in told
+    assert "q_proj.weight" in told
+    words = ["--adapter", str(world / "adapter"), "--max-new-tokens", "2"]
+    assert main(["infer", str(world / "broken"), "--prompt", "Is it?", *words]) == 2
+    assert evaluate(world, "broken", "out_broken", "--adapter", str(world / "adapter")) == 2
+    assert "not finite" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_base_is_refused_or_said(
+    world: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the fingerprint in its record, else by name; `--base` with the adapter as the model is the way around."""
+    shutil.copytree(world / "model", world / "other_base")
+    weights = load_file(world / "other_base/model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, world / "other_base/model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    foreign = ["--adapter", str(world / "adapter"), "--max-new-tokens", "2"]
+    assert main(["infer", str(world / "model"), "--prompt", "Is it?", *foreign]) == 0
+    assert "names the base" not in caplog.text
+    assert main(["infer", str(world / "other_base"), "--prompt", "Is it?", *foreign]) == 0
+    assert caplog.text.count(f"names the base {world / 'model'}, and is used on {world / 'other_base'}") == 1
+    ours = Path(shutil.copytree(world / "adapter", world / "recorded"))
+    ours.chmod(0o755)
+    write_lineage(ours, action="export", settings={}, inputs=[Input("base", world / "model")], outputs=["."])
+    words = ["--prompt", "Is it?", "--max-new-tokens", "2"]
+    copied = shutil.copytree(world / "model", world / "same_base")
+    for base in (world / "model", copied):
+        assert main(["infer", str(base), "--adapter", str(ours), *words]) == 0
+    capsys.readouterr()
+    assert main(["infer", str(world / "other_base"), "--adapter", str(ours), *words]) == 2
+    told = capsys.readouterr().err
+    assert f"was trained on {world / 'model'} with the fingerprint sha256:" in told
+    assert f"give {ours} as the model with --base {world / 'other_base'}" in told
+    assert main(["infer", str(ours), "--base", str(world / "other_base"), *words]) == 0
+    assert "it is used, as --base says" in caplog.text
+    caplog.clear()
+    assert main(["infer", str(ours), *words]) == 0
+    write_lineage(copied, action="export", settings={}, inputs=[Input("model", world / "model")], outputs=["."])
+    (copied / "config.json").write_text((copied / "config.json").read_text() + "\n")  # the same weights, exported
+    assert main(["infer", str(copied), "--adapter", str(ours), *words]) == 0
+    assert "base" not in caplog.text
+
+
+def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever the files are, for a run and for what was exported of it; nothing is said of other records."""
+    trained = VisionLanguageModel(model_config(world / "model"), seed=5)
+    run = write_run(world / "overlapping", trained.config, trained.network)
+    tree = (run / "config.yaml").read_text()
+    data = json.dumps({"dataset": to_dict(LlavaDataset.Config(path=str(world / "data"), system_prompt="Be brief."))})
+    (run / "config.yaml").write_text(tree.replace("dataloader_train: {}", f"dataloader_train: {data}"))
+    assert main(["export", str(run), "-o", str(world / "of_overlapping")]) == 0
+    shutil.copytree(world / "data", world / "asked", ignore=shutil.ignore_patterns("annotations.json"))
+    records = json.loads((world / "data/annotations.json").read_text())
+    new = {"id": "new", "conversations": [{"from": "human", "value": "Is it new?"}, {"from": "gpt", "value": "yes"}]}
+    (world / "asked/chat0.mp4").rename(world / "asked/renamed.mp4")
+    video = {**records[0], "video": "renamed.mp4", "id": "other"}
+    (world / "asked/annotations.json").write_text(json.dumps([video, new, video, new, *records[1:2]]))
+    for model in ("overlapping", "of_overlapping"):
+        caplog.clear()
+        asked = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "asked")]
+        assert main(["evaluate", str(world / model), *asked, *HOW, "-o", str(world / f"overlap_{model}")]) == 0
+        assert figures(world / f"overlap_{model}")["overlap"] == {"repeated": 2, "in_training_data": 3}
+        assert caplog.text.count("2 of 5 records show and say the same as another one, and count again: 3 are") == 1
+        assert caplog.text.count("3 of 5 records are in the training data of the model") == 1
+    caplog.clear()
+    assert evaluate(world, "model", "no_overlap") == 0
+    assert figures(world / "no_overlap")["overlap"] == {"repeated": 0, "in_training_data": None}
+    assert "in the training data" not in caplog.text
+    assert "count again" not in caplog.text
+    (world / "data").rename(world / "data_moved")
+    assert main(["evaluate", str(run), *asked, *HOW, "-o", str(world / "overlap_unknown")]) == 0
+    (world / "data_moved").rename(world / "data")
+    assert "not compared with the model's training data: " in caplog.text
+    assert figures(world / "overlap_unknown")["overlap"]["in_training_data"] is None

@@ -114,6 +114,9 @@ def test_ranks_share_the_questions(world: Path, alone: Path, monkeypatch: pytest
         def broadcast(self, value: Any) -> Any:
             return value or (None, "")
 
+        def gather(self, value: Any) -> list[Any]:
+            return [value]
+
     for rank in (0, 1, 2, 0):
         monkeypatch.setattr(judge, "start_world", lambda rank=rank: OneOfThree(rank=rank, size=3))
         evaluate(world, "ranks")
@@ -188,6 +191,31 @@ def test_a_changed_question_is_asked_again(world: Path, alone: Path) -> None:
     lines = (world / "edited/answers/0_of_1.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines[7:]] == ["chat0", "chat1#2"]  # the failed one is tried again
     assert rows_in(world / "edited")[0]["question"] == "Is the clip quite possible?"
+
+
+def test_media_that_were_replaced_are_asked_about_again(
+    world: Path, alone: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two videos change places: name and size of one file stay, and so do those of the other."""
+    shutil.copytree(world / "data", world / "swapped", ignore=shutil.ignore_patterns("answers"))
+    one, other = (world / "swapped" / name for name in ("chat0.mp4", "chat3.mp4"))
+    size = max(file.stat().st_size for file in (one, other))
+    for file in (one, other):
+        file.write_bytes(file.read_bytes().ljust(size, b"\0"))
+
+    def asked() -> list[str]:
+        evaluate(world, "of_swapped", "--dataset.media_root", str(world / "swapped"))
+        lines = (world / "of_swapped/answers/0_of_1.jsonl").read_text().splitlines()
+        return [entry["id"] for entry in map(json.loads, lines) if "error" not in entry]
+
+    before = asked()
+    assert "asked again" not in caplog.text
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    assert asked()[len(before) :] == ["chat0", "chat3"]
+    assert caplog.text.count("2 records have other text or media than when they were answered: asked again") == 1
+    assert asked()[len(before) :] == ["chat0", "chat3"]
 
 
 def test_what_is_drawn_depends_on_the_seed_alone(world: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,4 +180,9 @@ def test_a_question_is_the_same_in_another_folder(tmp_path: Path) -> None:
     assert len({mark("one"), mark("one", "Was it?"), mark("one", fps=2.0), mark("gone")}) == 4
     (tmp_path / "other/clip.mp4").write_bytes(b"fives")
     assert mark("one") != mark("other")
+    (tmp_path / "other/clip.mp4").write_bytes(b"five")
+    assert mark("one") != mark("other"), "another content of the same size"
+    (tmp_path / "other/clip.mp4").unlink()
+    os.mkfifo(tmp_path / "other/clip.mp4")
+    assert mark("one") != mark("other"), "a pipe is not read"
     assert mark_of([say("user", Part("image", source=b"1"))]) != mark_of([say("user", Part("image", source=b"2"))])

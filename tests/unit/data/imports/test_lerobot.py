@@ -131,6 +131,24 @@ def test_what_does_not_fit_together_is_left_out(make, tmp_path: Path) -> None:
     assert set(reasons(tmp_path).values()) == {"rows_differ"}
 
 
+@BOTH
+@pytest.mark.parametrize("fps", [float("nan"), float("inf"), 0, -8, True, "8"])
+def test_a_rate_that_is_none_is_refused(make, fps: object, tmp_path: Path) -> None:
+    make(tmp_path)
+    change_info(tmp_path, fps=fps)
+    with pytest.raises(ValueError, match=r"info\.json: fps: expected a number above 0, found"):
+        reasons(tmp_path)
+
+
+def test_a_start_that_is_no_number_fits_no_frame(tmp_path: Path) -> None:
+    lerobot_v3(tmp_path)
+    file = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(file).to_pandas()
+    table.loc[1, f"videos/{CAMERAS[0]}/from_timestamp"] = float("nan")  # stored as null
+    table.to_parquet(file)
+    assert reasons(tmp_path) == {f"episode_000001/{CAMERAS[0]}": "times_differ"}
+
+
 def test_a_start_between_two_frames_is_not_rounded(tmp_path: Path) -> None:
     lerobot_v3(tmp_path)
     file = tmp_path / "meta/episodes/chunk-000/file-000.parquet"

@@ -246,3 +246,20 @@ def test_a_part_of_the_records(tmp_path: Path, settings: dict[str, int], kept: l
     assert [entry.key for entry in dataset.entries] == kept
     assert (len(dataset), dataset.num_records) == (len(kept), len(kept))
     assert [dataset.number(index) for index in range(len(dataset))] == [int(key) for key in kept]
+
+
+def test_a_key_that_is_given_twice_is_a_bad_record(tmp_path: Path) -> None:
+    """At any depth, in that record alone; the file is a list or one record."""
+    good = json.dumps(chat("Is it?", "yes", id="good"))
+    twice = good.replace('"good"', '"a", "id": "b"')
+    deep = good.replace('"value": "yes"', '"value": "yes", "value": "no"')
+    file = tmp_path / "annotations.json"
+    file.write_text(f"[{good}, {twice}, {deep}]")
+    dataset = LlavaDataset.Config(path=str(tmp_path)).build()
+    assert [dataset.place(index)[0] for index in range(len(dataset))] == ["good"]
+    assert [(r.reason, r.detail) for r in dataset.rejections] == [
+        ("bad_record", "record 1: the key 'id' is given twice"),
+        ("bad_record", "record 2: the key 'value' is given twice"),
+    ]
+    file.write_text(twice)
+    assert len(LlavaDataset.Config(path=str(tmp_path)).build()) == 0

@@ -105,3 +105,12 @@ def test_a_part_may_ask_for_its_size(tmp_path: Path) -> None:
     dataset = build(tmp_path, asks(part))
     assert dataset.rejections == []
     assert dataset.turns(0)[0].parts[0].resized == (540, 960)
+
+
+def test_a_line_that_gives_a_key_twice_is_a_bad_record(tmp_path: Path) -> None:
+    good = json.dumps(asks({"type": "text", "text": "Is it?"}))
+    dataset = build(tmp_path, good, good.replace('"text": "Is it?"', '"text": "Is it?", "text": "Was it?"'))
+    assert [(r.reason, r.detail, r.line) for r in dataset.rejections] == [
+        ("bad_record", "the key 'text' is given twice", 2)
+    ]
+    assert len(dataset) == 1

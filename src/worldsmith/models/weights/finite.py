@@ -1,0 +1,44 @@
+"""Loaded weights are finite: NaN and infinity are refused, with the names of the tensors that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from worldsmith.config.errors import UserError
+from worldsmith.models.real_values import in_simulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LISTED = 3
+"""Names in a message."""
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that hold NaN or infinity; of a sharded one (DTensor) this rank's shard is read.
+
+    Integers, 8-bit floats and tensors without values (meta, fake) are not read. The cost is one pass over the memory
+    and none of it is allocated: minimum and maximum are NaN or infinite exactly if a value is.
+    """
+    return [] if in_simulation() else [name for name, tensor in tensors.items() if not is_finite(tensor)]
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; see `non_finite`."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if local.is_meta or not local.numel() or not local.is_floating_point() or local.dtype.itemsize < 2:
+        return True
+    low, high = local.detach().aminmax()
+    return bool(low.isfinite() & high.isfinite())
+
+
+def require_finite(source: str, names: Sequence[str]) -> None:
+    """Raises UserError unless `names`, what `non_finite` found in the weights of `source`, is empty."""
+    if names:
+        listed = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
+        count = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
+        raise UserError(
+            f"{source}: {count} values that are not finite (NaN or infinity): {listed}. Expected finite weights; give "
+            "another checkpoint, or copy or export this one again"
+        )
