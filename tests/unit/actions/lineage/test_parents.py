@@ -287,5 +287,5 @@ def test_the_results_folder_of_a_spec_stands_for_its_run(root: Path, tmp_path: P
     assert find_parent(str(root / "results")).model == wanted
     assert find_parent("2026-01-02_03-04-05").model == wanted
     shutil.copytree(run, run.with_name("2026-01-02_03-04-06"))
-    with pytest.raises(UserError, match="(?s)could mean 2 models; name one.*04-05.*04-06"):
+    with pytest.raises(UserError, match=r"(?s)could mean 2 models; name one.*04-05.*04-06"):
         find_parent(str(root / "results"))
