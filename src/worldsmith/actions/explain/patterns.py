@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 
+LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
+"""How an error begins that somebody wrote down in lower case, such as the title of a thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """One row of the table."""
@@ -41,16 +45,25 @@ class Pattern:
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Named groups of the first expression that a line matches; None if the line does not show the error."""
-        for part, regex in zip(self.parts, self.match, strict=True):
-            if part in text and (match := regex.search(text)):
-                groups = {name: value for name, value in match.groupdict().items() if value is not None}
-                return groups if self.is_less(groups) else None
+        if LOWER_CASE.match(text) and text == text.lower():
+            found = (regex.search(text) for regex in any_case(self.match))
+        else:
+            found = (regex.search(text) for part, regex in zip(self.parts, self.match, strict=True) if part in text)
+        if match := next(filter(None, found), None):
+            groups = {name: value for name, value in match.groupdict().items() if value is not None}
+            return groups if self.is_less(groups) else None
         return None
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
         """Whether the numbers of a line are as `less` asks."""
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
+
+
+@functools.cache
+def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
+    """The expressions, regardless of upper and lower case."""
+    return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
 
 @functools.cache
