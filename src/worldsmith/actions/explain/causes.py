@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worldsmith.actions.explain.logs import Line, Stream
-from worldsmith.actions.explain.patterns import Pattern, patterns
+from worldsmith.actions.explain.patterns import Pattern, candidates, patterns
 
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
@@ -148,9 +148,9 @@ def shape(text: str) -> str:
 
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     """The patterns that a line shows, with what their groups have found."""
-    for id, pattern in patterns().items():
+    for pattern in candidates(text):
         if (groups := pattern.groups_in(text)) is not None:
-            yield id, groups
+            yield pattern.id, groups
 
 
 def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
-"""How an error begins that somebody wrote down in lower case, such as the title of a thread."""
+"""How an error begins in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Pattern:
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Named groups of the first expression that a line matches; None if the line does not show the error."""
-        if LOWER_CASE.match(text) and text == text.lower():
+        if is_lower_case(text):
             found = (regex.search(text) for regex in any_case(self.match))
         else:
             found = (regex.search(text) for part, regex in zip(self.parts, self.match, strict=True) if part in text)
@@ -72,6 +72,44 @@ def patterns() -> Mapping[int, Pattern]:
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
     return {row["id"]: read(**row) for row in rows}
+
+
+GRAM = 4
+"""The length of the pieces of text by which `candidates` finds rows."""
+
+
+@functools.cache
+def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
+    """The rows by one piece of each fixed text, the rarest one; the rows with an expression that has no such piece."""
+    grams_of = {part: grams(part) for pattern in patterns().values() for part in pattern.parts}
+    count = Counter(gram for of_part in grams_of.values() for gram in of_part)
+    index: dict[str, list[int]] = {}
+    always = []
+    for id, pattern in patterns().items():
+        for part in pattern.parts:
+            if grams_of[part]:
+                index.setdefault(min(sorted(grams_of[part]), key=count.__getitem__), []).append(id)
+            else:
+                always.append(id)
+    return index, always
+
+
+def grams(text: str) -> set[str]:
+    return {text[start : start + GRAM] for start in range(len(text) - GRAM + 1)}
+
+
+def candidates(text: str) -> Iterable[Pattern]:
+    """The rows that a line can show, in the order of the table: most of them need a text that it does not have."""
+    if is_lower_case(text):
+        return patterns().values()
+    index, always = rows_by_gram()
+    ids = set(always).union(*(index[gram] for gram in grams(text) if gram in index))
+    return [pattern for id, pattern in patterns().items() if id in ids]
+
+
+def is_lower_case(text: str) -> bool:
+    """Whether it is an error that somebody wrote down in lower case, such as the title of a thread."""
+    return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
 def read(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import worldsmith
-from worldsmith.actions.explain.causes import find_causes
+from worldsmith.actions.explain.causes import find_causes, shown_by
 from worldsmith.actions.explain.facts import FACTS, Run
 from worldsmith.actions.explain.logs import split
 from worldsmith.actions.explain.patterns import fixed_part, patterns
@@ -37,6 +37,12 @@ def test_every_row_has_a_snippet() -> None:
 @pytest.mark.parametrize("id", SNIPPETS)
 def test_a_snippet_shows_its_row_and_no_other(id: int) -> None:
     assert ids(SNIPPETS[id]) == [id]
+
+
+def test_the_index_of_fixed_texts_leaves_no_row_out() -> None:
+    for line in "\n".join(SNIPPETS.values()).splitlines():
+        every = [id for id, pattern in patterns().items() if pattern.groups_in(line) is not None]
+        assert [id for id, _ in shown_by(line)] == every, line
 
 
 def test_a_title_in_lower_case_shows_the_row_of_its_error() -> None:
