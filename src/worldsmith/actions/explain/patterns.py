@@ -30,6 +30,8 @@ class Pattern:
     """What to do, the most likely first, in the words of `remedies.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
+    raised_in: tuple[re.Pattern[str], ...] = ()
+    """The frame that raised the error must match one of them, if there are any."""
     less: tuple[str, ...] = ()
     """Two named groups, if any: a line shows the error only if the first is the smaller number."""
     over: tuple[int, ...] = ()
@@ -53,6 +55,10 @@ class Pattern:
             groups = {name: value for name, value in match.groupdict().items() if value is not None}
             return groups if self.is_less(groups) else None
         return None
+
+    def is_raised_in(self, frame: str) -> bool:
+        """Whether the frame that raised the error, empty if it is not known, is one that shows this row."""
+        return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
         """Whether the numbers of a line are as `less` asks."""
@@ -117,7 +123,7 @@ def read(
     at_least: int = 1, consequence: bool = False, fallback: bool = False, facts: Iterable[str] = (), **lists: Any,
 ) -> Pattern:  # fmt: skip
     """A row of a file, whose keys `with` and `try` are no names in Python."""
-    needs, remedies = lists.pop("with", []), lists.pop("try")
+    needs, frames, remedies = lists.pop("with", []), lists.pop("raised_in", []), lists.pop("try")
     if lists:
         raise TypeError(f"pattern {id}: unknown keys {', '.join(lists)}")
     return Pattern(
@@ -128,6 +134,7 @@ def read(
         means,
         tuple(remedies),
         tuple(map(re.compile, needs)),
+        tuple(map(re.compile, frames)),
         tuple(less),
         tuple(over),
         at_least,
