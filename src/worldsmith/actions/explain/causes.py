@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worldsmith.actions.explain.logs import Line, Stream
-from worldsmith.actions.explain.patterns import Pattern, patterns
+from worldsmith.actions.explain.patterns import Pattern, candidates, patterns
 
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
@@ -23,6 +23,12 @@ BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback 
 IN_BOX = re.compile(
     r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$"
 )
+NOTEBOOK_FRAME = re.compile(r"^(?:File |Cell )?[~/\[<A-Z]\S*\.py\b.*\bin\b")
+"""How IPython shows a frame."""
+HANDED_ON = re.compile(
+    r"[\\/]torch[\\/](?:nn[\\/]modules[\\/]module|utils[\\/]_contextlib)\.py|[\\/](?:contextlib|functools)\.py"
+)
+"""Frames that only hand a call on: the one before them has raised an error."""
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """How torchrun reports the rank that failed first."""
@@ -110,7 +116,7 @@ def first_failed(streams: Sequence[Stream]) -> int | None:
 def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
     """`seen` is what lines have shown so far, by `shape`."""
     chain, linked = 0, False
-    for line in without_code(stream.lines):
+    for line, frame in with_frames(stream.lines):
         if starts_traceback(line.text):
             chain, linked = chain + (not linked), False
         linked = linked or line.text.strip().startswith(LINKS)
@@ -118,23 +124,32 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
         if key not in seen:
             seen[key] = list(shown_by(line.text))
         for pattern, groups in seen[key]:
-            yield Hit(pattern, line, groups, chain)
+            if patterns()[pattern].is_raised_in(frame):
+                yield Hit(pattern, line, groups, chain)
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
     """The lines but for those of programs that a traceback shows: a message there has not been raised."""
-    code, in_box = None, False
+    return (line for line, _ in with_frames(lines))
+
+
+def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
+    """The lines as `without_code` gives them, each with the last frame before it, empty if there is none."""
+    code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):
+            last = line.text if NOTEBOOK_FRAME.match(line.text) else last
             continue
         in_box = BOX.match(line.text) is not None
         if frame := FRAME.match(line.text):
             code = f"{frame[1]} "
+            last = last if HANDED_ON.search(line.text) else line.text
         elif code is not None and line.text.startswith(code):
             continue
         else:
             code = None
-            yield line
+            yield line, last
+            last = "" if RAISED.match(line.text) else last
 
 
 def starts_traceback(text: str) -> bool:
@@ -148,9 +163,9 @@ def shape(text: str) -> str:
 
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     """The patterns that a line shows, with what their groups have found."""
-    for id, pattern in patterns().items():
+    for pattern in candidates(text):
         if (groups := pattern.groups_in(text)) is not None:
-            yield id, groups
+            yield pattern.id, groups
 
 
 def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:

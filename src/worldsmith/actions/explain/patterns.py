@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
+"""How an error begins in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class Pattern:
     """What to do, the most likely first, in the words of `remedies.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
+    raised_in: tuple[re.Pattern[str], ...] = ()
+    """The frame that raised the error must match one of them, if there are any."""
     less: tuple[str, ...] = ()
     """Two named groups, if any: a line shows the error only if the first is the smaller number."""
     over: tuple[int, ...] = ()
@@ -41,16 +47,29 @@ class Pattern:
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Named groups of the first expression that a line matches; None if the line does not show the error."""
-        for part, regex in zip(self.parts, self.match, strict=True):
-            if part in text and (match := regex.search(text)):
-                groups = {name: value for name, value in match.groupdict().items() if value is not None}
-                return groups if self.is_less(groups) else None
+        if is_lower_case(text):
+            found = (regex.search(text) for regex in any_case(self.match))
+        else:
+            found = (regex.search(text) for part, regex in zip(self.parts, self.match, strict=True) if part in text)
+        if match := next(filter(None, found), None):
+            groups = {name: value for name, value in match.groupdict().items() if value is not None}
+            return groups if self.is_less(groups) else None
         return None
+
+    def is_raised_in(self, frame: str) -> bool:
+        """Whether the frame that raised the error, empty if it is not known, is one that shows this row."""
+        return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
         """Whether the numbers of a line are as `less` asks."""
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
+
+
+@functools.cache
+def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
+    """The expressions, regardless of upper and lower case."""
+    return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
 
 @functools.cache
@@ -61,12 +80,50 @@ def patterns() -> Mapping[int, Pattern]:
     return {row["id"]: read(**row) for row in rows}
 
 
+GRAM = 4
+"""The length of the pieces of text by which `candidates` finds rows."""
+
+
+@functools.cache
+def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
+    """The rows by one piece of each fixed text, the rarest one; the rows with an expression that has no such piece."""
+    grams_of = {part: grams(part) for pattern in patterns().values() for part in pattern.parts}
+    count = Counter(gram for of_part in grams_of.values() for gram in of_part)
+    index: dict[str, list[int]] = {}
+    always = []
+    for id, pattern in patterns().items():
+        for part in pattern.parts:
+            if grams_of[part]:
+                index.setdefault(min(sorted(grams_of[part]), key=count.__getitem__), []).append(id)
+            else:
+                always.append(id)
+    return index, always
+
+
+def grams(text: str) -> set[str]:
+    return {text[start : start + GRAM] for start in range(len(text) - GRAM + 1)}
+
+
+def candidates(text: str) -> Iterable[Pattern]:
+    """The rows that a line can show, in the order of the table: most of them need a text that it does not have."""
+    if is_lower_case(text):
+        return patterns().values()
+    index, always = rows_by_gram()
+    ids = set(always).union(*(index[gram] for gram in grams(text) if gram in index))
+    return [pattern for id, pattern in patterns().items() if id in ids]
+
+
+def is_lower_case(text: str) -> bool:
+    """Whether it is an error that somebody wrote down in lower case, such as the title of a thread."""
+    return LOWER_CASE.match(text) is not None and text == text.lower()
+
+
 def read(
     *, id: int, name: str, match: list[str], means: str, less: Iterable[str] = (), over: Iterable[int] = (),
     at_least: int = 1, consequence: bool = False, fallback: bool = False, facts: Iterable[str] = (), **lists: Any,
 ) -> Pattern:  # fmt: skip
     """A row of a file, whose keys `with` and `try` are no names in Python."""
-    needs, remedies = lists.pop("with", []), lists.pop("try")
+    needs, frames, remedies = lists.pop("with", []), lists.pop("raised_in", []), lists.pop("try")
     if lists:
         raise TypeError(f"pattern {id}: unknown keys {', '.join(lists)}")
     return Pattern(
@@ -77,6 +134,7 @@ def read(
         means,
         tuple(remedies),
         tuple(map(re.compile, needs)),
+        tuple(map(re.compile, frames)),
         tuple(less),
         tuple(over),
         at_least,

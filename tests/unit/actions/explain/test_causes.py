@@ -151,6 +151,19 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
     assert after_text(f"{failed}\n{OOM}", None)[0].startswith("what this means: The GPU has no room")
 
 
+def test_a_library_is_suspected_only_of_what_its_own_frame_raised() -> None:
+    library = '  File "/venv/lib/python3.11/site-packages/peft/tuners/lora/layer.py", line 45, in forward'
+    hands_on = '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1739, in _call_impl'
+    own = '  File "/work/train.py", line 7, in step\n    run(x)'
+    assert found(f"{own}\n{library}\nValueError: seven") == [704]
+    assert found(f"{own}\n{library}\n{hands_on}\nValueError: seven") == [704]
+    assert found(f"{library}\n{own}\nValueError: seven") == []
+    assert found(f"{library}\nOddError: six\nValueError: seven") == []
+    scheduler = library.replace("peft/tuners/lora/layer", "diffusers/schedulers/scheduling_euler")
+    assert found(f"{scheduler}\nIndexError: list index out of range") == [836]
+    assert found(f"{scheduler}\n{own}\nIndexError: list index out of range") == []
+
+
 def test_what_the_line_says_comes_before_what_the_last_line_says() -> None:
     kernel = "CUDA error (/x/flash_fwd_launch_template.h:188): invalid argument"
     assert found(f"{kernel}\nRuntimeError: Engine core initialization failed. See root cause above.") == [251]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import worldsmith
-from worldsmith.actions.explain.causes import find_causes
+from worldsmith.actions.explain.causes import find_causes, shown_by
 from worldsmith.actions.explain.facts import FACTS, Run
 from worldsmith.actions.explain.logs import split
 from worldsmith.actions.explain.patterns import fixed_part, patterns
@@ -39,6 +39,19 @@ def test_a_snippet_shows_its_row_and_no_other(id: int) -> None:
     assert ids(SNIPPETS[id]) == [id]
 
 
+def test_the_index_of_fixed_texts_leaves_no_row_out() -> None:
+    for line in "\n".join(SNIPPETS.values()).splitlines():
+        every = [id for id, pattern in patterns().items() if pattern.groups_in(line) is not None]
+        assert [id for id, _ in shown_by(line)] == every, line
+
+
+def test_a_title_in_lower_case_shows_the_row_of_its_error() -> None:
+    title = "attributeerror: 'distributeddataparallel' object has no attribute 'dtype'"
+    assert ids(title) == ids("AttributeError: 'DistributedDataParallel' object has no attribute 'dtype'") == [420]
+    assert ids("safetensors_rust.safetensorerror: error while deserializing header: headertoolarge") == [504]
+    assert ids("killed") == []
+
+
 @pytest.mark.parametrize("log", sorted((HERE / "logs/clean").iterdir()), ids=lambda log: log.stem)
 def test_a_log_of_a_run_that_did_well_shows_nothing(log: Path) -> None:
     assert ids(log.read_text()) == []
@@ -52,6 +65,7 @@ def test_an_error_of_something_else_shows_nothing(log: Path) -> None:
 def test_numbers_of_other_rows_and_names_of_facts_are_known() -> None:
     for pattern in patterns().values():
         assert set(pattern.over) <= set(patterns()) - {pattern.id}, pattern.id
+        assert not [other for other in pattern.over if pattern.id in patterns()[other].over], pattern.id
         assert set(pattern.facts) <= set(FACTS), pattern.id
 
 
