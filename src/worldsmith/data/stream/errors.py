@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+READ_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""Error numbers that mean that a file cannot be read. Others are about the process (EMFILE), or are given by FFmpeg
+for wrong content (EINVAL)."""
+
 
 class SampleError(ValueError):
     """One sample cannot be used. `reason` is a short slug that is counted, `detail` a sentence for a person."""
@@ -10,6 +16,13 @@ class SampleError(ValueError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def read_error(error: OSError) -> SampleError:
+    """The error of a sample that has a file which the operating system cannot read: missing_file or unreadable."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return SampleError("missing_file", "the file does not exist")
+    return SampleError("unreadable", str(error))
 
 
 class DataError(RuntimeError):
