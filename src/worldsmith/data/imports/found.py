@@ -85,7 +85,10 @@ def is_media(path: Path) -> bool:
 
 
 def read_caption_file(path: Path) -> dict[str, Any]:
-    """The captions of a .txt or .json file; none where it is blank. Raises SampleError: unreadable, bad_json, bad_caption."""
+    """The captions of a .txt or .json file; none where it is blank.
+
+    Raises SampleError: unreadable, bad_json, bad_caption.
+    """
     try:
         if not path.is_file():  # reading from a FIFO would wait for ever
             raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.models.real_values import in_simulation, without_values
 
@@ -210,6 +210,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
     from transformers import AutoConfig, AutoModelForTextEncoding
 
     dtype = getattr(torch, precision)
+    read_settings(folder)
     if in_simulation():
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -11,8 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model import NetworkParts
+from worldsmith.models.model_files import read_settings
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE, IN_WINDOWS
@@ -33,8 +35,9 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
     They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
     Raises ValueError for a network that cannot be trained here.
     """
-    model_type = read_json_object(folder / "config.json").get("model_type")
-    config = AutoConfig.from_pretrained(folder)
+    model_type = read_settings(folder).get("model_type")
+    with transformers_errors(folder):
+        config = AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
@@ -55,7 +58,8 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
             )
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     chosen = choose_attention(attention, kind._model_mapping[type(config)])
-    network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
+    with transformers_errors(folder):
+        network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation=chosen)
     if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
         decoder_of(network).set_attn_implementation(BY_SAMPLE)
     if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):
@@ -69,6 +73,20 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
         network.model.get_rope_index = with_real_values(network.model.get_rope_index)
     network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
     return network
+
+
+@contextmanager
+def transformers_errors(folder: Path) -> Iterator[None]:
+    """Raises ValueError, with the file, for whatever transformers raises about the settings in config.json."""
+    try:
+        yield
+    except (OSError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
+        raise
+    except Exception as error:  # each class of transformers has errors of its own
+        words = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers cannot build the network: {type(error).__name__}: {words}"
+        ) from error
 
 
 def parts_of(network: Any) -> NetworkParts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
 
@@ -56,6 +56,7 @@ class WanImageEncoder(Configurable):
         from transformers import CLIPVisionConfig, CLIPVisionModel
 
         dtype, folder = getattr(torch, self.config.precision), str(self.folder / ENCODER)
+        read_settings(self.folder / ENCODER)
         if in_simulation():
             config = CLIPVisionConfig.from_pretrained(folder, local_files_only=True)
             model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)
