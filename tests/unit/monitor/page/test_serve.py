@@ -118,9 +118,7 @@ def test_a_connection_that_says_nothing_is_closed(server: PageServer, monkeypatc
             assert connection.recv(1) == b""
 
 
-def test_connections_above_the_limit_are_told_to_come_back(
-    server: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_above_the_limit_are_told_to_come_back(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "free", threading.Semaphore(2))
     address = ("127.0.0.1", server.server_port)
     waiting = [socket.create_connection(address) for _ in range(2)]
