@@ -32,7 +32,7 @@ def shard_pattern(path: str) -> str | None:
 
 
 def find_shards(pattern: str) -> list[str]:
-    """The addresses in order, each once. Raises DataError when there are none or too many, or when they are compressed."""
+    """The addresses in order, each once. Raises DataError for none, for too many and for compressed tars."""
     if COMPRESSED.search(pattern):
         raise DataError(f"{pattern}: a compressed tar has no random access; unpack it to {TAR} (video gains nothing)")
     found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in matches(one)))
