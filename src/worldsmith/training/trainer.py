@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STOP_NOTICE = "Stopping after this step, saving a checkpoint. Press Ctrl-C again to quit without saving."
+"""Answer to Ctrl-C."""
+
 
 class Outcome(enum.Enum):
     """How `Trainer.train` ended."""
@@ -167,7 +170,7 @@ class Trainer(Configurable):
         stop_file = self.config.checkpoint.stop_file
         save_is_due = False
         place = self.run_folder / stop_file if stop_file and self.world.is_main else None
-        with StopSignals(place) as stop, self.messages:
+        with StopSignals(place, notice=STOP_NOTICE if self.world.is_main else "") as stop, self.messages:
             self.is_asked_to_stop = lambda: stop.asked is not None
             try:
                 self._call("on_run_start")
