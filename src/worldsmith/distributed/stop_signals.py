@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
+STOP_NOTICE = "Stopping after this step, saving a checkpoint. Press Ctrl-C again to quit without saving."
+"""Answer of a run to Ctrl-C."""
 SAME_PRESS = 1.0
 """Seconds within which a second SIGINT is the same one: a terminal sends it to all processes, and torchrun again."""
 

@@ -20,7 +20,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
-from worldsmith.distributed.stop_signals import StopSignals
+from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from worldsmith.training.validation import Validator
 
 logger = logging.getLogger(__name__)
-
-STOP_NOTICE = "Stopping after this step, saving a checkpoint. Press Ctrl-C again to quit without saving."
-"""Answer to Ctrl-C."""
 
 
 class Outcome(enum.Enum):
