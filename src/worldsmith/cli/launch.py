@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from worldsmith.actions.registry import ACTIONS
+from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.cli.slurm import add_options, submit
-from worldsmith.cli.started_as import COMMAND_VARIABLE, started_as
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once

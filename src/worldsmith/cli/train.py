@@ -20,7 +20,7 @@ from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
 from worldsmith.cli.plan import load as load_plan
-from worldsmith.cli.started_as import COMMAND_VARIABLE, started_as
+from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
