@@ -23,7 +23,8 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
     for name in ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT", "WORLDSMITH_LATENT_CACHE"):
         environment.pop(name, None)
     script = commands.replace("--val-clips 0", "--val-clips 0 --num-frames 5 >/dev/null")
-    script = script.replace("trainer.max_iter=2", "trainer.max_iter=2 dataloader_train.max_samples_per_batch=2")
+    quick = "trainer.max_iter=2 dataloader_train.max_samples_per_batch=2"
+    script, shown = (text.replace("trainer.max_iter=2", quick) for text in (script, shown))
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

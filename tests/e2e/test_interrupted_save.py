@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import toy_runs
 
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.distributed.stop_signals import SAME_PRESS
+from worldsmith.distributed.stop_signals import PREEMPTED, SAME_PRESS, STOP_NOTICE
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -60,3 +61,40 @@ def test_a_second_ctrl_c_ends_a_run_that_saves(tmp_path: Path, in_background: bo
         assert not list((tmp_path / "out").glob("**/iter_*"))
     finally:
         process.kill()
+
+
+def test_one_ctrl_c_is_acknowledged_and_the_last_line_resumes_the_run(tmp_path: Path) -> None:
+    config = toy_runs.toy_config(toy_runs.make_world(tmp_path / "a world"), steps=100_000)
+    config.checkpoint.save_iter, config.job.name = 100_000, ""
+    (tmp_path / "a run.yaml").write_text(to_yaml(config))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+        "WORLDSMITH_OUTPUT_ROOT": str(tmp_path / "out"),
+    }
+    command = [sys.executable, "-m", "worldsmith", "--import", "toy_family", "train", str(tmp_path / "a run.yaml")]
+    with subprocess.Popen(
+        [*command, "--", "trainer.max_iter=200000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + 100
+            while not list((tmp_path / "out").glob("**/metrics.jsonl")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
+    assert process.returncode == PREEMPTED
+    assert STOP_NOTICE in said.splitlines()
+    (run,) = (tmp_path / "out/tests/tiny").iterdir()
+    resume = said.splitlines()[-1]
+    assert shlex.split(resume) == [*command, "--job.name", run.name, "--", "trainer.max_iter=200000"]
+    (run / "STOP").touch()  # so that it stops after a step
+    again = subprocess.run(resume, shell=True, env=environment, capture_output=True, text=True)
+    assert again.returncode == PREEMPTED
+    assert again.stdout.splitlines()[-1] == resume
+    assert [found.name for found in run.parent.iterdir()] == [run.name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from worldsmith.actions.registry import ACTIONS
+from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
 from worldsmith.config.write.values import shorten
@@ -191,12 +193,17 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def named_run() -> Iterator[None]:
-    """Gives a run without a name one for all restarts of its processes, so that these resume it."""
+    """Gives a run without a name one for all restarts of its processes, so that these resume it.
+
+    Also gives the processes the command that started the launcher, in the environment.
+    """
     name = os.environ.get(START_VARIABLE)
+    os.environ[COMMAND_VARIABLE] = shlex.join(started_as())
     os.environ[START_VARIABLE] = name or f"{start_time()}_{uuid.uuid4().hex[:4]}"
     try:
         yield
     finally:
+        del os.environ[COMMAND_VARIABLE]
         if not name:
             del os.environ[START_VARIABLE]
 

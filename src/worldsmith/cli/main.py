@@ -33,6 +33,8 @@ One that reads typed flags also has `read_words(parser, words) -> Namespace`, fo
 """
 ELSEWHERE = {"config": "config.command", "schema": "config.schema"}
 """Commands whose module has another name than they have."""
+WITHOUT_ARGUMENTS = ("recipes",)
+"""Commands that do something without arguments; the others print their help."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, of a command that has nothing to resume."""
 PACKAGES = {
@@ -62,14 +64,14 @@ def dispatch(words: list[str]) -> int:
     words, packages = take_packages(words)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
-        return 0 if words else 2
+        return 0
     if words[0] in ("-V", "--version"):
         print(f"worldsmith {__version__}")
         return 0
     name = words[0]
     if name not in COMMANDS:
         return fail(f"there is no command '{name}'{_advice(name)}; commands: {', '.join(COMMANDS)}")
-    return run_command(name, words[1:], packages)
+    return run_command(name, words[1:] or ["--help"] * (name not in WITHOUT_ARGUMENTS), packages)
 
 
 def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:

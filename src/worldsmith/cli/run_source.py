@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import ConfigError, Problem, UserError
@@ -18,8 +21,13 @@ from worldsmith.config.tree.references import Kept
 from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
 from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
+from worldsmith.monitor.redaction import redact_arguments
 
 FILES = (".toml", ".yaml", ".yml")
+
+COMMAND_VARIABLE = "WORLDSMITH_COMMAND"
+"""Environment variable in which a launcher gives its processes the command that started it."""
+MODULES = ("__main__.py", "main.py")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,3 +163,13 @@ def names_source(word: str) -> bool:
         return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
     except ConfigError:
         return False
+
+
+def started_as() -> list[str]:
+    """The command of this process and its arguments, without secrets."""
+    program, *arguments = sys.argv
+    if Path(program).name in MODULES:
+        first = [sys.executable, "-m", "worldsmith"]
+    else:
+        first = [Path(program).name if shutil.which(Path(program).name) == program else program]
+    return [*first, *redact_arguments(arguments)]

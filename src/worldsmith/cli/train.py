@@ -20,6 +20,7 @@ from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import adopt_parent_run
 from worldsmith.cli.plan import load as load_plan
+from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
@@ -148,6 +149,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     from worldsmith.training.trainer import Outcome
 
     trainer: Trainer | None = None
+    is_named = bool(tree.job.name) or tree.job.resume_newest
     try:
         with mistakes_of_the_user():
             complete = completion(run_path(tree.job), resolve(tree))
@@ -187,11 +189,26 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     finally:
         stop_world()
     if outcome is Outcome.STOPPED:
+        if trainer.world.is_main and (trainer.world.size == 1 or COMMAND_VARIABLE in os.environ):
+            print(f"To resume the run:\n{resume_command('' if is_named else trainer.run_folder.name)}", flush=True)
         return PREEMPTED
     if trainer.world.is_main:
         print_text(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
         print_text(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
     return 0
+
+
+def resume_command(name: str) -> str:
+    """The command that resumes the run: the one that started it, of its launcher where it has one, for a shell.
+
+    Args:
+        name: The name of a run that its command does not name, without which the command would start another one.
+    """
+    words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or started_as()
+    if name:
+        end = words.index("--") if "--" in words else len(words)
+        words[end:end] = ["--job.name", name]
+    return shlex.join(words)
 
 
 def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:

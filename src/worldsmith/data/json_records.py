@@ -20,9 +20,9 @@ MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """(line number from 1, text) of every line that is not blank; plain or gzip, told from the first bytes."""
-    with open(file, "rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
     try:
+        with open(file, "rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
         with gzip.open(file, "rb") if zipped else open(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():

@@ -23,7 +23,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from worldsmith.data.shards.part import is_part, read_part
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 
 CONTAINERS = (
     "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
@@ -87,10 +87,8 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
     """Size and times of a regular file. Raises SampleError; `other_reason` when it is a FIFO, a folder or a device."""
     try:
         status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise SampleError("missing_file", "the file does not exist") from None
     except OSError as error:
-        raise SampleError("unreadable", str(error)) from None
+        raise read_error(error) from None
     if not stat.S_ISREG(status.st_mode):  # reading from a FIFO would wait for ever
         raise SampleError(other_reason, f"expected a file, found {KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}")
     return status
@@ -217,11 +215,9 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
                 raise SampleError(*why_unreadable(path, "unknown_codec", "there is no decoder for the video stream"))
             stream.codec_context.thread_count = 1  # the loader's workers are the parallelism
             yield container, stream
-    except FileNotFoundError:
-        raise SampleError("missing_file", "the file does not exist") from None
-    except PermissionError as error:
-        raise SampleError("unreadable", str(error)) from None
     except (av.error.FFmpegError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in READ_ERRORS:
+            raise read_error(error) from None
         raise SampleError(*why_unreadable(path, "not_a_video", str(error))) from None
 
 
@@ -244,12 +240,16 @@ def source_of(path: str) -> str | io.BytesIO:
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
     """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
-    with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size == 0:
-            return "empty_file", "the file has 0 bytes"
-        if is_cut_mp4(file, size):
-            return "truncated", "the MP4 file ends inside a box or before its index (moov)"
+    try:
+        with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
+                return "empty_file", "the file has 0 bytes"
+            if is_cut_mp4(file, size):
+                return "truncated", "the MP4 file ends inside a box or before its index (moov)"
+    except OSError as error:
+        fault = read_error(error)
+        return fault.reason, fault.detail
     return reason, detail
 
 

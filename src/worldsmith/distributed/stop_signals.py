@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
+STOP_NOTICE = "Stopping after this step, saving a checkpoint. Press Ctrl-C again to quit without saving."
+"""Answer of a run to Ctrl-C."""
 SAME_PRESS = 1.0
 """Seconds within which a second SIGINT is the same one: a terminal sends it to all processes, and torchrun again."""
 
@@ -29,8 +31,10 @@ class StopSignals:
     Only the main thread can catch signals; elsewhere this does nothing. `file`, if there is one, counts like a signal.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, *, notice: str = "") -> None:
+        """`notice` is printed as one line as soon as the first SIGINT arrives."""
         self.file = file
+        self.notice = notice
         self.received: str | None = None
         self._since = 0.0
         self._owner = os.getpid()
@@ -67,6 +71,9 @@ class StopSignals:
             leave_terminal()
         if self.received is None:
             self.received, self._since = signal.Signals(number).name, time.monotonic()
+            if number == signal.SIGINT and self.notice:
+                with suppress(OSError):  # not by the log, in the middle of whose work the signal may have come
+                    os.write(2, f"\n{self.notice}\n".encode())
         elif number == signal.SIGINT and time.monotonic() - self._since > SAME_PRESS:
             raise KeyboardInterrupt("a second SIGINT")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.assets import asset_path
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import kind_of, read_json_object
 from worldsmith.files.model_folder import listed_files
 from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
 
@@ -167,6 +169,39 @@ def _why_not_on_the_hub(name: str) -> str:
     if name.startswith(SCHEME):
         return f", and the hub's names have the form {SCHEME}org/name[@revision][/folder]"
     return "" if Path(name).is_absolute() or name.startswith(".") else ", and a repository of the hub is named org/name"
+
+
+LAYER_KEYS = ("num_hidden_layers", "num_layers", "depth")
+SIZE_KEYS = (
+    "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim", "num_attention_heads",
+    "num_key_value_heads", "num_heads", "in_channels", "out_hidden_size", "num_position_embeddings", "patch_size",
+    "temporal_patch_size", "spatial_merge_size",
+)  # fmt: skip
+MAX_LAYERS = 1000
+"""Each is built as modules of its own, one after the other. The largest released networks have about 100."""
+MAX_SIZE = 2**31 - 1
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder. Raises UserError also for sizes that no network can have, before one is built."""
+    file = folder / "config.json"
+    settings = read_json_object(file)
+    model_type = settings.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise UserError(f"{file}: model_type: expected a text, found {kind_of(model_type)}")
+    for name in ("", "text_config", "vision_config"):
+        part = settings.get(name) if name else settings
+        if part is not None and not isinstance(part, dict):
+            raise UserError(f"{file}: {name}: expected an object, found {kind_of(part)}")
+        for key, most in (*((key, MAX_LAYERS) for key in LAYER_KEYS), *((key, MAX_SIZE) for key in SIZE_KEYS)):
+            value = (part or {}).get(key)
+            if value is None or isinstance(value, list):  # a default is meant; one value for each layer
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                where = f"{name}.{key}" if name else key
+                found = value if isinstance(value, (int, float)) else kind_of(value)
+                raise UserError(f"{file}: {where}: expected a whole number from 1 to {most}, found {found}")
+    return settings
 
 
 Contents = Mapping[str, Mapping[str, Any] | Path | None]

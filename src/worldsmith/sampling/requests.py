@@ -12,6 +12,7 @@ import torch
 
 from worldsmith.data.clip_limits import require_clip
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.stream.errors import check_text
 from worldsmith.models.real_values import real_values
 from worldsmith.models.video_model import Beginning, SampleLayout, VideoSampler
 from worldsmith.sampling.texts import conditional_text, unconditional_text
@@ -69,6 +70,7 @@ class GenerationRequest:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         for text in (self.prompt, self.negative_prompt or ""):
+            check_text(text, f"{where}: the prompt")
             if not text.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
                 raise ValueError(f"{where}: {text[:60]!r} holds half of a surrogate pair, which is no character")
         if self.seed < 0:

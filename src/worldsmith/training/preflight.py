@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
 from worldsmith.config.errors import UserError, wrong
+from worldsmith.config.tree.contradictions import TRIAL_STEPS
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.models.weights.table import table_of
@@ -98,10 +99,12 @@ def schedule_remarks(config: Trainer.Config) -> list[str]:
 
     schedule, steps = config.scheduler, config.trainer.max_iter
     remarks = []
-    if multiplier(schedule, 0) == 0:
-        remarks.append("scheduler: the first step has learning rate 0 (f_start is 0)")
+    if steps == 1 and multiplier(schedule, 0) == 0:
+        remarks.append("scheduler: the only step has learning rate 0 (f_start is 0): nothing is trained")
     warm_up = schedule.warm_up_steps[0]
-    if steps <= warm_up < schedule.cycle_lengths[0]:  # a warm-up above its cycle is remarked when the config is read
+    if (
+        TRIAL_STEPS < steps <= warm_up < schedule.cycle_lengths[0]
+    ):  # a warm-up above its cycle is remarked when the config is read
         remarks.append(f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps")
     return [*remarks, *rate_remarks(config)]
 

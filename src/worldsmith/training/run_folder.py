@@ -174,7 +174,9 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
         try:
             write()
         except OSError as error:
-            problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
+            inside = error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(folder)
+            what = f"the run folder {folder} cannot be written" if inside else f"{error.filename} cannot be read"
+            problem = f"{what}: {error.strerror or error}"
     problem = world.broadcast(problem)
     if problem is not None:
         raise UserError(problem)

@@ -20,7 +20,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
-from worldsmith.distributed.stop_signals import StopSignals
+from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.lease import release_leases
 from worldsmith.models.spec import ModelSpec
@@ -167,7 +167,7 @@ class Trainer(Configurable):
         stop_file = self.config.checkpoint.stop_file
         save_is_due = False
         place = self.run_folder / stop_file if stop_file and self.world.is_main else None
-        with StopSignals(place) as stop, self.messages:
+        with StopSignals(place, notice=STOP_NOTICE if self.world.is_main else "") as stop, self.messages:
             self.is_asked_to_stop = lambda: stop.asked is not None
             try:
                 self._call("on_run_start")

@@ -100,7 +100,7 @@ def test_mistakes_of_the_user_end_in_a_report_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
 ) -> None:
     command(monkeypatch, error)
-    assert cli.main(["train"]) == code
+    assert cli.main(["train", "x"]) == code
     shown = capsys.readouterr().err
     assert words in shown
     assert "Traceback" not in shown
@@ -109,7 +109,7 @@ def test_mistakes_of_the_user_end_in_a_report_and_an_exit_code(
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, ZeroDivisionError("ours"))
     with pytest.raises(ZeroDivisionError):
-        cli.main(["train"])
+        cli.main(["train", "x"])
 
 
 def test_words_after_the_dashes_are_overrides_wherever_the_flags_stand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_overrides_for_a_command_that_takes_none_and_wrong_flags_are_refused(
 def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"worldsmith {__version__}\n"
-    assert cli.main([]) == 2
+    assert cli.main([]) == 0
     assert cli.main(["trian"]) == 2
     assert "did you mean 'train'?" in capsys.readouterr().err
     assert cli.main(["--help"]) == 0
@@ -202,3 +202,18 @@ def test_the_program_looks_for_garbage_less_often(monkeypatch: pytest.MonkeyPatc
         assert gc.get_threshold() == COLLECTED
     finally:
         gc.set_threshold(*usual)
+
+
+@pytest.mark.parametrize("name", sorted({*cli.COMMANDS} - {"recipes"}))
+def test_a_command_without_arguments_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name]) == 0
+    bare = capsys.readouterr()
+    assert cli.main([name, "--help"]) == 0
+    assert bare == capsys.readouterr()
+    assert bare.out
+    assert not bare.err
+
+
+def test_recipes_without_arguments_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes"]) == 0
+    assert "moving_shapes" in capsys.readouterr().out

@@ -164,7 +164,10 @@ def test_a_schedule_that_is_shorter_than_the_run_is_a_warning(tmp_path: Path) ->
     [
         ([500], [1000], 500, "still in warm-up at step 500, where it reaches 52.5% of optimizer.lr"),
         ([500], [1000], 60, "still in warm-up at step 60, where it reaches 10.7% of optimizer.lr"),
-        ([10], [10], 10, "step 10, where it reaches 100.0% of optimizer.lr"),
+        ([30], [30], 30, "step 30, where it reaches 100.0% of optimizer.lr"),
+        ([2], [50], 2, None),  # a run that only tests whether training works
+        ([20], [50], 20, None),
+        ([21], [50], 21, "still in warm-up at step 21"),
         ([10, 20], [2, 40], 30, "warm_up_steps[1] = 40 is not below cycle_lengths[1] = 20: the learning rate is still "
          "in warm-up at step 30, where it reaches 52.5% of optimizer.lr, and there is no decay"),
         ([10, 20], [2, 40], 10, None),  # the run ends before that cycle

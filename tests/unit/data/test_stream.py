@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -96,3 +98,25 @@ def test_nothing_usable_ends_at_once() -> None:
         next(iter(load(-1, -2, max_bad_fraction=1.0)))
     with pytest.raises(DataError, match=r"the numbers has 0 records and no usable sample .* All must be positive"):
         load()
+
+
+def test_a_sample_that_cannot_be_read_is_left_out_and_a_fault_of_the_process_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever a maker reads: an error number that is about a file is one of its sample."""
+
+    def make(maker: NumberMaker, position: int) -> Made[Number]:
+        value = maker.dataset.values[maker.index(position)]
+        if value == 3:
+            raise OSError(code, os.strerror(code), "numbers/3")
+        return Made(Number(str(value), position, value))
+
+    monkeypatch.setattr(NumberMaker, "make", make)
+    code = errno.EIO
+    packs = [[s.num_tokens for s in pack] for pack in islice(load(4, 3, 5, quarantine=Quarantine(tmp_path)), 1)]
+    assert packs == [[4, 5]]
+    (entry,) = map(json.loads, (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    assert (entry["reason"], entry["detail"]) == ("unreadable", "[Errno 5] Input/output error: 'numbers/3'")
+    code = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        next(iter(load(4, 3, 5)))

@@ -124,3 +124,15 @@ with exit_when_asked():
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert done.returncode == PREEMPTED
     assert done.stderr == f"stopped by {signal.Signals(number).name} with nothing to save\n"
+
+
+def test_ctrl_c_is_acknowledged_at_once_and_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Other signals, of which nobody waits for an answer at a terminal, print nothing."""
+    with StopSignals(notice="Stopping.") as stop:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert stop.asked == "SIGINT"
+    assert capfd.readouterr().err == "\nStopping.\n"
+    with StopSignals(notice="Stopping."):
+        send(signal.SIGTERM)
+    assert capfd.readouterr().err == ""

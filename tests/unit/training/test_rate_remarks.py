@@ -40,3 +40,22 @@ def test_what_is_unusual_is_a_note_of_the_start(recipe: str, settings: dict[str,
     notes = [note for note in schedule_remarks(config_of(recipe, **settings)) if not note.startswith("scheduler")]
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (1, "the only step has learning rate 0"),
+        (2, None),
+        (20, None),
+        (40, "the run of 40 steps ends within the warm-up of 50 steps"),
+        (800, None),
+    ],
+)
+def test_a_warm_up_is_remarked_where_it_matters(steps: int, said: str | None) -> None:
+    """Not in a run of a few steps, which only tests that training works."""
+    config: Any = get_recipe("moving_shapes")
+    config.trainer.max_iter, config.scheduler.cycle_lengths = steps, [800]
+    notes = [note for note in schedule_remarks(config) if note.startswith("scheduler")]
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
+from read_errors import break_file
 from tiny_runs import make_world, tiny_config
 
 from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World
 from worldsmith.models.weights.table import weight_table
 from worldsmith.training import preflight
+from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.state_bytes import state_bytes
-from worldsmith.training.trainer import Trainer
+from worldsmith.training.trainer import Outcome, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +94,28 @@ def test_a_refused_resume_changes_nothing(world: Path, tmp_path: Path) -> None:
         Trainer(config, run_folder=folder)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"} == before
     assert json.loads((folder / ".lock").read_text())["pid"]
+
+
+def test_a_clip_that_cannot_be_read_is_left_out_of_a_run(tmp_path: Path) -> None:
+    """The start looks at all clips for its records, and says nothing wrong about the run folder."""
+    config = tiny_config(make_world(tmp_path / "world", clips=5), steps=2)
+    break_file(tmp_path / "world/data/videos/2.mp4")
+    folder = tmp_path / "run"
+    assert Trainer(config, run_folder=folder).train() is Outcome.FINISHED
+    (entry,) = map(json.loads, (folder / "quarantine.jsonl").read_text().splitlines())
+    assert entry["key"] == "clip2_w0"
+    assert entry["reason"] == "unreadable"
+    assert "Input/output error" in entry["detail"]
+
+
+def test_a_file_that_cannot_be_read_is_told_apart_from_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    def fails(code: int, file: Path | None) -> None:
+        raise OSError(code, os.strerror(code), *([] if file is None else [file]))
+
+    for code, file, words in (
+        (errno.EIO, tmp_path / "data/1.mp4", f"^{tmp_path}/data/1.mp4 cannot be read: Input/output error$"),
+        (errno.EIO, tmp_path / "run/a.json", f"^the run folder {tmp_path}/run cannot be written: Input/output error$"),
+        (errno.ENOSPC, None, f"^the run folder {tmp_path}/run cannot be written: No space left on device$"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write_on_main(World(), tmp_path / "run", lambda code=code, file=file: fails(code, file))

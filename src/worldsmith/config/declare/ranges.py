@@ -92,6 +92,8 @@ class Length:
 
 Count = Annotated[int, Range(ge=1)]
 """At least one."""
+LayerCount = Annotated[int, Range(ge=1, le=1000)]
+"""Layers of a network. Each is built as modules of its own; the largest released networks have about 100."""
 NotNegative = Annotated[int, Range(ge=0)]
 Seed = Annotated[int, Range(ge=0, lt=2**63)]
 """What random generators take."""

@@ -41,6 +41,10 @@ def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> l
     return []
 
 
+TRIAL_STEPS = 20
+"""A run of at most so many steps tests that training works; its learning rate is of no interest."""
+
+
 def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
     """What is allowed and may surprise: short cycles, a long warm-up, rules for loading nothing, degrees."""
     found = [*_endless_warm_up(tree)]
@@ -74,7 +78,7 @@ def _endless_warm_up(tree: Any) -> Iterator[str]:
     schedule, steps = find(tree, ("scheduler",)), find(tree, ("trainer", "max_iter"))
     names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max")
     lists = [find(schedule, (name,)) for name in names]
-    if not all(isinstance(values, list) for values in lists) or type(steps) is not int:
+    if not all(isinstance(values, list) for values in lists) or type(steps) is not int or steps <= TRIAL_STEPS:
         return
     begin = 0
     for cycle, (length, warm_up, start, top) in enumerate(zip(*lists, strict=False)):

@@ -20,7 +20,7 @@ from worldsmith.data.clips.resolution import target_size
 from worldsmith.data.clips.sample import FirstFrames, VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import read_frames
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.order import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
@@ -156,6 +156,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         caption = choose_caption(window.captions, config.caption_keys, rng)
         if caption is None:
             raise SampleError("no_caption", "no caption key holds text")
+        check_text(caption.text, f"the caption '{caption.key}'")
         return render_caption(
             caption,
             suffix=config.caption_suffix,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.errors import DataError, SampleError, check_text
 
 ASKED, ANSWERED = ("FIRSTQUESTION", "SECONDQUESTION"), ("FIRSTANSWER", "SECONDANSWER")
 """Texts of the conversation in which the template is seen at work; no template knows them."""
@@ -38,6 +38,7 @@ class ChatTemplate:
         """The text of a conversation, with one placeholder an image or video. Raises SampleError."""
         from jinja2.exceptions import TemplateError
 
+        check_text("".join(turn.text for turn in turns), "the conversation")
         for number, turn in enumerate(turns, start=1):
             found = self.special.search(turn.text)
             if found:
@@ -49,8 +50,10 @@ class ChatTemplate:
             return str(
                 self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
             )
-        except (TemplateError, TypeError) as error:
+        except TemplateError as error:
             raise SampleError("template", f"the chat template refuses the conversation: {error}") from None
+        except Exception as error:  # a template may do anything that Jinja's sandbox allows
+            raise SampleError("template", f"the chat template fails: {type(error).__name__}: {error}") from None
 
     def answers(self, text: str) -> list[tuple[int, int]]:
         """(start, end) of every answer in a rendered text, with the token that ends its turn."""

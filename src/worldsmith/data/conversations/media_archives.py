@@ -85,7 +85,8 @@ def unpack(archive: Path, folder: Path) -> int:
         raise DataError(f"{archive}: {error}. Nothing was unpacked") from None
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise
+            words = error.strerror or error
+            raise DataError(f"{archive} cannot be unpacked into {folder.parent}: {words}") from None
         raise DataError(f"{archive} is damaged and cannot be unpacked: {error}. Copy or download it anew") from None
     return sum(len(files) for _, _, files in os.walk(folder))
 

@@ -85,10 +85,16 @@ def is_media(path: Path) -> bool:
 
 
 def read_caption_file(path: Path) -> dict[str, Any]:
-    """The captions of a .txt or .json file; none where it is blank. Raises SampleError: bad_json, bad_caption."""
-    if not path.is_file():  # reading from a FIFO would wait for ever
-        raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
-    content = path.read_bytes()
+    """The captions of a .txt or .json file; none where it is blank.
+
+    Raises SampleError: unreadable, bad_json, bad_caption.
+    """
+    try:
+        if not path.is_file():  # reading from a FIFO would wait for ever
+            raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
+        content = path.read_bytes()
+    except OSError as error:
+        raise SampleError("unreadable", str(error)) from None
     if path.suffix.lower() == ".json":
         return caption_of(parse_json(content))
     try:

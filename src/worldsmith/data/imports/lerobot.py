@@ -86,9 +86,7 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
     info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; what can be read is {', '.join(VERSIONS)}")
-    fps = info["fps"]
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-        raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r}")
+    check_info(source, info)
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     if not videos:
         raise ValueError(f"{source} has no videos; pictures inside of parquet files are not read")
@@ -104,6 +102,24 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
         episodes = json_lines(source / "meta/episodes.jsonl")
         tasks = {line["task_index"]: line["task"] for line in json_lines(source / "meta/tasks.jsonl")}
     return Dataset(source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks)
+
+
+def check_info(source: Path, info: dict[str, Any]) -> None:
+    """Raises ValueError for a value of another type than LeRobot writes, and KeyError for one that is missing."""
+    fps = info["fps"]
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+        raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r:.80}")
+    features = info["features"]
+    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
+        raise ValueError(f"{source / INFO}: features: expected an object of objects, found {features!r:.80}")
+    size = info.get("chunks_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{source / INFO}: chunks_size: expected a whole number above 0, found {size!r:.80}")
+    for name in ("data_path", "video_path"):
+        if not isinstance(info[name], str):
+            raise ValueError(f"{source / INFO}: {name}: expected a text, found {info[name]!r:.80}")
+    if not isinstance(info.get("splits") or {}, dict):
+        raise ValueError(f"{source / INFO}: splits: expected an object, found {info['splits']!r:.80}")
 
 
 def json_lines(file: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,10 @@ from worldsmith.data.stream.errors import DataError
 TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 BRACES = re.compile(r"\{([^{}]*)\}")
+MAX_SHARDS = 1_000_000
+"""Shards that a pattern may name."""
+MAX_DIGITS = 18
+"""Digits of a number in braces."""
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -28,17 +32,20 @@ def shard_pattern(path: str) -> str | None:
 
 
 def find_shards(pattern: str) -> list[str]:
-    """The addresses in order, each once. Raises DataError when there is none, or when they are compressed."""
+    """The addresses in order, each once. Raises DataError for none, for too many and for compressed tars."""
     if COMPRESSED.search(pattern):
         raise DataError(f"{pattern}: a compressed tar has no random access; unpack it to {TAR} (video gains nothing)")
-    found = list(dict.fromkeys(file for one in braces(pattern) for file in matches(one)))
+    found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in matches(one)))
     if not found:
         raise DataError(f"no shard matches {pattern}")
     return found
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """`a{1,2}` and `a{00..12}`, as a shell spells them out; leading zeros stay."""
+    """`a{1,2}` and `a{00..12}`, as a shell spells them out; leading zeros stay.
+
+    Raises DataError for a range of too many.
+    """
     group = BRACES.search(pattern)
     if group is None:
         yield pattern
@@ -46,11 +53,27 @@ def braces(pattern: str) -> Iterator[str]:
     choices: Sequence[str] = group[1].split(",")
     if numbers := RANGE.fullmatch(group[1]):
         first, last = numbers.groups()
+        if max(len(first), len(last)) > MAX_DIGITS or abs(int(last) - int(first)) >= MAX_SHARDS:
+            raise too_many(pattern)
         step = 1 if int(first) <= int(last) else -1
         width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
         choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
     for choice in choices:
         yield from braces(pattern[: group.start()] + choice + pattern[group.end() :])
+
+
+def limited(files: Iterator[str], pattern: str) -> Iterator[str]:
+    """The files. Raises DataError after `MAX_SHARDS` of them."""
+    yield from itertools.islice(files, MAX_SHARDS)
+    if next(files, None) is not None:
+        raise too_many(pattern)
+
+
+def too_many(pattern: str) -> DataError:
+    return DataError(
+        f"{pattern:.200} names too many shards: expected at most {MAX_SHARDS:,}, with numbers of at most {MAX_DIGITS} "
+        "digits. Name a smaller range, or a folder"
+    )
 
 
 def matches(pattern: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 from worldsmith.data.stream.order import sample_index
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -115,7 +115,12 @@ class SampleMaker(ABC, Generic[S]):
                 self.check_size(made.item.num_tokens)
             return made
         except SampleError as error:
-            return Made(self.reject(position, error.reason, error.detail))
+            fault = error
+        except OSError as error:
+            if error.errno not in READ_ERRORS:
+                raise
+            fault = read_error(error)
+        return Made(self.reject(position, fault.reason, fault.detail))
 
     def index(self, position: int) -> int:
         """Which sample of the data set stands at a position."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Share
+from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, Range, Share
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 
@@ -21,7 +21,7 @@ class NetworkConfig(Config):
     """Channels that come in: those of a latent, twice as many with an image beside it."""
     out_channels: Count = 16
     """Channels of a latent."""
-    num_layers: Count = 30
+    num_layers: LayerCount = 30
     """Blocks."""
     time_embed_dim: Count = 512
     """Channels of the timestep's embedding."""

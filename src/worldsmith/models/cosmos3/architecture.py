@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative, Range
+from worldsmith.config.declare.ranges import Count, Factor, LayerCount, Length, NotNegative, Range
 
 Positive = Annotated[float, Range(gt=0, finite=True)]
 
@@ -23,7 +23,7 @@ class NetworkConfig(Config):
     """Width of both residual streams."""
     intermediate_size: Count = 12288
     """Width inside each MLP."""
-    num_hidden_layers: Count = 36
+    num_hidden_layers: LayerCount = 36
     """Decoder layers; each holds an understanding and a generation parameter set."""
     num_attention_heads: Count = 32
     """Query heads. heads x head_dim may differ from hidden_size."""

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.declare.ranges import Count, LayerCount, Range
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 PACKED = 4
@@ -20,9 +20,9 @@ class NetworkConfig(Config):
 
     in_channels: Annotated[int, Range(ge=PACKED)] = 64
     """Channels of a token: those of 2x2 latent cells."""
-    num_layers: Count = 19
+    num_layers: LayerCount = 19
     """Blocks with weights of their own for text and image."""
-    num_single_layers: Count = 38
+    num_single_layers: LayerCount = 38
     """Blocks after them with the same weights for both."""
     attention_head_dim: Annotated[int, Range(ge=2)] = 128
     """Channels of a head."""

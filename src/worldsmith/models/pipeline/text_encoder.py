@@ -12,7 +12,7 @@ from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings, tokenizer_files
 from worldsmith.models.pipeline.published import T5_XXL, UMT5_XXL
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.weights.finite import non_finite, require_finite
@@ -212,6 +212,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
     from transformers import AutoConfig, AutoModelForTextEncoding
 
     dtype = getattr(torch, precision)
+    read_settings(folder)
     if in_simulation():
         config = load_from_folder(AutoConfig, folder)
         make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype, trust_remote_code=False)

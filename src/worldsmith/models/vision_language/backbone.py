@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -11,9 +13,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from worldsmith.files.json_file import read_json_object
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model import NetworkParts
+from worldsmith.models.model_files import read_settings
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.vision_language.attention import choose_attention
 from worldsmith.models.vision_language.attention_by_sample import BY_SAMPLE, IN_WINDOWS
@@ -34,7 +36,7 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
     They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
     Raises ValueError for a network that cannot be trained here.
     """
-    settings = read_json_object(folder / "config.json")
+    settings = read_settings(folder)
     model_type = settings.get("model_type")
     visual = model_type in VISUAL
     reason = why_not_trained(settings)
@@ -42,7 +44,8 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
         reason = f"model_type is {model_type!r}; {TRAINED}"
     if reason is not None:
         raise ValueError(f"{folder / 'config.json'}: {reason}")
-    config = load_from_folder(AutoConfig, folder)
+    with transformers_errors(folder):
+        config = load_from_folder(AutoConfig, folder)
     if hasattr(config, "quantization_config"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
@@ -59,9 +62,10 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
             )
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     chosen = choose_attention(attention, kind._model_mapping[type(config)])
-    network: PreTrainedModel = kind.from_config(
-        config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
-    )
+    with transformers_errors(folder):
+        network: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
+        )
     if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
         decoder_of(network).set_attn_implementation(BY_SAMPLE)
     if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):
@@ -75,6 +79,20 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
         network.model.get_rope_index = with_real_values(network.model.get_rope_index)
     network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
     return network
+
+
+@contextmanager
+def transformers_errors(folder: Path) -> Iterator[None]:
+    """Raises ValueError, with the file, for whatever transformers raises about the settings in config.json."""
+    try:
+        yield
+    except (OSError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
+        raise
+    except Exception as error:  # each class of transformers has errors of its own
+        words = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers cannot build the network: {type(error).__name__}: {words}"
+        ) from error
 
 
 def parts_of(network: Any) -> NetworkParts:

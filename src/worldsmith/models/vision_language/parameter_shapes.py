@@ -31,7 +31,7 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
         for index in range(text["num_hidden_layers"]):
             layer = _attention(kind, text) | _feed_forward(kind, text, index)
             shapes |= {f"{path}.layers.{index}.{name}": shape for name, shape in layer.items()}
-    except KeyError:  # a default of transformers is meant
+    except (KeyError, TypeError):  # a default of transformers is meant, or it refuses the settings with its own words
         return None
     shapes |= norm(f"{path}.norm", text["hidden_size"])
     return shapes if is_tied(config) else shapes | {HEAD: words}

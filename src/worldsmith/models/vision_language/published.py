@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import cached, hub_name, is_local, local_path
+from worldsmith.models.model_files import cached, hub_name, is_local, local_path, read_settings
 
 VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Model types whose images and videos are understood here: patches of two frames, and positions in four rows."""
@@ -139,7 +138,7 @@ def find_config(name: str) -> dict[str, Any] | None:
     if folder is None and hub is not None and Path(HF_HUB_CACHE, f"models--{hub.repo.replace('/', '--')}").is_dir():
         folder = cached(hub, ("config.json",))
     file = None if folder is None else folder / "config.json"
-    return published_config(name) if file is None else read_json_object(file) if file.is_file() else None
+    return published_config(name) if file is None else read_settings(file.parent) if file.is_file() else None
 
 
 def why_not_trained(config: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Annotated
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
+from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, Range
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 
 MASK = 4
@@ -33,7 +33,7 @@ class NetworkConfig(Config):
     """Channels of the timestep's sines."""
     ffn_dim: Count = 13824
     """Channels inside a feed-forward layer."""
-    num_layers: Count = 40
+    num_layers: LayerCount = 40
     """Blocks."""
     cross_attn_norm: bool = True
     """Weights and biases in the norm before the attention to the text."""

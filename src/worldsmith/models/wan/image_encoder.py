@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings
 from worldsmith.models.pipeline.published import CLIP_H_VISION, CLIP_PICTURES
 from worldsmith.models.real_values import in_simulation, real_values, without_values
 from worldsmith.models.weights.finite import non_finite, require_finite
@@ -58,6 +58,7 @@ class WanImageEncoder(Configurable):
         from transformers import CLIPVisionConfig, CLIPVisionModel
 
         dtype, folder = getattr(torch, self.config.precision), self.folder / ENCODER
+        read_settings(folder)
         if in_simulation():
             config = load_from_folder(CLIPVisionConfig, folder)
             model: Any = without_values(partial(CLIPVisionModel, config), dtype, self.device)

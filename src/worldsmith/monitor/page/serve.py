@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from worldsmith.config.errors import UserError
@@ -22,7 +25,12 @@ FRESH = 1.5
 """Seconds for which a page that was made is good enough."""
 PAUSE_PER_COST = 10
 """And this many for each second that it took to make."""
-RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+IDLE_SECONDS = 20.0
+"""A connection that sends or accepts nothing for so long is closed. A page asks more often."""
+MAX_CONNECTIONS = 64
+"""Connections at a time, each with a thread; a browser opens six. Further ones get status 503."""
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 20\r\n\r\n"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -36,10 +44,30 @@ class PageServer(ThreadingHTTPServer):
         self.making = threading.Lock()
         self.made: Page | None = None
         self.good_until = 0.0
+        self.free = threading.Semaphore(MAX_CONNECTIONS)
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise UserError(f"port {port} of {HOST}: {error.strerror}; give another --port, or 0 for any") from None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.sendall(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a connection that its browser has closed or left."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
@@ -61,6 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: PageServer
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
         if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
@@ -74,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(self.server.page().update().encode(), "application/json")
             else:
                 self.answer_file(path.lstrip("/"))
-        except (BrokenPipeError, ConnectionResetError):
+        except (ConnectionError, TimeoutError):
             self.close_connection = True
         except (OSError, UserError) as error:
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=str(error))

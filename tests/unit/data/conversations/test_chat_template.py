@@ -212,3 +212,22 @@ def test_a_model_that_sees_needs_its_limits(tmp_path: Path) -> None:
         ChatProcessor.Config().build(folder=folder)
     with pytest.raises(DataError, match="no tokenizer that can be loaded"):
         ChatProcessor.Config().build(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{%- for i in range(10**9) %}{{- i }}{%- endfor %}", "OverflowError: Range too big"),
+        ("{{- 1 // 0 }}", "ZeroDivisionError"),
+        ("{{- messages.missing.more }}", "has no attribute"),
+        ("{%- for i in %}", "Expected an expression"),
+        ("{{- messages[0]['content'] + 1 }}", "TypeError"),
+    ],
+)
+def test_a_template_that_fails_is_an_error_with_its_folder_and_reason(
+    tmp_path: Path, template: str, words: str
+) -> None:
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(DataError, match=f"the chat template of {tmp_path} cannot be used: .*{words}"):
+        ChatProcessor.Config().build(folder=tmp_path)

@@ -194,3 +194,24 @@ def test_a_task_may_be_in_a_column_without_name_and_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"worldsmith\[lerobot\]"):
         clips(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("fps", "8", "expected a number above 0, found '8'"),
+        ("fps", 0, "expected a number above 0, found 0"),
+        ("features", 5, "expected an object of objects, found 5"),
+        ("features", {"camera": "video"}, "expected an object of objects"),
+        ("chunks_size", "many", "expected a whole number above 0, found 'many'"),
+        ("video_path", ["a"], "expected a text"),
+        ("splits", "all", "expected an object, found 'all'"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_that_names_the_file_and_the_key(
+    name: str, value: object, words: str, tmp_path: Path
+) -> None:
+    lerobot_v2(tmp_path)
+    change_info(tmp_path, **{name: value})
+    with pytest.raises(ValueError, match=f"{tmp_path}/meta/info.json: {name}: {words}"):
+        list(read(tmp_path, Choices()))

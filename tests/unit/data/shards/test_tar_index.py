@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from worldsmith.data.clips.shard_records import samples_of
-from worldsmith.data.shards import part, tar_index
+from worldsmith.data.shards import addresses, part, tar_index
 from worldsmith.data.shards.addresses import braces, find_shards, short_names
 from worldsmith.data.shards.part import part_of, read_part
 from worldsmith.data.shards.tar_index import TarIndex, index_of, read_headers
@@ -194,3 +194,15 @@ def test_the_index_is_plain_json(tmp_path: Path, own_cache: Path) -> None:
     assert [m.text for m in index_of(str(tmp_path / "x.tar")).members] == ["é", None]
     (kept,) = own_cache.rglob("*.json")
     assert json.loads(kept.read_text())["fault"] is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["data-{0000000..9999999}.tar", "{0..999}{0..999}{0..9}.tar", f"x{{0..{'9' * 5000}}}.tar", "{9000000..0}.tar"],
+)
+def test_a_pattern_of_too_many_shards_is_refused_with_the_limit(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they are spelled out, or at the first one above the limit."""
+    if "}{" in pattern:
+        monkeypatch.setattr(addresses, "MAX_SHARDS", 1000)  # so that the test is quick
+    with pytest.raises(DataError, match=r"names too many shards: expected at most 1,000(,000)?,"):
+        find_shards(pattern)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,49 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> No
     for degrees in ({"context_parallel_shard_degree": 2}, {"cfg_parallel_shard_degree": 2}):
         with pytest.raises(ValueError, match=f"{next(iter(degrees))} .*write 1"):
             model_config(tmp_path, parallelism=ParallelismConfig(**degrees)).check()
+
+
+HOSTILE = {
+    "text_config": ("x", "text_config: expected an object, found text"),
+    "vision_config": (5, "vision_config: expected an object, found a number"),
+    "model_type": ([], "model_type: expected a text, found a list"),
+    "text_config.num_hidden_layers": (10**9, "num_hidden_layers: expected a whole number from 1 to 1000, found 10+$"),
+    "vision_config.depth": (10**9, "vision_config.depth: expected a whole number from 1 to 1000, found 10+$"),
+    "text_config.hidden_size": (-1, "text_config.hidden_size: expected a whole number from 1 to 2147483647, found -1"),
+    "text_config.vocab_size": (10**12, "text_config.vocab_size: expected a whole number from 1 to 2147483647, found"),
+    "text_config.num_attention_heads": (
+        0,
+        "num_attention_heads: expected a whole number from 1 to 2147483647, found 0",
+    ),
+    "text_config.intermediate_size": ("96", "intermediate_size: expected a whole number .*, found text"),
+    "text_config.head_dim": (True, "head_dim: expected a whole number .*, found True"),
+    "vision_config.patch_size": (0, "vision_config.patch_size: expected a whole number .*, found 0"),
+    "vision_config.deepstack_visual_indexes": (9, "transformers cannot build the network: .*deepstack_visual_indexes"),
+    "text_config.hidden_act": ("no such", "transformers cannot build the network: .*no such"),
+    "text_config.rope_parameters": (3, "transformers cannot build the network: .*rope_parameters"),
+}
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_settings_that_no_network_can_have_are_one_line_that_names_the_file_and_the_key(
+    key: str, tmp_path: Path
+) -> None:
+    """Before anything is built: a billion layers are never counted up to."""
+    value, words = HOSTILE[key]
+    folder = write_folder(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    *parents, name = key.split(".")
+    part = settings
+    for parent in parents:
+        part = part[parent]
+    part[name] = value
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises((UserError, ValueError), match=f"{folder}/config.json: .*{words}") as caught:
+        model_config(folder).build(device="meta")
+    assert "\n" not in str(caught.value)
+    shapes = pytest.raises(UserError) if "transformers" not in words else contextlib.nullcontext()
+    with shapes:
+        model_config(folder).shapes()
 
 
 def test_flash_attention_is_refused_where_there_is_none_and_cosmos_takes_the_best(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from run_folders import add_samples, write_run
 
 from worldsmith.config.errors import UserError
+from worldsmith.monitor.page import serve
 from worldsmith.monitor.page.serve import PageServer
 
 
@@ -100,3 +104,37 @@ def test_only_this_machine_is_answered(server: PageServer) -> None:
 def test_a_port_that_is_taken_is_said(server: PageServer) -> None:
     with pytest.raises(UserError, match=rf"port {server.server_port} of 127.0.0.1: .*give another --port"):
         PageServer(server.folder, server.server_port)
+
+
+@pytest.mark.parametrize("path", ["/%00", "/a%00.mp4", f"/{'a' * 5000}.mp4", "/" + "a/" * 3000 + "b.png"])
+def test_a_name_that_no_file_can_have_is_not_found(server: PageServer, path: str) -> None:
+    assert get(server, path)[0].status == 404
+
+
+@pytest.mark.parametrize("asked", ["bytes={0}-", "bytes=-{0}", "bytes=0-{0}"])
+def test_a_range_of_thousands_of_digits_is_not_one(server: PageServer, asked: str) -> None:
+    file = next(server.folder.glob("EveryNDrawSample/*/*.mp4"))
+    path = "/" + quote(str(file.relative_to(server.folder)))
+    answer, content = get(server, path, Range=asked.format("9" * 5000))
+    assert (answer.status, content) == (200, file.read_bytes())
+
+
+def test_a_connection_that_says_nothing_is_closed(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.Handler, "timeout", 0.2)
+    for sent in (b"", b"GET / HTTP/1.1\r\nHost: "):
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+            connection.sendall(sent)
+            assert connection.recv(1) == b""
+
+
+def test_connections_above_the_limit_are_told_to_come_back(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "free", threading.Semaphore(2))
+    address = ("127.0.0.1", server.server_port)
+    waiting = [socket.create_connection(address) for _ in range(2)]
+    assert get(server, "/data.json")[0].status == 503
+    for connection in waiting:
+        connection.close()
+    deadline = time.monotonic() + 20
+    while (status := get(server, "/data.json")[0].status) == 503 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert status == 200

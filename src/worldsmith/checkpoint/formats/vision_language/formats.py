@@ -27,7 +27,7 @@ from worldsmith.checkpoint.formats.vision_language.picture_settings import write
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
-from worldsmith.models.model_files import lasting_name
+from worldsmith.models.model_files import lasting_name, read_settings
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
 
@@ -89,7 +89,7 @@ class VisionLanguageFormats(FamilyFormats):
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
         file = folder / CONFIG
-        if not file.is_file() or model_kind(read_json_object(file)) is None:
+        if not file.is_file() or model_kind(read_settings(file.parent)) is None:
             return None
         return self.spec_of(folder)
 

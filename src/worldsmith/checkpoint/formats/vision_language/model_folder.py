@@ -14,7 +14,7 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model_files import local_folder
+from worldsmith.models.model_files import local_folder, read_settings
 
 CONFIG = "config.json"
 FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
@@ -105,7 +105,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 def folder_settings(folder: Path) -> dict[str, Any]:
     """`settings_of` the config.json in a folder. Raises UserError, naming the file."""
     try:
-        return settings_of(read_json_object(folder / CONFIG))
+        return settings_of(read_settings(folder))
     except ValueError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from error
 

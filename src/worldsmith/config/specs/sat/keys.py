@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
-from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, NotNegative, Range, Share
+from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, LayerCount, NotNegative, Range, Share
 
 REQUIRED: Any = object()
 """There is no default: the files have to say it."""
@@ -106,7 +106,7 @@ _MODEL_KEYS = {
     ),
     **_component(
         f"{MODEL}network_config.",
-        num_layers=(Count, REQUIRED),
+        num_layers=(LayerCount, REQUIRED),
         hidden_size=(Count, REQUIRED),
         num_attention_heads=(Count, REQUIRED),
         in_channels=(Count, REQUIRED),

@@ -10,7 +10,7 @@ from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
 from worldsmith.data.conversations.datasets.typed_content import parse_messages
 from worldsmith.data.json_records import parse_json, read_list
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import SampleError, read_error
 
 NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("conversation", "text")}
 """The keys of a record, and what they may be called."""
@@ -54,7 +54,8 @@ class ManifestDataset(ChatFile):
                 raise FileNotFoundError("it is no file")
             text = file.read_bytes()
         except (OSError, ValueError) as error:
-            raise SampleError("missing_file", f"the conversation {file} cannot be read: {error}") from None
+            reason = read_error(error).reason if isinstance(error, OSError) else "missing_file"
+            raise SampleError(reason, f"the conversation {file} cannot be read: {error}") from None
         conversation = parse_json(text)
         if isinstance(conversation, dict):
             conversation = conversation.get("conversations")

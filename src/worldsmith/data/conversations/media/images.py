@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import SampleError, read_error
 from worldsmith.data.video_file import file_status
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
@@ -46,8 +46,6 @@ def opened(source: str | bytes) -> Iterator[Image.Image]:
     try:
         with Image.open(readable(source), formats=FORMATS) as image:
             yield image
-    except PermissionError as error:
-        raise SampleError("unreadable", str(error)) from None
     except Image.UnidentifiedImageError:
         raise SampleError("not_an_image", f"expected one of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
@@ -55,6 +53,8 @@ def opened(source: str | bytes) -> Iterator[Image.Image]:
     except (OSError, SyntaxError, ValueError, struct.error, EOFError, IndexError) as error:  # what PIL's readers raise
         if isinstance(error, SampleError):
             raise
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, not one about the content
+            raise read_error(error) from None
         raise SampleError("truncated", f"the image is damaged: {error}") from None
 
 
