@@ -112,4 +112,55 @@ def test_what_stops_a_training_is_found_before_trial_0(
     assert "chat1" in said.err
     assert forked_study.tune(words, tmp_path / "said.txt") == 2
     assert "video_fps" in (tmp_path / "said.txt").read_text()
-    assert not list((tmp_path / "s/trials").iterdir())
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.fixture(scope="module")
+def unseen(world: Path) -> Path:
+    """Two records, without clips, that no trial sees."""
+    questions = ("Does water flow upwards?", "Does a stone float?")
+    turns = [[{"from": "human", "value": text}, {"from": "gpt", "value": "no"}] for text in questions]
+    records = [{"id": f"unseen{number}", "conversations": turn} for number, turn in enumerate(turns)]
+    (world / "data/unseen.json").write_text(json.dumps(records))
+    return world / "data/unseen.json"
+
+
+def test_final_data_are_named_by_keys_of_the_spec_or_fields_of_the_run(
+    world: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", str(world / "spec.yaml"), *RUN, "-o", str(tmp_path / "s"), "--dryrun"]
+    for named in (
+        f"custom.val_dataset.annotation_path={unseen}",
+        f"dataset.path={unseen}",
+        f"dataloader_val.dataset.path={unseen}",
+    ):
+        assert main([*words, "--final-data", named]) == 0, capsys.readouterr().err
+        assert f"final data  {named}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("nonsense.x=1", "has no key 'nonsense'"),
+        ("custom.val_dataset.annotation_path=WORLD/gone.json", "gone.json"),
+        ("custom.val_dataset.annotation_path=WORLD/data/annotations.json", "are in"),
+        ("dataset.path=WORLD/data/annotations.json", "on which the trials are trained"),
+    ],
+)
+def test_final_data_that_cannot_be_are_refused_by_the_dry_run_as_by_the_command(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str, message: str
+) -> None:
+    words = [
+        str(world / "spec.yaml"),
+        *RUN,
+        "-o",
+        str(tmp_path / "s"),
+        "--final-data",
+        named.replace("WORLD", str(world)),
+    ]
+    assert main(["tune", *words, "--dryrun"]) == 2
+    refusal = capsys.readouterr().err
+    assert message in refusal
+    assert forked_study.tune(words, tmp_path / "said.txt") == 2
+    assert refusal.splitlines()[-1] in (tmp_path / "said.txt").read_text()
+    assert not (tmp_path / "s").exists()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.actions.datasets.shares import ShareError, do_shares
 from worldsmith.actions.tune.record import Record
-from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.source import Source, first_part, key_of_word
 from worldsmith.actions.tune.space import as_words
 from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.checkpoint.run.folders import read_best
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
@@ -115,7 +116,11 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        return [f"{VALIDATION}.{word}" for word in self.data]
+        """The words of the run. For a spec, a word that begins with no field of dataloader_val names a key of it."""
+        if not self.source.is_spec:
+            return [f"{VALIDATION}.{word}" for word in self.data]
+        fields = field_names(type(self.source.load().tree.dataloader_val))
+        return [f"{VALIDATION}.{word}" if first_part(key_of_word(word)) in fields else word for word in self.data]
 
 
 def in_own_process(work: Callable[[], T]) -> T:

@@ -73,7 +73,7 @@ class Source:
         every = [*self.words, *words]
         if not self.is_spec:
             return None, every
-        of_run = [word for word in every if first_part(word.lstrip("+~").partition("=")[0]) in SECTIONS]
+        of_run = [word for word in every if first_part(key_of_word(word)) in SECTIONS]
         return [word for word in every if word not in of_run], of_run
 
     @cached_property
@@ -90,7 +90,7 @@ class Source:
         targets: dict[str, list[Path]] = {}
         for to, key in translation.sources.items():
             targets.setdefault(key, []).append(to)
-        return SpecFields(spec, targets, [parse_path(word.lstrip("+~").partition("=")[0]) for word in of_run])
+        return SpecFields(spec, targets, [parse_path(key_of_word(word)) for word in of_run])
 
     def output_folder(self) -> str | None:
         """The folder that a spec names for its results; None where nothing names one."""
@@ -107,6 +107,11 @@ def in_keys(mark: Search) -> Search:
     path, value = mark.condition
     when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
+
+
+def key_of_word(word: str) -> str:
+    """The name that an override word changes or removes."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 def first_part(path: str) -> str:

@@ -31,7 +31,7 @@ from worldsmith.config.specs.train.sources import TEST_SIZE
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
-from worldsmith.training.run_folder import flatten
+from worldsmith.training.run_folder import flatten, given_root
 
 LOSSES = ("loss", "perplexity", "error")
 """What is better when it is less, as a part of a figure's name."""
@@ -74,7 +74,8 @@ class Tune(Action):
         evaluate: list[str] = field(default_factory=list)
         """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures what each trial has made."""
         final_data: list[str] = field(default_factory=list)
-        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR: data that no trial sees, for the end."""
+        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data that no
+        trial sees, for the end."""
         sampler: SAMPLERS = "tpe"
         """What draws the trials, of Optuna's."""
         startup: Count = 10
@@ -105,13 +106,14 @@ class Tune(Action):
         config, out = self.config, self.out
         self.check()
         deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
+        require_same_study(out, self.about)
+        if not (out / RUNS / "0000.json").exists():  # else trial 0 has been started
+            self.preflight()
+        if config.final_data:
+            self.final.check()
         with held(out), StopSignals() as stop:
             record = Record(out, self.about, self.direction)
             results = Results(record, config, self.source, self.space, self.direction)
-            if record.plan(0) is None:
-                self.preflight()
-            if config.final_data:
-                self.final.check()
             ending = self.trials(results).work(lambda: stop.asked, deadline)
             best = record.best
             if ending != "stopped" and config.final_data and best is not None:
@@ -138,6 +140,9 @@ class Tune(Action):
         yield "trial 0     the run as it is"
         yield from self.first_trials()
         yield from (f"note        {line.partition(' ')[2].strip()}" for line in self.preflight() if is_note(line))
+        if config.final_data:
+            self.final.check()
+            yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
         """What the first trials after trial 0 try."""
@@ -169,10 +174,12 @@ class Tune(Action):
     @cached_property
     def out(self) -> Path:
         """Raises UserError where nothing names a folder."""
-        named = self.config.out or (f"{folder}/tune" if (folder := self.source.output_folder()) else None)
-        if named is None:
+        if self.config.out:
+            return Path(self.config.out)
+        folder = self.source.output_folder()
+        if not folder:
             raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
-        return Path(named)
+        return (given_root() or Path()) / os.path.expanduser(folder) / "tune"
 
     @cached_property
     def route(self) -> Route:

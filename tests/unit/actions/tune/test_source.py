@@ -12,6 +12,7 @@ from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.tune import Tune
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.training.run_folder import run_path
 
 ROOT = Path(__file__).parents[4]
 SPEC = str(ROOT / "examples/specs/lora_one_gpu.yaml")
@@ -66,6 +67,18 @@ def test_the_folder_of_a_study_is_named_by_the_spec(tmp_path: Path) -> None:
         _ = Tune.Config(source=str(spec)).build().out
     assert Tune.Config(source=str(spec), words=["results_dir=a"]).build().out == Path("a/tune")
     assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().out == Path("b")
+
+
+def test_a_relative_results_folder_lies_below_the_output_root_as_that_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    tune = Tune.Config(source=SPEC, words=["results_dir=a"]).build()
+    assert tune.out == tmp_path / "out/a/tune"
+    assert run_path(tune.base.tree.job).is_relative_to(tmp_path / "out/a")
+    assert Tune.Config(source=SPEC, words=[f"results_dir={tmp_path}"]).build().out == tmp_path / "tune"
+    assert Tune.Config(source=SPEC, words=["results_dir=~/a"]).build().out == Path("~/a/tune").expanduser()
+    assert Tune.Config(source=SPEC, out="b").build().out == Path("b")
 
 
 @pytest.mark.parametrize(
