@@ -12,6 +12,7 @@ from worldsmith.config.specs.names import keys_of
 from worldsmith.config.specs.spec_file import Spec, read_spec
 from worldsmith.config.specs.train.draft import is_train_spec
 from worldsmith.config.specs.train.form import FORM
+from worldsmith.config.specs.train.job import RESUME
 from worldsmith.config.specs.translation import translate
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
@@ -68,6 +69,18 @@ class Source:
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
         return ["train", *source, *(["--", *of_run] if of_run else [])]
 
+    def as_new_run(self) -> Source:
+        """The same run, without resuming an earlier one. Raises ConfigError."""
+        if not self.resumes():
+            return self
+        kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]
+        found = replace(self, words=kept)
+        return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
+
+    def resumes(self) -> bool:
+        """Whether the run resumes the run of its folder that was saved last."""
+        return bool(self.load().tree.job.resume_newest)
+
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
         """The words of a spec, None without one, and those of the run; `words` come after its own."""
         every = [*self.words, *words]
@@ -98,6 +111,8 @@ class Source:
         return next((folder.removeprefix("file://") for folder in named if folder), None)
 
 
+RESUMES = (RESUME, "job.resume_newest")
+"""The key of a spec and the field of a run that resume the run saved last."""
 FOLDERS = ("results_dir", "train.output_dir")
 """Keys of a spec that name the folder of the results; the first counts."""
 
@@ -112,6 +127,10 @@ def in_keys(mark: Search) -> Search:
 def key_of_word(word: str) -> str:
     """The name that an override word changes or removes."""
     return word.lstrip("+~").partition("=")[0]
+
+
+def is_true(word: str) -> bool:
+    return word.partition("=")[2].strip().lower() == "true"
 
 
 def first_part(path: str) -> str:

@@ -176,7 +176,7 @@ class Tune(Action):
         """Raises UserError where nothing names a folder."""
         if self.config.out:
             return Path(self.config.out)
-        folder = self.source.output_folder()
+        folder = self.given.output_folder()
         if not folder:
             raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
         return (given_root() or Path()) / os.path.expanduser(folder) / "tune"
@@ -190,8 +190,14 @@ class Tune(Action):
         )
 
     @cached_property
-    def source(self) -> Source:
+    def given(self) -> Source:
+        """The source as the command names it."""
         return Source(self.config.source, self.route.words)
+
+    @cached_property
+    def source(self) -> Source:
+        """The source of the runs; those of a search are new runs. Raises ConfigError."""
+        return self.given.as_new_run() if self.route.search else self.given
 
     @cached_property
     def base(self) -> Loaded:

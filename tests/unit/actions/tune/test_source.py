@@ -111,6 +111,27 @@ def test_without_a_search_it_is_the_training_itself(
     assert not (tmp_path / "study").exists()
 
 
+def test_trials_and_the_best_run_are_new_runs_where_the_source_resumes_one(tmp_path: Path) -> None:
+    file = tmp_path / "resumes.yaml"
+    file.write_text(Path(SPEC).read_text().replace("train:\n", "train:\n  resume: true\n"))
+    recipe = "videophy2_nano_tiny"
+    for source, word, ends in (
+        (SPEC, "train.resume=true", ["train", "--spec", SPEC]),
+        (str(file), "train.epoch=2", ["train", "--spec", str(file), "train.epoch=2", "train.resume=false"]),
+        (SPEC, "job.resume_newest=true", ["train", "--spec", SPEC]),
+        (recipe, "job.resume_newest=true", ["train", recipe]),
+    ):
+        given = Source(source, [word])
+        assert given.load().tree.job.resume_newest
+        tune = Tune.Config(source=source, words=[word]).build()
+        assert tune.source.command() == ends
+        assert not tune.base.tree.job.resume_newest
+        plain = Tune.Config(source=source, words=[word, "automl_policy=off"]).build()
+        assert plain.source.command() == given.command()
+    continued = Source(SPEC, ["train.resume=some/run"])
+    assert continued.as_new_run() == continued
+
+
 def test_a_spec_without_validation_gets_advice_in_its_own_keys(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
