@@ -6,16 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from worldsmith.actions.lineage.parents import PARENT, parent_of_spec, start_of
+from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.config.declare.search import Search, Searched, search_space
+from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
 from worldsmith.config.specs.names import keys_of
 from worldsmith.config.specs.spec_file import Spec, read_spec
 from worldsmith.config.specs.train.draft import is_train_spec
 from worldsmith.config.specs.train.form import FORM
 from worldsmith.config.specs.train.job import RESUME
+from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.specs.translation import translate
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.write.values import WORD, write
 from worldsmith.training.trainer import Trainer
 
 SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")
@@ -57,6 +62,24 @@ class Source:
 
     name: str
     words: Sequence[str] = ()
+    parent: str | None = None
+    """A run or a result whose weights the run starts from; a spec may name it, too."""
+
+    def with_parent_found(self) -> Source:
+        """The same run, with the parent's weights and model in words. Raises UserError for a parent that cannot be."""
+        of_spec, of_run = self.split()
+        parent = self.parent
+        if of_spec is not None:
+            parent, of_spec = parent_of_spec(self.name, of_spec, parent)
+        if parent is None:
+            return self
+        if LOAD_PATH in map(key_of_word, of_run):
+            raise UserError(
+                f"{LOAD_PATH} and {PARENT} {parent} both say what the run starts from; leave one of them out"
+            )
+        start, model = start_of(parent)
+        given = [] if of_spec is None else [*of_spec, f"{SPEC_MODEL}={write(model, WORD)}"]
+        return Source(self.name, [*given, *of_run, f"{LOAD_PATH}={write(start, WORD)}"])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
         """The run with further words. Raises ConfigError."""
@@ -67,7 +90,8 @@ class Source:
         """The words of the `worldsmith` command that trains it."""
         of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
-        return ["train", *source, *(["--", *of_run] if of_run else [])]
+        parent = [PARENT, self.parent] if self.parent else []
+        return ["train", *source, *parent, *(["--", *of_run] if of_run else [])]
 
     def as_new_run(self) -> Source:
         """The same run, without resuming an earlier one. Raises ConfigError."""

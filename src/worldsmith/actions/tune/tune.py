@@ -53,6 +53,8 @@ class Tune(Action):
         """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
+        parent: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
+        """A run or result whose weights every trial starts from, as with `worldsmith train`; parent_job_id of a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
@@ -192,12 +194,12 @@ class Tune(Action):
     @cached_property
     def given(self) -> Source:
         """The source as the command names it."""
-        return Source(self.config.source, self.route.words)
+        return Source(self.config.source, self.route.words, self.config.parent)
 
     @cached_property
     def source(self) -> Source:
-        """The source of the runs; those of a search are new runs. Raises ConfigError."""
-        return self.given.as_new_run() if self.route.search else self.given
+        """The source of the runs; those of a search are new runs. Raises ConfigError or UserError."""
+        return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
     @cached_property
     def base(self) -> Loaded:

@@ -132,6 +132,58 @@ def test_trials_and_the_best_run_are_new_runs_where_the_source_resumes_one(tmp_p
     assert continued.as_new_run() == continued
 
 
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only checkpoint of a finished run `parent` of a reasoner, below the output root."""
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    run = tmp_path / "out/project/group/parent"
+    checkpoint = run / "checkpoints/iter_000000001"
+    (checkpoint / "model").mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
+    (run / "config.yaml").write_text(
+        "trainer: {max_iter: 1}\nmodel: {config: {policy: {backbone: {model_name: org/other}}}}\n"
+    )
+    return checkpoint
+
+
+def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> None:
+    file = tmp_path / "child.yaml"
+    file.write_text(f"parent_job_id: parent\n{Path(SPEC).read_text()}")
+    start = f"checkpoint.load_path='{parent}'"
+    model = "policy.model_name_or_path=org/other"
+    for source, given, word, command in (
+        (SPEC, "parent", "train.epoch=2", ["--spec", SPEC, "train.epoch=2", model]),
+        (SPEC, None, "parent_job_id=parent", ["--spec", SPEC, model]),
+        (str(file), None, "train.epoch=2", ["--spec", str(file), "train.epoch=2", "~parent_job_id", model]),
+        ("videophy2_nano_tiny", "parent", "", ["videophy2_nano_tiny"]),
+    ):
+        tune = Tune.Config(source=source, words=[word] * bool(word), parent=given).build()
+        assert tune.source.command() == ["train", *command, "--", start]
+        assert tune.base.tree.checkpoint.load_path == str(parent)
+        assert tune.about["run"]["checkpoint.load_path"] == str(parent)
+        if source != "videophy2_nano_tiny":
+            assert tune.base.tree.model.config.policy.backbone.model_name == "org/other"
+    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent="parent").build()
+    assert plain.source.command() == ["train", "--spec", SPEC, "--parent", "parent", "--", "trainer.seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parent", "parent", "checkpoint.load_path=other"], "both say what the run starts from"),
+        (["--parent", "parent", "parent_job_id=other"], "leave one of them out"),
+        (["--parent", "parent", "policy.model_name_or_path=a/b"], "both name the model"),
+        (["--parent", "gone"], "no run of this name"),
+    ],
+)
+def test_a_parent_that_cannot_be_is_refused(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["tune", "--spec", SPEC, "-o", str(tmp_path / "study"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_spec_without_validation_gets_advice_in_its_own_keys(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
