@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study, said = world / "results/tune", world / "said.txt"
+@pytest.fixture(scope="module")
+def study(world: Path) -> Path:
+    said = world / "said.txt"
     assert forked_study.tune(["--spec", str(world / "spec.yaml"), *RUN, *SEARCH], said) == 0, said.read_text()
+    return world / "results/tune"
+
+
+def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
+    world: Path, study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = world / "said.txt"
     lines: list[dict[str, Any]] = [json.loads(line) for line in (study / "trials.jsonl").read_text().splitlines()]
     assert [line["state"] for line in lines] == ["complete"] * 3
     assert lines[0]["settings"] == {}
@@ -88,6 +95,33 @@ def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
     )
     pasted = load(str(world / "spec.yaml"), run_words, spec_words=spec_words).tree
     assert pasted == load(str(study / "best.yaml")).tree
+
+
+def test_trials_of_two_processes_start_from_the_weights_of_a_parent(
+    world: Path,
+    study: Path,
+    unseen: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    support = str(Path(forked_study.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([support, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    parent, again = study / "trials/0000", tmp_path / "s"
+    spec = ["--spec", str(world / "spec.yaml"), "num_gpus=2", *RUN[1:], "--parent", str(parent), "-o", str(again)]
+    final = ["--final-data", f"custom.val_dataset.annotation_path={unseen}"]
+    words = [*spec, "--trials", "2", "--marked", "false", "--search", "train.optm_lr=1e-5|2e-5", *final]
+    assert main(["tune", *words, "--dryrun"]) == 0
+    assert "processes   2 for each trial" in capsys.readouterr().out
+    assert forked_study.tune(words, tmp_path / "said.txt") == 0, (tmp_path / "said.txt").read_text()
+    said = (tmp_path / "said.txt").read_text()
+    start = next((parent / "checkpoints").glob("iter_*"))
+    for line in map(json.loads, (again / "trials.jsonl").read_text().splitlines()):
+        run = again / line["run"]
+        assert yaml.safe_load((run / "config.yaml").read_text())["checkpoint"]["load_path"] == str(start)
+        assert yaml.safe_load((run / "job_env.yaml").read_text())["world_size"] == 2
+    assert "on data that no trial saw: " in said
+    assert f"next: worldsmith launch --nproc-per-node 2 train --spec {world / 'spec.yaml'} num_gpus=2 " in said
 
 
 def test_what_stops_a_training_is_found_before_trial_0(

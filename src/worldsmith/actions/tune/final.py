@@ -19,6 +19,9 @@ from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.checkpoint.run.folders import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.contradictions import PARALLELISM
+from worldsmith.config.tree.degrees import NAMES
+from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
 
@@ -81,7 +84,7 @@ class FinalData:
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
         """All figures of a run's best weights, where it keeps them, or else of its last ones.
 
-        As a new run would find them that starts from these weights, and validates before its first step.
+        As a new run would find them that starts from these weights, and validates before its first step, in one process.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
@@ -90,6 +93,7 @@ class FinalData:
             "keys_to_skip_loading": [],
         }
         words = as_words({f"checkpoint.{name}": value for name, value in start.items()})
+        words += as_words({format_path((*PARALLELISM, name)): 1 for name in NAMES})
         tree: Any = self.source.load([*settings, *self.changes, *words]).tree
         trainer = tree.build(run_folder=folder)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,8 +19,10 @@ from worldsmith.config.specs.train.form import FORM
 from worldsmith.config.specs.train.job import RESUME
 from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.specs.translation import translate
+from worldsmith.config.tree.degrees import NAMES
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.values import WORD, write
 from worldsmith.training.trainer import Trainer
 
@@ -78,20 +81,20 @@ class Source:
                 f"{LOAD_PATH} and {PARENT} {parent} both say what the run starts from; leave one of them out"
             )
         start, model = start_of(parent)
-        given = [] if of_spec is None else [*of_spec, f"{SPEC_MODEL}={write(model, WORD)}"]
-        return Source(self.name, [*given, *of_run, f"{LOAD_PATH}={write(start, WORD)}"])
+        given = [] if of_spec is None else [*of_spec, word_of(SPEC_MODEL, model)]
+        return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
         """The run with further words. Raises ConfigError."""
         of_spec, of_run = self.split(words)
         return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
 
-    def command(self, words: Sequence[str] = ()) -> list[str]:
-        """The words of the `worldsmith` command that trains it."""
+    def command(self, words: Sequence[str] = (), *, processes: int = 1) -> list[str]:
+        """The words of the `worldsmith` command that trains it, in so many processes of this machine."""
         of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
         parent = [PARENT, self.parent] if self.parent else []
-        return ["train", *source, *parent, *(["--", *of_run] if of_run else [])]
+        return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
 
     def as_new_run(self) -> Source:
         """The same run, without resuming an earlier one. Raises ConfigError."""
@@ -141,6 +144,17 @@ FOLDERS = ("results_dir", "train.output_dir")
 """Keys of a spec that name the folder of the results; the first counts."""
 
 
+def launched(words: Sequence[str], processes: int) -> list[str]:
+    """The words of a `worldsmith` command that does a command in so many processes of this machine."""
+    return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
+
+
+def processes_of(tree: Trainer.Config) -> int:
+    """The number of processes that a run asks for by its parallel degrees; a degree of -1 asks for one."""
+    degrees = tree.model.config.parallelism
+    return math.prod(max(1, getattr(degrees, name)) for name in NAMES)
+
+
 def in_keys(mark: Search) -> Search:
     """A mark that names keys of a spec instead of fields of its classes."""
     path, value = mark.condition
@@ -151,6 +165,11 @@ def in_keys(mark: Search) -> Search:
 def key_of_word(word: str) -> str:
     """The name that an override word changes or removes."""
     return word.lstrip("+~").partition("=")[0]
+
+
+def word_of(key: str, text: str) -> str:
+    """The override word that sets a key to a text, quoted only where it would be read as something else."""
+    return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 
 
 def is_true(word: str) -> bool:

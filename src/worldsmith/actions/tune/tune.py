@@ -18,7 +18,7 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.actions.tune.final import FinalData, in_own_process
 from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
 from worldsmith.actions.tune.results import Results
-from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.source import Source, processes_of
 from worldsmith.actions.tune.space import Space, as_words
 from worldsmith.actions.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, Plan, Strategy
 from worldsmith.actions.tune.trial_run import TrialRun, environment_of, program, visible_devices
@@ -31,6 +31,7 @@ from worldsmith.config.specs.train.sources import TEST_SIZE
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
+from worldsmith.distributed.world import require_devices
 from worldsmith.training.run_folder import flatten, given_root
 
 LOSSES = ("loss", "perplexity", "error")
@@ -54,7 +55,7 @@ class Tune(Action):
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
         parent: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
-        """A run or result whose weights every trial starts from, as with `worldsmith train`; parent_job_id of a spec."""
+        """A run or result whose weights every trial starts from, as in `worldsmith train`; parent_job_id of a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Tune(Action):
         hours: PositiveFactor | None = None
         """No trial starts after so long a time of this command; null: no limit."""
         parallel: Count = 1
-        """Trials at work at once: each has a GPU, or its part of the processors."""
+        """Trials at work at once: each has a GPU for each of its processes, or its part of the processors."""
         metric: str = "val/loss"
         """A figure of the validation, or with `evaluate` one of `worldsmith evaluate`."""
         direction: Literal["min", "max"] | None = None
@@ -135,6 +136,8 @@ class Tune(Action):
         config = self.config
         yield f"study       {self.out}: {config.trials} trials, {config.parallel} at once"
         yield f"run         {self.base.source}"
+        if self.processes > 1:
+            yield f"processes   {self.processes} for each trial (worldsmith launch --nproc-per-node {self.processes})"
         yield f"best        the {'least' if self.direction == 'min' else 'greatest'} {config.metric}"
         for dimension in self.space.dimensions:
             yield f"search      {dimension}"
@@ -164,12 +167,12 @@ class Tune(Action):
 
     def preflight(self) -> list[str]:
         """The dry run of the run as it is. Raises UserError for what would stop it before its first step."""
-        tree, folder = self.base.tree, self.out / RUNS / "0000"
+        tree, folder, processes = self.base.tree, self.out / RUNS / "0000", self.processes
 
         def lines() -> list[str]:
             from worldsmith.actions.dry_run import plan_run
 
-            return list(plan_run(tree, folder, world_size=1))
+            return list(plan_run(tree, folder, world_size=processes))
 
         return in_own_process(lines)
 
@@ -205,6 +208,11 @@ class Tune(Action):
     def base(self) -> Loaded:
         """The run as it is. Raises ConfigError."""
         return self.source.load()
+
+    @cached_property
+    def processes(self) -> int:
+        """Processes of each trial, as far as a search changes no parallel degree."""
+        return processes_of(self.base.tree)
 
     @cached_property
     def space(self) -> Space:
@@ -295,8 +303,16 @@ class Tune(Action):
             )
         if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks(tree)}:
             raise UserError("the run writes no figures: it needs the callback metrics")
-        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel:
-            raise UserError(f"--parallel {config.parallel}: this machine has {len(visible_devices())} CUDA devices")
+        if self.processes > 1:
+            try:
+                require_devices(self.processes)
+            except ValueError as error:
+                raise UserError(f"each trial: {error}") from None
+        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel * self.processes:
+            each = f" with {self.processes} processes each" if self.processes > 1 else ""
+            raise UserError(
+                f"--parallel {config.parallel}{each}: this machine has {len(visible_devices())} CUDA devices"
+            )
 
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
         """Why the run cannot be with these settings; None if it can, as far as its config tells."""
@@ -319,7 +335,7 @@ class Tune(Action):
             make_run=lambda plan, slot: self.make_run(record, plan, slot),
             refusal=self.refusal,
             score=self.score,
-            environment=lambda slot: environment_of(slot, config.parallel, root, devices),
+            environment=lambda slot: environment_of(slot, config.parallel, root, devices, self.processes),
             changed=results.changed,
             validations=self.validations,
             keep_all=config.checkpoints == "all",
@@ -330,10 +346,11 @@ class Tune(Action):
         place = {"job.project": record.folder.absolute().name, "job.group": RUNS, "job.name": folder.name}
         place["job.folder"] = ""
         words = [*as_words(plan.settings), *as_words(place)]
+        processes = processes_of(self.source.load(as_words(plan.settings)).tree) if plan.settings else self.processes
         after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
         return TrialRun(
             folder,
-            self.source.command(words),
+            self.source.command(words, processes=processes),
             config.metric,
             slot=slot,
             after=after if config.evaluate else (),

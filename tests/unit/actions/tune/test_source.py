@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.tune import Tune
@@ -149,7 +150,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> None:
     file = tmp_path / "child.yaml"
     file.write_text(f"parent_job_id: parent\n{Path(SPEC).read_text()}")
-    start = f"checkpoint.load_path='{parent}'"
+    start = f"checkpoint.load_path={parent}"
     model = "policy.model_name_or_path=org/other"
     for source, given, word, command in (
         (SPEC, "parent", "train.epoch=2", ["--spec", SPEC, "train.epoch=2", model]),
@@ -182,6 +183,45 @@ def test_a_parent_that_cannot_be_is_refused(
     assert main(["tune", "--spec", SPEC, "-o", str(tmp_path / "study"), *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
+
+
+def test_a_trial_has_the_processes_that_the_run_asks_for() -> None:
+    for words, processes in (
+        ([], 1),
+        (["num_gpus=2"], 2),
+        (["num_gpus=2", "num_nodes=2"], 4),
+        (["model.config.parallelism.data_parallel_shard_degree=4"], 4),
+        (["num_gpus=-1", "num_nodes=2"], 2),
+    ):
+        tune = Tune.Config(source=SPEC, words=words).build()
+        assert tune.processes == processes
+        command = tune.source.command(processes=processes)
+        launch = ["launch", "--nproc-per-node", str(processes)] if processes > 1 else []
+        assert command == [*launch, *tune.source.command()]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "message"),
+    [
+        (1, [], "each trial: 2 processes on this machine need as many GPUs, found 1"),
+        (2, ["--parallel", "2"], "--parallel 2 with 2 processes each: this machine has 2 CUDA devices"),
+        (2, [], None),
+        (0, ["--parallel", "2"], None),
+    ],
+)
+def test_more_processes_than_gpus_are_refused_as_by_launch(
+    gpus: int, words: list[str], message: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    parallel = int(words[1]) if words else 1
+    spec_words = ["num_gpus=2", "validation.enable=true"]
+    tune = Tune.Config(source=SPEC, words=spec_words, out=str(tmp_path / "study"), parallel=parallel).build()
+    if message is None:
+        tune.check()
+        return
+    with pytest.raises(UserError, match=message):
+        tune.check()
 
 
 def test_a_spec_without_validation_gets_advice_in_its_own_keys(
