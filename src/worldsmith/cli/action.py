@@ -21,7 +21,6 @@ from worldsmith.config.specs.translation import Translation, name_classes, repor
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
-from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
@@ -108,8 +107,6 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     words = sort(head, kinds)
     if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
         words.loose.insert(0, words.own.pop(SPEC))
-    if PARENT in words.own and name == "tune":
-        words.flags.append(Flag("parent", (words.own.pop(PARENT),)))
     if SPEC in words.own and name == "generate":
         read_stack_words(words, settings=SETTINGS)
         return prefix, kinds, words

@@ -84,7 +84,7 @@ class FinalData:
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
         """All figures of a run's best weights, where it keeps them, or else of its last ones.
 
-        As a new run in one process would find them, which starts from these weights and validates before its first step.
+        As a new run in one process would find them, which starts from these weights and validates before any step.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),

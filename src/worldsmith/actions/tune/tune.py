@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
+from worldsmith.actions.lineage.parents import PARENT
 from worldsmith.actions.tune.final import FinalData, in_own_process
 from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
 from worldsmith.actions.tune.results import Results
@@ -47,14 +48,14 @@ class Tune(Action):
     """
 
     places: ClassVar[tuple[str, ...]] = ("source", "words")
-    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out"}
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", PARENT: "parent_run"}
 
     class Config(Action.Config):
         source: Annotated[str, Example("videophy2_nano_tiny")]
         """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
-        parent: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
+        parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
         """A run or result whose weights every trial starts from, as in `worldsmith train`; parent_job_id of a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
@@ -197,7 +198,7 @@ class Tune(Action):
     @cached_property
     def given(self) -> Source:
         """The source as the command names it."""
-        return Source(self.config.source, self.route.words, self.config.parent)
+        return Source(self.config.source, self.route.words, self.config.parent_run)
 
     @cached_property
     def source(self) -> Source:

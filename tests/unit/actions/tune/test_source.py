@@ -158,13 +158,13 @@ def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> Non
         (str(file), None, "train.epoch=2", ["--spec", str(file), "train.epoch=2", "~parent_job_id", model]),
         ("videophy2_nano_tiny", "parent", "", ["videophy2_nano_tiny"]),
     ):
-        tune = Tune.Config(source=source, words=[word] * bool(word), parent=given).build()
+        tune = Tune.Config(source=source, words=[word] * bool(word), parent_run=given).build()
         assert tune.source.command() == ["train", *command, "--", start]
         assert tune.base.tree.checkpoint.load_path == str(parent)
         assert tune.about["run"]["checkpoint.load_path"] == str(parent)
         if source != "videophy2_nano_tiny":
             assert tune.base.tree.model.config.policy.backbone.model_name == "org/other"
-    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent="parent").build()
+    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent_run="parent").build()
     assert plain.source.command() == ["train", "--spec", SPEC, "--parent", "parent", "--", "trainer.seed=1"]
 
 
