@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study, said = world / "results/tune", world / "said.txt"
+@pytest.fixture(scope="module")
+def study(world: Path) -> Path:
+    said = world / "said.txt"
     assert forked_study.tune(["--spec", str(world / "spec.yaml"), *RUN, *SEARCH], said) == 0, said.read_text()
+    return world / "results/tune"
+
+
+def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
+    world: Path, study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = world / "said.txt"
     lines: list[dict[str, Any]] = [json.loads(line) for line in (study / "trials.jsonl").read_text().splitlines()]
     assert [line["state"] for line in lines] == ["complete"] * 3
     assert lines[0]["settings"] == {}
@@ -90,6 +97,33 @@ def test_three_trials_are_runs_of_the_spec_and_the_best_can_be_pasted(
     assert pasted == load(str(study / "best.yaml")).tree
 
 
+def test_trials_of_two_processes_start_from_the_weights_of_a_parent(
+    world: Path,
+    study: Path,
+    unseen: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    support = str(Path(forked_study.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([support, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    parent, again = study / "trials/0000", tmp_path / "s"
+    spec = ["--spec", str(world / "spec.yaml"), "num_gpus=2", *RUN[1:], "--parent", str(parent), "-o", str(again)]
+    final = ["--final-data", f"custom.val_dataset.annotation_path={unseen}"]
+    words = [*spec, "--trials", "2", "--marked", "false", "--search", "train.optm_lr=1e-5|2e-5", *final]
+    assert main(["tune", *words, "--dryrun"]) == 0
+    assert "processes   2 for each trial" in capsys.readouterr().out
+    assert forked_study.tune(words, tmp_path / "said.txt") == 0, (tmp_path / "said.txt").read_text()
+    said = (tmp_path / "said.txt").read_text()
+    start = next((parent / "checkpoints").glob("iter_*"))
+    for line in map(json.loads, (again / "trials.jsonl").read_text().splitlines()):
+        run = again / line["run"]
+        assert yaml.safe_load((run / "config.yaml").read_text())["checkpoint"]["load_path"] == str(start)
+        assert yaml.safe_load((run / "job_env.yaml").read_text())["world_size"] == 2
+    assert "on data that no trial saw: " in said
+    assert f"next: worldsmith launch --nproc-per-node 2 train --spec {world / 'spec.yaml'} num_gpus=2 " in said
+
+
 def test_what_stops_a_training_is_found_before_trial_0(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,4 +146,55 @@ def test_what_stops_a_training_is_found_before_trial_0(
     assert "chat1" in said.err
     assert forked_study.tune(words, tmp_path / "said.txt") == 2
     assert "video_fps" in (tmp_path / "said.txt").read_text()
-    assert not list((tmp_path / "s/trials").iterdir())
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.fixture(scope="module")
+def unseen(world: Path) -> Path:
+    """Two records, without clips, that no trial sees."""
+    questions = ("Does water flow upwards?", "Does a stone float?")
+    turns = [[{"from": "human", "value": text}, {"from": "gpt", "value": "no"}] for text in questions]
+    records = [{"id": f"unseen{number}", "conversations": turn} for number, turn in enumerate(turns)]
+    (world / "data/unseen.json").write_text(json.dumps(records))
+    return world / "data/unseen.json"
+
+
+def test_final_data_are_named_by_keys_of_the_spec_or_fields_of_the_run(
+    world: Path, unseen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", str(world / "spec.yaml"), *RUN, "-o", str(tmp_path / "s"), "--dryrun"]
+    for named in (
+        f"custom.val_dataset.annotation_path={unseen}",
+        f"dataset.path={unseen}",
+        f"dataloader_val.dataset.path={unseen}",
+    ):
+        assert main([*words, "--final-data", named]) == 0, capsys.readouterr().err
+        assert f"final data  {named}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("nonsense.x=1", "has no key 'nonsense'"),
+        ("custom.val_dataset.annotation_path=WORLD/gone.json", "gone.json"),
+        ("custom.val_dataset.annotation_path=WORLD/data/annotations.json", "are in"),
+        ("dataset.path=WORLD/data/annotations.json", "on which the trials are trained"),
+    ],
+)
+def test_final_data_that_cannot_be_are_refused_by_the_dry_run_as_by_the_command(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str, message: str
+) -> None:
+    words = [
+        str(world / "spec.yaml"),
+        *RUN,
+        "-o",
+        str(tmp_path / "s"),
+        "--final-data",
+        named.replace("WORLD", str(world)),
+    ]
+    assert main(["tune", *words, "--dryrun"]) == 2
+    refusal = capsys.readouterr().err
+    assert message in refusal
+    assert forked_study.tune(words, tmp_path / "said.txt") == 2
+    assert refusal.splitlines()[-1] in (tmp_path / "said.txt").read_text()
+    assert not (tmp_path / "s").exists()

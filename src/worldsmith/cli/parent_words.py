@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.errors import UserError
+from worldsmith.config.specs.form import PARENT_KEY
+from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.words.command_words import Words, read_settings
 from worldsmith.config.words.flag_words import Flag
 
 PARENT = "--parent"
-PARENT_KEY = "parent_job_id"
-SPEC_MODEL = "policy.model_name_or_path"
 LOAD_PATH = "checkpoint.load_path"
 RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
 """Of which a run has one."""
@@ -54,7 +52,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
     takes_model = take_parent_of_spec(args)
     if args.parent is None:
         return
-    from worldsmith.actions.lineage.parents import find_parent
+    from worldsmith.actions.lineage.parents import start_of
 
     given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
     if LOAD_PATH in given:
@@ -63,14 +61,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
         )
     start, model = start_of_run_that_goes_on(args)
     if start is None:
-        parent = find_parent(args.parent)
-        if parent.is_adapter:
-            raise UserError(
-                f"{PARENT} {args.parent}: {parent.model} holds adapters alone, which no run starts from; give the run "
-                "that trained them, or a folder in which they are merged"
-            )
-        start = str(parent.model)
-        model = backbone_of(parent.model.parent.parent) or start
+        start, model = start_of(args.parent)
     args.flags.append(Flag(LOAD_PATH, (start,)))
     args.parent = None
     if takes_model:
@@ -80,32 +71,25 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
 def take_parent_of_spec(args: argparse.Namespace) -> bool:
     """Takes `parent_job_id` of a training spec to `args.parent`; whether the spec gets its model from a parent.
 
-    The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one.
+    Raises UserError as `parent_of_spec`.
     """
-    from worldsmith.config.specs.spec_file import read_spec
+    from worldsmith.actions.lineage.parents import parent_of_spec
     from worldsmith.config.specs.train.draft import is_train_spec
-    from worldsmith.config.specs.train.form import FORM
 
     if args.spec is None and not (args.source and is_train_spec(args.source)):
         return False
-    file, words = args.spec or args.source, list(args.spec_words or ())
-    spec = read_spec(FORM, file, words)
-    named = spec.outside.get(PARENT_KEY)
-    if named and args.parent not in (None, named):
-        raise UserError(f"{file}: {PARENT_KEY} is {named}, and {PARENT} is {args.parent}; leave one of them out")
-    args.parent = args.parent or named
+    file = args.spec or args.source
+    args.parent, words = parent_of_spec(file, list(args.spec_words or ()), args.parent)
     if args.parent is None:
         return False
-    if spec.is_word(SPEC_MODEL):
-        raise UserError(f"{SPEC_MODEL} and {PARENT} {args.parent} both name the model; leave one of them out")
     args.spec, args.source = file, None
-    args.spec_words = [*words, *([f"~{PARENT_KEY}"] if named else []), f"{SPEC_MODEL}={PARENT_KEY}"]
+    args.spec_words = [*words, f"{SPEC_MODEL}={PARENT_KEY}"]
     return True
 
 
 def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """What the run of these words started from and its model, if its folder has checkpoints; None for a new run."""
-    from worldsmith.actions.lineage.parents import is_run, read_tree
+    from worldsmith.actions.lineage.parents import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.folders import checkpoint_folders
     from worldsmith.cli.run_source import load_run
     from worldsmith.training.run_folder import run_path
@@ -116,16 +100,6 @@ def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str
         return None, None
     known = read_tree(folder / "config.yaml").get("checkpoint", {}).get("load_path")
     return (known, backbone_of(folder)) if isinstance(known, str) else (None, None)
-
-
-def backbone_of(run: Path) -> str | None:
-    """The name of the model that a run of a reasoner trains; None for another folder."""
-    from worldsmith.actions.lineage.parents import RUN_CONFIG, read_tree
-
-    found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
-    for name in ("model", "config", "policy", "backbone", "model_name"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else None
 
 
 def reads_model(kind: type[Action]) -> bool:

@@ -57,7 +57,9 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     if extra and args.source and not args.spec and is_spec(args.source):
         args.spec, args.source = args.source, None
     if args.spec:
-        args.spec_words, args.policy = without_search(args.spec, [word for word in (args.source, *extra) if word])
+        args.spec_words, args.policy = without_search(
+            args.spec, [word for word in (args.source, *extra) if word], getattr(args, "parent", None)
+        )
         args.source = None
         extra = [word for word in args.spec_words if "=" not in word and not word.startswith("~")]
     if args.base:
@@ -74,7 +76,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     return args
 
 
-def without_search(spec: str, words: list[str]) -> tuple[list[str], Policy | None]:
+def without_search(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
     """The words of a spec without its policy, and the policy: off, or None. Raises UserError for auto."""
     policy, rest = take_policy(words)
     if policy is None:
@@ -82,14 +84,15 @@ def without_search(spec: str, words: list[str]) -> tuple[list[str], Policy | Non
     if choose_policy(policy) == "auto":
         raise UserError(
             "automl_policy=auto asks for a search: expected `worldsmith tune`, found a command that trains once. "
-            f"Run `{search_command(spec, rest)}`, or write automl_policy=off"
+            f"Run `{search_command(spec, rest, parent)}`, or write automl_policy=off"
         )
     return rest, "off"
 
 
-def search_command(spec: str, words: Sequence[str]) -> str:
-    """The command that searches for settings of the training that a spec and its words describe."""
-    return f"worldsmith tune {shlex.join(['--spec', spec, *words])} -o DIR"
+def search_command(spec: str, words: Sequence[str], parent: str | None = None) -> str:
+    """The command that searches for settings of the training that a spec, its words and its parent describe."""
+    start = ["--parent", parent] if parent else []
+    return f"worldsmith tune {shlex.join(['--spec', spec, *words, *start])} -o DIR"
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from worldsmith.cli.parent_words import PARENT, PARENT_KEY
+from worldsmith.cli.parent_words import PARENT
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.form import SpecForm
+from worldsmith.config.specs.form import PARENT_KEY, SpecForm
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
 from worldsmith.config.specs.spec_file import read_spec
 from worldsmith.config.specs.translation import Translation, require_translated

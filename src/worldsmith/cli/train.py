@@ -18,7 +18,7 @@ from worldsmith.cli import run_source
 from worldsmith.cli.action import is_first, mistakes_of_the_user, show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
-from worldsmith.cli.parent_words import adopt_parent_run
+from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
 from worldsmith.cli.plan import load as load_plan
 from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.config.errors import ConfigError, UserError
@@ -76,6 +76,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains. Raises ConfigError or UserError for what the user can mend."""
     refuse_ignored(args)
+    of_spec, parent = args.spec_words, args.parent
     adopt_parent_run(args)
     if args.rehearse:
         return rehearse(args)
@@ -87,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
             continue  # --gpus says how many processes there are
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.spec and args.policy is None and is_main:
-        command = run_source.search_command(args.spec, [*args.spec_words, *args.overrides])
+        of_run = words[len(args.spec_words) :]
+        if args.spec_words != of_spec:  # the weights are those of a parent
+            of_run = [word for word in of_run if word.partition("=")[0] != LOAD_PATH]
+        command = run_source.search_command(args.spec, [*(of_spec or ()), *of_run], parent)
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}

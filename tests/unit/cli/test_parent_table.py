@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
 from worldsmith.cli.action import load, sort
+from worldsmith.cli.main import main
 from worldsmith.cli.parent_words import PARENT, adopt_parent, adopt_parent_run
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config.errors import UserError
@@ -105,6 +107,22 @@ def test_a_training_starts_from_its_parent_whose_model_replaces_that_of_the_file
         tree_of_train(file, "--parent", "parent", "policy.model_name_or_path=a/b")
     with pytest.raises(UserError, match="leave one of them out"):
         tree_of_train(file, "--parent", "parent", "parent_job_id=other")
+
+
+@pytest.mark.parametrize("words", [["parent_job_id=parent"], ["--parent", "parent"]])
+def test_the_search_that_a_start_or_a_refusal_names_has_the_parent(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(TRAIN)
+    search = f"`worldsmith tune --spec {file} {' '.join(words)}"
+    assert main(["train", "--spec", str(file), *words, "automl_policy=auto"]) == 2
+    assert f"{search} -o DIR`" in capsys.readouterr().err
+    with caplog.at_level(logging.INFO, logger="worldsmith"):
+        assert main(["train", "--spec", str(file), *words, "--optimizer.fused", "false", "--dryrun"]) == 2
+    fused = "optimizer.fused=false"
+    wanted = {f"{search} {fused} -o DIR`", f"`worldsmith tune --spec {file} {fused} {' '.join(words)} -o DIR`"}
+    assert any(command in caplog.text for command in wanted)
 
 
 def test_a_training_that_is_resumed_keeps_its_start_and_its_model(run: Path, tmp_path: Path) -> None:

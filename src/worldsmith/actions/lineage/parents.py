@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from worldsmith.checkpoint.run.folders import (
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
+from worldsmith.config.specs.form import PARENT_KEY
+from worldsmith.config.specs.spec_file import read_spec
+from worldsmith.config.specs.train.form import FORM
+from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter
@@ -72,6 +76,47 @@ def find_parent(name: str) -> Parent:
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
     parent = follow(find_place(place), choice, name)
     return replace(parent, processor=processor_of(parent.model))
+
+
+def start_of(name: str) -> tuple[str, str]:
+    """The weights that a training with this parent starts from, and the model that a spec of it names.
+
+    Raises UserError for adapters alone, and as `find_parent`.
+    """
+    parent = find_parent(name)
+    if parent.is_adapter:
+        raise UserError(
+            f"{PARENT} {name}: {parent.model} holds adapters alone, which no run starts from; give the run that "
+            "trained them, or a folder in which they are merged"
+        )
+    start = str(parent.model)
+    return start, backbone_of(parent.model.parent.parent) or start
+
+
+def backbone_of(run: Path) -> str | None:
+    """The name of the model that a run of a reasoner trains; None for another folder."""
+    found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
+    for name in ("model", "config", "policy", "backbone", "model_name"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple[str | None, list[str]]:
+    """The parent of a training spec, given or named by it, and the words without the parent; None: it has none.
+
+    The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one, and for
+    two parents.
+    """
+    spec = read_spec(FORM, file, words)
+    named = spec.outside.get(PARENT_KEY)
+    if named and parent not in (None, named):
+        raise UserError(f"{file}: {PARENT_KEY} is {named}, and {PARENT} is {parent}; leave one of them out")
+    parent = parent or named
+    if parent is not None and spec.is_word(SPEC_MODEL):
+        raise UserError(f"{SPEC_MODEL} and {PARENT} {parent} both name the model; leave one of them out")
+    rest = [word for word in words if word.partition("=")[0].lstrip("+~") != PARENT_KEY]
+    in_file = parent is not None and PARENT_KEY in read_spec(FORM, file, rest).outside
+    return parent, [*rest, *([f"~{PARENT_KEY}"] if in_file else [])]
 
 
 def find_place(name: str, label: str = PARENT) -> Path:

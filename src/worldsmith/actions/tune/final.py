@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.actions.datasets.shares import ShareError, do_shares
 from worldsmith.actions.tune.record import Record
-from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.source import Source, first_part, key_of_word
 from worldsmith.actions.tune.space import as_words
 from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.checkpoint.run.folders import read_best
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.contradictions import PARALLELISM
+from worldsmith.config.tree.degrees import NAMES
+from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
 
@@ -80,7 +84,7 @@ class FinalData:
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
         """All figures of a run's best weights, where it keeps them, or else of its last ones.
 
-        As a new run would find them that starts from these weights, and validates before its first step.
+        As a new run in one process would find them, which starts from these weights and validates before any step.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
@@ -89,6 +93,7 @@ class FinalData:
             "keys_to_skip_loading": [],
         }
         words = as_words({f"checkpoint.{name}": value for name, value in start.items()})
+        words += as_words({format_path((*PARALLELISM, name)): 1 for name in NAMES})
         tree: Any = self.source.load([*settings, *self.changes, *words]).tree
         trainer = tree.build(run_folder=folder)
         try:
@@ -115,7 +120,11 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        return [f"{VALIDATION}.{word}" for word in self.data]
+        """The words of the run. For a spec, a word that begins with no field of dataloader_val names a key of it."""
+        if not self.source.is_spec:
+            return [f"{VALIDATION}.{word}" for word in self.data]
+        fields = field_names(type(self.source.load().tree.dataloader_val))
+        return [f"{VALIDATION}.{word}" if first_part(key_of_word(word)) in fields else word for word in self.data]
 
 
 def in_own_process(work: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.actions.tune.record import BEST, PAGE, RUNS, TRIALS, Record, line_of
-from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.source import Source, launched, processes_of
 from worldsmith.actions.tune.space import Space
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.convert import convert
@@ -103,10 +103,11 @@ class Results:
     def next(self) -> str:
         """The command of the best run: of a spec its own words, to paste."""
         best = self.record.best
+        words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
+        processes = processes_of(self.source.load(words).tree)
         if best is not None and self.source.is_spec:
-            words = line_of(best, self.record.path(best.number))["words"]
-            return f"worldsmith {shlex.join(self.source.command(words))}"
-        return f"worldsmith train {shlex.quote(str(self.record.folder / BEST_RUN))}"
+            return f"worldsmith {shlex.join(self.source.command(words, processes=processes))}"
+        return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
         """What the command says at its end."""

@@ -165,14 +165,17 @@ def start_process(
     )
 
 
-def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str]) -> dict[str, str]:
-    """What the run of a slot sees: its share of the `devices`, or else of the processors, and where its folder goes."""
+def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str], processes: int = 1) -> dict[str, str]:
+    """What the run of a slot sees: its share of the `devices`, or else of the processors, and where its folder goes.
+
+    A run has one device for each of its `processes`.
+    """
     found = {name: value for name, value in os.environ.items() if name not in ROOT_VARIABLES}
     found[ROOT_VARIABLES[0]] = str(root)
     if devices and parallel > 1:  # a run that is started without `worldsmith launch` uses one
-        found["CUDA_VISIBLE_DEVICES"] = devices[slot]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(devices[slot * processes : (slot + 1) * processes])
     elif parallel > 1 and "OMP_NUM_THREADS" not in found:
-        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // parallel))
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (parallel * processes)))
     return found
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
+from worldsmith.actions.lineage.parents import PARENT
 from worldsmith.actions.tune.final import FinalData, in_own_process
 from worldsmith.actions.tune.record import RUNS, Record, held, require_same_study
 from worldsmith.actions.tune.results import Results
-from worldsmith.actions.tune.source import Source
+from worldsmith.actions.tune.source import Source, processes_of
 from worldsmith.actions.tune.space import Space, as_words
 from worldsmith.actions.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, Plan, Strategy
 from worldsmith.actions.tune.trial_run import TrialRun, environment_of, program, visible_devices
@@ -31,7 +32,8 @@ from worldsmith.config.specs.train.sources import TEST_SIZE
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
-from worldsmith.training.run_folder import flatten
+from worldsmith.distributed.world import require_devices
+from worldsmith.training.run_folder import flatten, given_root
 
 LOSSES = ("loss", "perplexity", "error")
 """What is better when it is less, as a part of a figure's name."""
@@ -46,13 +48,15 @@ class Tune(Action):
     """
 
     places: ClassVar[tuple[str, ...]] = ("source", "words")
-    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out"}
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", PARENT: "parent_run"}
 
     class Config(Action.Config):
         source: Annotated[str, Example("videophy2_nano_tiny")]
         """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
         """Changes of the run, such as trainer.max_iter=200."""
+        parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
+        """A run or result whose weights every trial starts from, as in `worldsmith train`; parent_job_id of a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
@@ -66,7 +70,7 @@ class Tune(Action):
         hours: PositiveFactor | None = None
         """No trial starts after so long a time of this command; null: no limit."""
         parallel: Count = 1
-        """Trials at work at once: each has a GPU, or its part of the processors."""
+        """Trials at work at once: each has a GPU for each of its processes, or its part of the processors."""
         metric: str = "val/loss"
         """A figure of the validation, or with `evaluate` one of `worldsmith evaluate`."""
         direction: Literal["min", "max"] | None = None
@@ -74,7 +78,8 @@ class Tune(Action):
         evaluate: list[str] = field(default_factory=list)
         """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures what each trial has made."""
         final_data: list[str] = field(default_factory=list)
-        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR: data that no trial sees, for the end."""
+        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data that no
+        trial sees, for the end."""
         sampler: SAMPLERS = "tpe"
         """What draws the trials, of Optuna's."""
         startup: Count = 10
@@ -105,13 +110,14 @@ class Tune(Action):
         config, out = self.config, self.out
         self.check()
         deadline = math.inf if config.hours is None else time.monotonic() + 3600 * config.hours
+        require_same_study(out, self.about)
+        if not (out / RUNS / "0000.json").exists():  # else trial 0 has been started
+            self.preflight()
+        if config.final_data:
+            self.final.check()
         with held(out), StopSignals() as stop:
             record = Record(out, self.about, self.direction)
             results = Results(record, config, self.source, self.space, self.direction)
-            if record.plan(0) is None:
-                self.preflight()
-            if config.final_data:
-                self.final.check()
             ending = self.trials(results).work(lambda: stop.asked, deadline)
             best = record.best
             if ending != "stopped" and config.final_data and best is not None:
@@ -131,6 +137,8 @@ class Tune(Action):
         config = self.config
         yield f"study       {self.out}: {config.trials} trials, {config.parallel} at once"
         yield f"run         {self.base.source}"
+        if self.processes > 1:
+            yield f"processes   {self.processes} for each trial (worldsmith launch --nproc-per-node {self.processes})"
         yield f"best        the {'least' if self.direction == 'min' else 'greatest'} {config.metric}"
         for dimension in self.space.dimensions:
             yield f"search      {dimension}"
@@ -138,6 +146,9 @@ class Tune(Action):
         yield "trial 0     the run as it is"
         yield from self.first_trials()
         yield from (f"note        {line.partition(' ')[2].strip()}" for line in self.preflight() if is_note(line))
+        if config.final_data:
+            self.final.check()
+            yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
         """What the first trials after trial 0 try."""
@@ -157,22 +168,24 @@ class Tune(Action):
 
     def preflight(self) -> list[str]:
         """The dry run of the run as it is. Raises UserError for what would stop it before its first step."""
-        tree, folder = self.base.tree, self.out / RUNS / "0000"
+        tree, folder, processes = self.base.tree, self.out / RUNS / "0000", self.processes
 
         def lines() -> list[str]:
             from worldsmith.actions.dry_run import plan_run
 
-            return list(plan_run(tree, folder, world_size=1))
+            return list(plan_run(tree, folder, world_size=processes))
 
         return in_own_process(lines)
 
     @cached_property
     def out(self) -> Path:
         """Raises UserError where nothing names a folder."""
-        named = self.config.out or (f"{folder}/tune" if (folder := self.source.output_folder()) else None)
-        if named is None:
+        if self.config.out:
+            return Path(self.config.out)
+        folder = self.given.output_folder()
+        if not folder:
             raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
-        return Path(named)
+        return (given_root() or Path()) / os.path.expanduser(folder) / "tune"
 
     @cached_property
     def route(self) -> Route:
@@ -183,13 +196,24 @@ class Tune(Action):
         )
 
     @cached_property
+    def given(self) -> Source:
+        """The source as the command names it."""
+        return Source(self.config.source, self.route.words, self.config.parent_run)
+
+    @cached_property
     def source(self) -> Source:
-        return Source(self.config.source, self.route.words)
+        """The source of the runs; those of a search are new runs. Raises ConfigError or UserError."""
+        return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
     @cached_property
     def base(self) -> Loaded:
         """The run as it is. Raises ConfigError."""
         return self.source.load()
+
+    @cached_property
+    def processes(self) -> int:
+        """Processes of each trial, as far as a search changes no parallel degree."""
+        return processes_of(self.base.tree)
 
     @cached_property
     def space(self) -> Space:
@@ -280,8 +304,16 @@ class Tune(Action):
             )
         if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks(tree)}:
             raise UserError("the run writes no figures: it needs the callback metrics")
-        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel:
-            raise UserError(f"--parallel {config.parallel}: this machine has {len(visible_devices())} CUDA devices")
+        if self.processes > 1:
+            try:
+                require_devices(self.processes)
+            except ValueError as error:
+                raise UserError(f"each trial: {error}") from None
+        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel * self.processes:
+            each = f" with {self.processes} processes each" if self.processes > 1 else ""
+            raise UserError(
+                f"--parallel {config.parallel}{each}: this machine has {len(visible_devices())} CUDA devices"
+            )
 
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
         """Why the run cannot be with these settings; None if it can, as far as its config tells."""
@@ -304,7 +336,7 @@ class Tune(Action):
             make_run=lambda plan, slot: self.make_run(record, plan, slot),
             refusal=self.refusal,
             score=self.score,
-            environment=lambda slot: environment_of(slot, config.parallel, root, devices),
+            environment=lambda slot: environment_of(slot, config.parallel, root, devices, self.processes),
             changed=results.changed,
             validations=self.validations,
             keep_all=config.checkpoints == "all",
@@ -315,10 +347,11 @@ class Tune(Action):
         place = {"job.project": record.folder.absolute().name, "job.group": RUNS, "job.name": folder.name}
         place["job.folder"] = ""
         words = [*as_words(plan.settings), *as_words(place)]
+        processes = processes_of(self.source.load(as_words(plan.settings)).tree) if plan.settings else self.processes
         after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
         return TrialRun(
             folder,
-            self.source.command(words),
+            self.source.command(words, processes=processes),
             config.metric,
             slot=slot,
             after=after if config.evaluate else (),

@@ -12,6 +12,8 @@ from worldsmith.config.errors import Place, Problem
 if TYPE_CHECKING:
     from worldsmith.config.specs.translation import Translation
 
+PARENT_KEY = "parent_job_id"
+"""The key of a spec that names a run or a result, whose model replaces that of the spec."""
 Outcome = Literal["kept", "renamed", "approximated", "unneeded", "refused", "dead"]
 """`kept` means the same here; `renamed` too, elsewhere; `approximated` nearly; `unneeded` asks for nothing that a run
 here has or lacks; `refused` cannot be had; `dead` was ignored by the system that the spec is for."""

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from worldsmith.actions.tune.source import Source
 from worldsmith.actions.tune.tune import Tune
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.training.run_folder import run_path
 
 ROOT = Path(__file__).parents[4]
 SPEC = str(ROOT / "examples/specs/lora_one_gpu.yaml")
@@ -68,6 +70,18 @@ def test_the_folder_of_a_study_is_named_by_the_spec(tmp_path: Path) -> None:
     assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().out == Path("b")
 
 
+def test_a_relative_results_folder_lies_below_the_output_root_as_that_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    tune = Tune.Config(source=SPEC, words=["results_dir=a"]).build()
+    assert tune.out == tmp_path / "out/a/tune"
+    assert run_path(tune.base.tree.job).is_relative_to(tmp_path / "out/a")
+    assert Tune.Config(source=SPEC, words=[f"results_dir={tmp_path}"]).build().out == tmp_path / "tune"
+    assert Tune.Config(source=SPEC, words=["results_dir=~/a"]).build().out == Path("~/a/tune").expanduser()
+    assert Tune.Config(source=SPEC, out="b").build().out == Path("b")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -96,6 +110,118 @@ def test_without_a_search_it_is_the_training_itself(
     assert started[-3:] == ["videophy2_nano_tiny", "--", "trainer.max_iter=5"]
     assert why in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
+
+
+def test_trials_and_the_best_run_are_new_runs_where_the_source_resumes_one(tmp_path: Path) -> None:
+    file = tmp_path / "resumes.yaml"
+    file.write_text(Path(SPEC).read_text().replace("train:\n", "train:\n  resume: true\n"))
+    recipe = "videophy2_nano_tiny"
+    for source, word, ends in (
+        (SPEC, "train.resume=true", ["train", "--spec", SPEC]),
+        (str(file), "train.epoch=2", ["train", "--spec", str(file), "train.epoch=2", "train.resume=false"]),
+        (SPEC, "job.resume_newest=true", ["train", "--spec", SPEC]),
+        (recipe, "job.resume_newest=true", ["train", recipe]),
+    ):
+        given = Source(source, [word])
+        assert given.load().tree.job.resume_newest
+        tune = Tune.Config(source=source, words=[word]).build()
+        assert tune.source.command() == ends
+        assert not tune.base.tree.job.resume_newest
+        plain = Tune.Config(source=source, words=[word, "automl_policy=off"]).build()
+        assert plain.source.command() == given.command()
+    continued = Source(SPEC, ["train.resume=some/run"])
+    assert continued.as_new_run() == continued
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only checkpoint of a finished run `parent` of a reasoner, below the output root."""
+    monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
+    run = tmp_path / "out/project/group/parent"
+    checkpoint = run / "checkpoints/iter_000000001"
+    (checkpoint / "model").mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
+    (run / "config.yaml").write_text(
+        "trainer: {max_iter: 1}\nmodel: {config: {policy: {backbone: {model_name: org/other}}}}\n"
+    )
+    return checkpoint
+
+
+def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> None:
+    file = tmp_path / "child.yaml"
+    file.write_text(f"parent_job_id: parent\n{Path(SPEC).read_text()}")
+    start = f"checkpoint.load_path={parent}"
+    model = "policy.model_name_or_path=org/other"
+    for source, given, word, command in (
+        (SPEC, "parent", "train.epoch=2", ["--spec", SPEC, "train.epoch=2", model]),
+        (SPEC, None, "parent_job_id=parent", ["--spec", SPEC, model]),
+        (str(file), None, "train.epoch=2", ["--spec", str(file), "train.epoch=2", "~parent_job_id", model]),
+        ("videophy2_nano_tiny", "parent", "", ["videophy2_nano_tiny"]),
+    ):
+        tune = Tune.Config(source=source, words=[word] * bool(word), parent_run=given).build()
+        assert tune.source.command() == ["train", *command, "--", start]
+        assert tune.base.tree.checkpoint.load_path == str(parent)
+        assert tune.about["run"]["checkpoint.load_path"] == str(parent)
+        if source != "videophy2_nano_tiny":
+            assert tune.base.tree.model.config.policy.backbone.model_name == "org/other"
+    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent_run="parent").build()
+    assert plain.source.command() == ["train", "--spec", SPEC, "--parent", "parent", "--", "trainer.seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parent", "parent", "checkpoint.load_path=other"], "both say what the run starts from"),
+        (["--parent", "parent", "parent_job_id=other"], "leave one of them out"),
+        (["--parent", "parent", "policy.model_name_or_path=a/b"], "both name the model"),
+        (["--parent", "gone"], "no run of this name"),
+    ],
+)
+def test_a_parent_that_cannot_be_is_refused(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["tune", "--spec", SPEC, "-o", str(tmp_path / "study"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_trial_has_the_processes_that_the_run_asks_for() -> None:
+    for words, processes in (
+        ([], 1),
+        (["num_gpus=2"], 2),
+        (["num_gpus=2", "num_nodes=2"], 4),
+        (["model.config.parallelism.data_parallel_shard_degree=4"], 4),
+        (["num_gpus=-1", "num_nodes=2"], 2),
+    ):
+        tune = Tune.Config(source=SPEC, words=words).build()
+        assert tune.processes == processes
+        command = tune.source.command(processes=processes)
+        launch = ["launch", "--nproc-per-node", str(processes)] if processes > 1 else []
+        assert command == [*launch, *tune.source.command()]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "message"),
+    [
+        (1, [], "each trial: 2 processes on this machine need as many GPUs, found 1"),
+        (2, ["--parallel", "2"], "--parallel 2 with 2 processes each: this machine has 2 CUDA devices"),
+        (2, [], None),
+        (0, ["--parallel", "2"], None),
+    ],
+)
+def test_more_processes_than_gpus_are_refused_as_by_launch(
+    gpus: int, words: list[str], message: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    parallel = int(words[1]) if words else 1
+    spec_words = ["num_gpus=2", "validation.enable=true"]
+    tune = Tune.Config(source=SPEC, words=spec_words, out=str(tmp_path / "study"), parallel=parallel).build()
+    if message is None:
+        tune.check()
+        return
+    with pytest.raises(UserError, match=message):
+        tune.check()
 
 
 def test_a_spec_without_validation_gets_advice_in_its_own_keys(

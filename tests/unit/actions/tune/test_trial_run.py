@@ -72,6 +72,8 @@ def test_each_slot_has_a_device_of_its_own_or_its_share_of_the_processors(monkey
     assert [one["WORLDSMITH_OUTPUT_ROOT"] for one in found] == ["/studies"] * 2
     assert all("IMAGINAIRE_OUTPUT_ROOT" not in one for one in found)
     assert environment_of(0, 1, Path(), ["2", "5"])["CUDA_VISIBLE_DEVICES"] == "2,5"
+    found = [environment_of(slot, 2, Path(), ["2", "5", "6", "7"], 2) for slot in (0, 1)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["2,5", "6,7"]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads = int(environment_of(1, 2, Path(), [])["OMP_NUM_THREADS"])
     assert threads == max(1, len(os.sched_getaffinity(0)) // 2)
