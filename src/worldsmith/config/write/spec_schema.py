@@ -36,13 +36,14 @@ def spec_schema(form: SpecForm) -> Schema:
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     """The defaults of a spec class as a file would have them, without what is null or has none.
 
-    `examples`: with the example in place of the default where there is one; then it is a whole spec. Raises TypeError
-    for a value without default and example.
+    `examples`: with the example of each key that must be given; then it is a whole spec. Raises TypeError for a value
+    without default and example.
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
         key, sections, given = key_of(name), nested_config_classes(bare(hint)), known.get(name)
-        shown = [mark.value for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        shown = [mark.value for mark in marks if mark.required or name not in known]
         if sections and (name not in known or given is not None or shown):
             found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
         elif shown or given is not None:
