@@ -204,6 +204,20 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
     assert {key: data[key] for key in ours} == ours
 
 
+@pytest.mark.parametrize(("scheme", "number"), [("W4A16", 1), ("W8A8", 1), ("FP8_DYNAMIC", 0), ("NVFP4", 0)])
+def test_a_quantization_without_calibration_data_warns_once(scheme: str, number: int, tmp_path: Path) -> None:
+    """FP8_DYNAMIC is meant to have no data, and NVFP4 measures with the data of the run or stops."""
+    words = [f"quantize.quantization_scheme={scheme}", "quantize.num_calibration_samples=32"]
+    translation = translated("quantize", QUANTIZE_72, tmp_path, *words, "dataset.annotation_path=")
+    told = [text for text in warnings(translation) if "no calibration data is named" in text]
+    assert len(told) == number
+    for text in told:
+        assert "rounds each weight to the nearest value" in text
+        assert "calibration_dataset.annotation_path=FILE, or dataset.annotation_path=FILE" in text
+    translation = translated("quantize", QUANTIZE_72, tmp_path, *words)
+    assert not [text for text in warnings(translation) if "no calibration data is named" in text]
+
+
 HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"]
 
 
