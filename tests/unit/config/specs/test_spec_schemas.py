@@ -304,6 +304,9 @@ def test_what_the_export_says_of_a_search_can_be_drawn_from() -> None:
     assert not {"enum", "maximum"} & set(alpha)
     rate = train["train"]["properties"]["optm_lr"]
     assert rate["minimum"] < rate["default"] < rate["maximum"]
+    assert rate["description"].endswith(
+        "A search draws from 5e-07 to 2e-05 (log) if policy.lora=null; 1e-05 to 0.0005 (log) otherwise."
+    )
     decay = train["train"]["properties"]["optm_decay_type"]
     assert (decay["type"], len(decay["enum"])) == ("categorical", len(decay["option_weights"]))
 
