@@ -13,7 +13,7 @@ from typing import Any
 from worldsmith.config.declare.search import TIMES
 from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.write.json_schema import Schema
-from worldsmith.config.write.spec_schema import spec_schema
+from worldsmith.config.write.spec_schema import key_schema
 
 KINDS = {"object": "dict", "array": "list", "integer": "int", "number": "float", "string": "string", "boolean": "bool"}
 CONDITIONS = {"power_of_two": "^ 2"}
@@ -23,7 +23,7 @@ ENDS = ("minimum", "maximum")
 
 def tao_schema(form: SpecForm) -> Schema:
     """Title, default, properties, popular and the searched and unsearched parameters, then `x_tao_schema`."""
-    schema = spec_schema(form)
+    schema = key_schema(form)
     searched, others = searched_keys(schema)
     return {
         "title": schema["title"],

@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from published_files import VERSIONS, PublishedFile, published_files
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.action import load, sort
@@ -189,6 +190,58 @@ def test_a_broken_spec_is_refused_by_the_schema_and_by_the_reader(
     assert list(judge(action).iter_errors(broken)) != []
     assert ours(action, tmp_path, broken) != ""
     assert ours(action, tmp_path, good) == ""
+
+
+PARTS = {"train": "train", "_config": "train", "evaluate": "evaluate", "quantize": "quantize", "inference": "inference"}
+SHIPPED = [
+    (next(action for part, action in PARTS.items() if part in file.name), file)
+    for file in published_files()
+    if file.repository == "tao-skill-bank"
+]
+
+
+@pytest.mark.parametrize(
+    ("action", "file"), SHIPPED, ids=[f"{file.name} {VERSIONS[file.commit]}" for _, file in SHIPPED]
+)
+def test_a_published_template_passes_the_schema(action: str, file: PublishedFile) -> None:
+    judge(action).validate(file.data)
+
+
+QUANTIZE = {"model": {"model_path": "m"}, "results_dir": "r"}
+BENCHMARKS = {"model": {"model_name": "m"}, "results_dir": "r"}
+EVALUATE = {"dataset": {"annotation_path": "a"}, **BENCHMARKS}
+
+
+@pytest.mark.parametrize(
+    ("action", "document", "is_right"),
+    [
+        ("quantize", {"model_path": "m", "results_dir": "r"}, True),
+        ("quantize", {"model_path": "m", "model": {"enable_lora": False}, "results_dir": "r"}, True),
+        ("quantize", {"model": {"enable_lora": False}, "results_dir": "r"}, False),
+        ("quantize", {"model_path": 3, "results_dir": "r"}, False),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_scheme": "W4A16"}}, True),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_scheme": "W4A17"}}, False),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_schem": "W4A16"}}, False),
+        ("evaluate", {"evaluate": EVALUATE}, True),
+        ("evaluate", {"evaluate": {**EVALUATE, "num_gpus": 9}}, False),
+        ("evaluate", {"evaluate": {**EVALUATE, "num_gpu": 1}}, False),
+        ("evaluate", {"evaluate": {"dataset": {"annotation_path": "a"}}, "results_dir": "r"}, False),
+        ("evaluate", {**BENCHMARKS, "datasets": {"a": {"annotation_path": "a"}}}, True),
+        ("evaluate", BENCHMARKS, False),
+        ("evaluate", {**EVALUATE, "vision": {"num_frames": 4}}, True),
+        ("evaluate", {**EVALUATE, "vision": {"num_frames": -4}}, False),
+        ("evaluate", {**EVALUATE, "num_gpus": 0}, True),
+    ],
+)
+def test_both_judge_other_names_alike(action: str, document: dict[str, Any], is_right: bool, tmp_path: Path) -> None:
+    assert (list(judge(action).iter_errors(document)) == []) == is_right
+    assert (ours(action, tmp_path, document) == "") == is_right
+
+
+def test_the_short_words_of_a_training_have_the_limits_of_their_keys() -> None:
+    good = defaults(form_of("train").spec, examples=True)
+    assert list(judge("train").iter_errors({**good, "num_epochs": 2, "learning_rate": 1e-5})) == []
+    assert len(list(judge("train").iter_errors({**good, "num_epochs": 0, "batch_size": "x"}))) == 2
 
 
 ODD: list[Any] = [None, True, 0, -1, 2.5, 10**30, "", "x", "${a.b}", "\u2028", [], ["x"], {}, {"type": "x"}, {"": 1}]
