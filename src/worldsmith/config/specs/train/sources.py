@@ -114,11 +114,11 @@ def put_media(t: Translation, key: str, to: str) -> bool:
                 t.say(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
             del files[name]
     elif is_word(t, f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
-        for name in [name for name, value in files.items() if value and not is_same_folder(value, root)]:
-            text = (
-                f"{shown(root)} of the command line has annotations.json and the media; {key}.{name}=FOLDER for others"
-            )
-            t.say(f"{key}.{name}", "unneeded", text, loud=True)
+        others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
+        for name in others:
+            text = f"{shown(root)} of the command line has annotations.json and the media"
+            hint = f"{text}; give {key}.{name}=FOLDER if they are elsewhere"
+            t.say(f"{key}.{name}", "unneeded", hint, loud=name == others[0])
             del files[name]
     first, second = (files.get(name) for name in MEDIA)
     if first and second and first != second:
