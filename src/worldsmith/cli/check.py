@@ -13,6 +13,7 @@ from typing import Any
 
 from worldsmith.cli import run_source
 from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.parent_words import leave_parent_out
 from worldsmith.config.errors import ConfigError, Place, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import format_path
@@ -64,8 +65,9 @@ def count_from(least: int) -> Callable[[str], int]:
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigError or UserError for what the user can mend."""
     with mistakes_of_the_user():
+        notes = leave_parent_out(args)
         loaded, recipe = load(args)
-        for warning in loaded.warnings:
+        for warning in (*notes, *loaded.warnings):
             print_warning(warning)
         from worldsmith.actions.datasets.check import CheckData
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.configurable import field_hints
@@ -12,6 +13,9 @@ from worldsmith.config.specs.form import PARENT_KEY
 from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.words.command_words import Words, read_settings
 from worldsmith.config.words.flag_words import Flag
+
+if TYPE_CHECKING:
+    from worldsmith.config.specs.spec_file import Spec
 
 PARENT = "--parent"
 LOAD_PATH = "checkpoint.load_path"
@@ -74,17 +78,44 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
     Raises UserError as `parent_of_spec`.
     """
     from worldsmith.actions.lineage.parents import parent_of_spec
-    from worldsmith.config.specs.train.draft import is_train_spec
 
-    if args.spec is None and not (args.source and is_train_spec(args.source)):
+    spec = spec_of_run(args)
+    if spec is None:
         return False
-    file = args.spec or args.source
+    file = spec.source
     args.parent, words = parent_of_spec(file, list(args.spec_words or ()), args.parent)
     if args.parent is None:
         return False
     args.spec, args.source = file, None
     args.spec_words = [*words, f"{SPEC_MODEL}={PARENT_KEY}"]
     return True
+
+
+def leave_parent_out(args: argparse.Namespace) -> list[str]:
+    """Takes `parent_job_id` out of a training spec that is checked without a start; returns the note on it, if any.
+
+    The model of the spec is checked in place of that of the parent, unless the spec leaves it empty.
+    """
+    spec = spec_of_run(args)
+    named = spec.outside.get(PARENT_KEY) if spec is not None else None
+    if spec is None or not named:
+        return []
+    model = spec.get(SPEC_MODEL)
+    args.spec, args.source = spec.source, None
+    args.spec_words = [*(args.spec_words or ()), f"~{PARENT_KEY}", *([] if model else [f"{SPEC_MODEL}={PARENT_KEY}"])]
+    checked = f"; what depends on the model is checked with {SPEC_MODEL} = {model}" if model else ""
+    return [f"{PARENT_KEY} is not checked: the model of the start is that of {named}{checked}"]
+
+
+def spec_of_run(args: argparse.Namespace) -> Spec | None:
+    """The training spec that the words of a command name, as they change it; None if they name something else."""
+    from worldsmith.config.specs.spec_file import read_spec
+    from worldsmith.config.specs.train.draft import is_train_spec
+    from worldsmith.config.specs.train.form import FORM
+
+    if args.spec is None and not (args.source and is_train_spec(args.source)):
+        return None
+    return read_spec(FORM, args.spec or args.source, list(args.spec_words or ()))
 
 
 def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str | None]:

@@ -8,8 +8,10 @@ from worldsmith.cli.parent_words import PARENT
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.form import PARENT_KEY, SpecForm
 from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
+from worldsmith.config.specs.policy import KEY as POLICY
+from worldsmith.config.specs.policy import route, take_policy
 from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import Translation, require_translated
+from worldsmith.config.specs.translation import Line, Translation, require_translated
 from worldsmith.config.words.command_words import Words
 
 SPEC = "--spec"
@@ -41,6 +43,7 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     form, file = form_of(form_name), words.own[SPEC]
     dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
     words.loose = [word for word in words.loose if word not in dotted]
+    asked, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
     spec = read_spec(form, file, dotted)
     key = MODEL_KEYS.get(form_name)
     parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
@@ -53,6 +56,9 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
         spec = read_spec(form, file, [*dotted, f"{key}={PARENT_KEY}", f"{section}enable_lora=false"])
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
+    if policy is not None:
+        text = f"{asked.said}: the policy belongs to train and tune"
+        words.spec.lines.append(Line(POLICY, "unneeded", text, stated=True, loud=True))
     if parent and key:
         leave_to_parent(words.spec)
         words.spec.lines = [line for line in words.spec.lines if line.key != key]

@@ -147,6 +147,21 @@ def test_a_conversion_of_a_training_has_no_parent(tmp_path: Path) -> None:
     assert "start it with worldsmith train, or" in str(problem)
 
 
+@pytest.mark.parametrize("named_by", ["file", "word"])
+@pytest.mark.parametrize("stated", ["''", "nvidia/Cosmos-Reason2-8B"])
+def test_a_check_of_the_config_leaves_the_parent_out_with_a_note(
+    stated: str, named_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, in_file = tmp_path / "train.yaml", named_by == "file"
+    model = f"policy: {{model_name_or_path: {stated}}}\n"
+    file.write_text(TRAIN + model + ("parent_job_id: gone\n" if in_file else ""))
+    words = [str(file)] if in_file else ["--spec", str(file), "parent_job_id=gone"]
+    assert main(["config", "check", *words]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("OK")
+    assert told.err.count("parent_job_id is not checked: the model of the start is that of gone") == 1
+
+
 def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     open_keys = "vision: {num_frames: 0}\nmodel: {model_name: ''}\n"

@@ -65,6 +65,16 @@ def test_an_adapter_is_asked_with_its_base(template: str, command: str) -> None:
     assert (settings.model, settings.adapter) == ("base", "results/train/safetensors/final")
 
 
+@pytest.mark.parametrize("policy", ["off", "auto"])
+@pytest.mark.parametrize(("command", "template"), [(name, name) for name in COMMANDS], indirect=["template"])
+def test_a_search_policy_changes_nothing_and_is_reported_once(command: str, template: str, policy: str) -> None:
+    loaded = read(command, SPEC, template, f"automl_policy={policy}")
+    assert loaded.tree == read(command, SPEC, template).tree
+    assert len([text for text in loaded.warnings if text.startswith("automl_policy is unneeded")]) == 1
+    with pytest.raises(UserError, match="expected auto or off, found 'of'; did you mean 'off'"):
+        read(command, SPEC, template, "automl_policy=of")
+
+
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
 def test_what_is_approximated_is_a_warning(template: str) -> None:
     told = "\n".join(read("evaluate", SPEC, template, "model.tp_size=2").warnings)

@@ -18,6 +18,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.media_processor import VideoPlan
+from worldsmith.data.conversations.media_archives import is_archive, unpacked
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.files.atomic import write_text
 from worldsmith.files.writable import require_writable
@@ -49,7 +50,8 @@ class AskModel(AnswerAction):
         video: list[str] = field(default_factory=list)
         """Video files, shown after the images."""
         media: str | None = None
-        """A file, or a folder whose images and videos are each asked about by themselves."""
+        """A file, or a folder or archive (.tar, .tar.gz, .zip) whose images and videos are each asked about by
+        themselves; an archive is unpacked once, into a folder next to it."""
         kind: Literal["all", "image", "video"] = "all"
         """What of the folder is asked about."""
         system: str = ""
@@ -141,8 +143,11 @@ class AskModel(AnswerAction):
 
 
 def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
-    """The images and videos at a place, by name. Raises UserError when there are none."""
-    files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
+    """The images and videos at a place, by name, or anywhere in an archive. Raises UserError when there are none."""
+    if place.is_file() and is_archive(place):
+        files = sorted(unpacked(place).rglob("*"))
+    else:
+        files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
     found = [(file, SUFFIXES[file.suffix.lower()]) for file in files if file.suffix.lower() in SUFFIXES]
     chosen = [(file, is_a) for file, is_a in found if kind in ("all", is_a) and file.is_file()]
     if not chosen:

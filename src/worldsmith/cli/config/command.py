@@ -79,8 +79,11 @@ def show(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Prints OK; whatever is wrong is raised, with `--files` also of weights, VAE, tokenizer, data and run folder."""
+    from worldsmith.cli.parent_words import leave_parent_out
     from worldsmith.config.errors import ConfigError, locate
 
+    for note in leave_parent_out(args):
+        print_warning(note)
     try:
         loaded = _load(args)
     except ConfigError as error:

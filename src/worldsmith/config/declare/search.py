@@ -28,9 +28,11 @@ class Popular(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
-    """What a value may look like, of a section its table: a template has it in place of the default."""
+    """What a value may look like, of a section its table. Without a default a template has it, else a comment has."""
 
     value: Any = field(hash=False)
+    required: bool = False
+    """The key must be given although its class has a default: a template has the example in place of that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class InferenceSpec(Config):
     type_: Annotated[Literal["video", "image"], Popular()] = "video"
     """Which files of a folder are shown."""
     media: Annotated[str, Example("data/val/clip.mp4"), Popular()]
-    """A file, or a folder of them, each asked about by itself."""
+    """A file, or a folder or archive of them, each asked about by itself."""
     fps: Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="num_frames=null"), Popular()] = 1.0
     """Frames taken of each second."""
     num_frames: Count | None = None

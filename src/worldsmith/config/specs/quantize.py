@@ -17,6 +17,8 @@ VIDEO_TOKENS = 4096
 """Room that a question about a short video needs."""
 STATIC = ("FP8", "NVFP4")
 """Schemes whose ranges are measured."""
+DYNAMIC = "FP8_DYNAMIC"
+"""The scheme that is meant for quantization without data."""
 FEW = 16
 """Samples below which a measured range means little."""
 
@@ -113,9 +115,17 @@ def questions(t: Translation) -> None:
     told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
     t.say("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
     if not t.get(file):
-        text = "the data of the run that made the model, where there is need of some"
-        t.say(file, "unneeded", text)
+        scheme, text = (
+            t.get("quantization_method.scheme"),
+            "the data of the run that made the model, where there is need of some",
+        )
         t.say(f"{CALIBRATION}media_dir", "unneeded", text)
+        if scheme in STATIC or scheme == DYNAMIC:
+            t.say(file, "unneeded", text)
+            return
+        why = f"no calibration data is named: without --method gptq, {scheme} rounds each weight to the nearest value"
+        keys = f"name data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
+        t.say(file, "approximated", f"{why}; {keys}", loud=True)
         return
     if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
         return

@@ -12,6 +12,7 @@ from worldsmith.config.declare.value_types import fits, is_reference, mismatch, 
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.specs.form import Row, SpecForm, is_one_of
 from worldsmith.config.specs.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
+from worldsmith.config.specs.policy import KEY as POLICY
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.check import parse_toml
 from worldsmith.config.toml.positions import Span, find_positions
@@ -281,7 +282,10 @@ def _rename(
             spec.problems.append(Problem(format_path(here), text, hint=hint, place=span.key if span else None))
             continue
         if not known and not (free and nearest_path(here, siblings) is None):
-            spec.problems.append(_unknown(spec, here, siblings).at(span.key if span else None))
+            below = list(value) if isinstance(value, dict) and _is_table_of_aliases(spec.form, here) else []
+            for unknown in [(*here, name) for name in below] or [here]:
+                place = document.spans.get(unknown, span)
+                spec.problems.append(_unknown(spec, unknown, siblings, place).at(place.key if place else None))
             continue
         if not known:
             spec.outside[format_path(here)] = value
@@ -301,8 +305,18 @@ def _rename(
                 inner.spans[(*there, *known_path[len(here) :])] = known_span
 
 
-def _unknown(spec: Spec, path: Path, siblings: list[Path]) -> Problem:
-    near = nearest_path(path, [*siblings, *map(parse_path, leaf_keys(spec.form.spec))])
+def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
+    """Whether other names of keys have this table, which is none of ours."""
+    return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
+
+
+def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) -> Problem:
+    form, is_word = spec.form, span is not None and span.key.file == "override"
+    others = [key for row in form.rows if row.outside and row.outcome != "dead" for key in row.keys]
+    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
+    near = nearest_path(path, [*siblings, *map(parse_path, names)])
+    if siblings and siblings[0][:-1] != path[:-1]:
+        siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]
     listing = ", ".join(str(sibling[-1]) for sibling in siblings)
     where = f"[{format_path(path[:-1])}]" if path[:-1] else "the spec"
     hint = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {listing}"

@@ -9,7 +9,7 @@ from typing import Any
 from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.specs.policy import MANIFEST, SCHEMA, TEMPLATE
 from worldsmith.config.write.json_schema import Schema
-from worldsmith.config.write.spec_schema import spec_schema
+from worldsmith.config.write.spec_schema import key_schema, spec_schema
 from worldsmith.config.write.spec_tao import popular, searched_keys, tao_schema
 from worldsmith.config.write.spec_template import spec_template
 
@@ -29,7 +29,7 @@ def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[
         paths = SCHEMA.format(action), TEMPLATE.format(action)
         try:
             form = make()
-            schema, texts = spec_schema(form), (as_text(STYLES[style](form)), spec_template(form, paths[1]))
+            schema, texts = key_schema(form), (as_text(STYLES[style](form)), spec_template(form, paths[1]))
         except Exception as error:  # of another package's form as well: the others are still written
             failures[action] = f"{type(error).__name__}: {error}"
             files |= dict.fromkeys(paths)

@@ -1,7 +1,8 @@
-"""JSON Schema (draft 2020-12) of a spec form: one nested table, without references and without tags.
+"""JSON Schema (draft 2020-12) of a spec form: one nested table without tags.
 
-Beside what a tree's schema says it has ``default`` with all defaults, ``x-parent`` at keys that others depend on, and
-keys that are known but dead as ``deprecated``.
+In addition to what a tree's schema says it has ``default`` with all defaults, ``x-parent`` at keys that others depend
+on, and keys that are known but dead as ``deprecated``. Other names of keys are references to the keys. It cannot say
+that a key and its other name are not both given.
 """
 
 from __future__ import annotations
@@ -21,9 +22,29 @@ from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.plain import class_defaults, plain, required_fields
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
 
+NOTES = ("description", "default", "examples")
+"""Keywords of a field that limit nothing."""
+
 
 def spec_schema(form: SpecForm) -> Schema:
-    """The schema of a form's specs."""
+    """The schema of a form's specs, with all names of their keys and the values by which templates leave keys open."""
+    root = key_schema(form)
+    for key, value in form.left_open.items():
+        _leave_open(_place(root, key), key.rpartition(".")[2], value)
+    for alias, key in form.aliases.items():
+        described = {"description": f"Another name of {key}.", "$ref": _pointer(root, key)}
+        _place(root, alias, "Other names of keys.")[alias.rpartition(".")[2]] = described
+    if form.wrapper:
+        inner = {key: {"description": f"As {key}.", "$ref": f"#/properties/{key}"} for key in root["properties"]}
+        text = "All keys of the spec may be below this key."
+        table = {"description": text, "type": "object", "properties": inner, "additionalProperties": False}
+        root["properties"][form.wrapper] = table
+    choices, default = _require_one_name(root, form), root.pop("default")
+    return {**root, **({"allOf": choices} if choices else {}), "default": default}
+
+
+def key_schema(form: SpecForm) -> Schema:
+    """The schema of specs that have each key by its own name."""
     root = _SpecTypes(form).section(form.spec, ())
     for row in form.rows:
         for key in row.keys if row.outside else ():
@@ -36,13 +57,14 @@ def spec_schema(form: SpecForm) -> Schema:
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     """The defaults of a spec class as a file would have them, without what is null or has none.
 
-    `examples`: with the example in place of the default where there is one; then it is a whole spec. Raises TypeError
-    for a value without default and example.
+    `examples`: with the example of each key that must be given; then it is a whole spec. Raises TypeError for a value
+    without default and example.
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
         key, sections, given = key_of(name), nested_config_classes(bare(hint)), known.get(name)
-        shown = [mark.value for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        shown = [mark.value for mark in marks if mark.required or name not in known]
         if sections and (name not in known or given is not None or shown):
             found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
         elif shown or given is not None:
@@ -95,11 +117,73 @@ def _from_root(path: str, section: Path) -> Path:
     return parse_path(path) if "." in path else (*section, path)
 
 
-def _place(root: Schema, key: str) -> dict[str, Any]:
-    """The properties that a dotted key is among."""
+def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
+    """Lets a key have the value that leaves it open, if its type does not have it anyway."""
+    field = properties[key]
+    if field.get("type") == "string" and isinstance(value, str):
+        return
+    kept = {name: said for name, said in field.items() if name in NOTES or name.startswith("x-")}
+    kind = {name: said for name, said in field.items() if name not in kept}
+    options = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
+    properties[key] = {"anyOf": [*options, {"const": value, "description": "Leaves the key open."}], **kept}
+
+
+def _pointer(root: Schema, key: str) -> str:
+    """The JSON pointer of a dotted key."""
+    node, pointer = root, "#"
+    for part in key.split("."):
+        for number, option in enumerate(node.get("anyOf", [])):
+            if "properties" in option:
+                node, pointer = option, f"{pointer}/anyOf/{number}"
+        node, pointer = node["properties"][part], f"{pointer}/properties/{part}"
+    return pointer
+
+
+def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
+    """Takes required keys that may be given in several ways out of their tables; returns a choice of ways for each."""
+    choices = []
+    for path in list(_required(root)):
+        key = ".".join(path)
+        ways = [path, *(tuple(alias.split(".")) for alias, named in form.aliases.items() if named == key)]
+        ways += [(other,) for other, tables in form.instead.items() if path[-1] in tables.get(path[0], {})]
+        ways += [(form.wrapper, *way) for way in ways] if form.wrapper else []
+        if len(ways) == 1:
+            continue
+        choices.append({"anyOf": [_needs(way) for way in ways]})
+        for length in range(len(path), 0, -1):
+            node = root
+            for part in path[: length - 1]:
+                node = node["properties"][part]
+            if length == len(path) or "required" not in node["properties"][path[length - 1]]:
+                node["required"] = [name for name in node.get("required", []) if name != path[length - 1]]
+                if not node["required"]:
+                    del node["required"]
+    return choices
+
+
+def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the values that must be given."""
+    for name in schema.get("required", []):
+        field = schema["properties"][name]
+        if "required" in field:
+            yield from _required(field, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def _needs(path: tuple[str, ...]) -> Schema:
+    """The schema of a table that has a value at a path."""
+    name, *rest = path
+    return {"required": [name], **({"properties": {name: _needs(tuple(rest))}} if rest else {})}
+
+
+def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
+    """The properties that a dotted key is among; a table that does not exist yet is added, with a description."""
     node = root
     for part in key.split(".")[:-1]:
-        node = node["properties"].setdefault(part, {"type": "object", "properties": {}, "additionalProperties": False})
+        described = {"description": description} if description else {}
+        table = {**described, "type": "object", "properties": {}, "additionalProperties": False}
+        node = node["properties"].setdefault(part, table)
         node = next((option for option in node.get("anyOf", []) if "properties" in option), node)
     properties: dict[str, Any] = node["properties"]
     return properties

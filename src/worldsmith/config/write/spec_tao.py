@@ -13,7 +13,7 @@ from typing import Any
 from worldsmith.config.declare.search import TIMES
 from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.write.json_schema import Schema
-from worldsmith.config.write.spec_schema import spec_schema
+from worldsmith.config.write.spec_schema import key_schema
 
 KINDS = {"object": "dict", "array": "list", "integer": "int", "number": "float", "string": "string", "boolean": "bool"}
 CONDITIONS = {"power_of_two": "^ 2"}
@@ -23,7 +23,7 @@ ENDS = ("minimum", "maximum")
 
 def tao_schema(form: SpecForm) -> Schema:
     """Title, default, properties, popular and the searched and unsearched parameters, then `x_tao_schema`."""
-    schema = spec_schema(form)
+    schema = key_schema(form)
     searched, others = searched_keys(schema)
     return {
         "title": schema["title"],
@@ -85,6 +85,8 @@ def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 def _property(key: str, field: Schema) -> Schema:
     automl, told = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
+    if ranges := _ranges(automl.get("cases", [])):
+        told["description"] = f"{told['description']} {ranges}"
     if "properties" in field:
         inner = {name: _property(name, below) for name, below in _live(field)}
         return {"title": key, "type": "collection", **told, "properties": inner, "automl_enabled": "FALSE"}
@@ -105,6 +107,16 @@ def _property(key: str, field: Schema) -> Schema:
         "anyOf": [{"type": _kind(option)} for option in field.get("anyOf", []) if "type" in option] or None,
     }
     return {"title": key, "type": kind, **told, **{name: value for name, value in said.items() if value is not None}}
+
+
+def _ranges(cases: list[Schema]) -> str:
+    """The ranges of a search with their conditions, as text: the format has a place for one range only."""
+    texts = []
+    for case in cases:
+        ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"
+        condition = f"if {case['cond']}" if "cond" in case else "otherwise"
+        texts.append(f"{ends.format(**case)} ({case['scale']}) {condition}")
+    return f"A search draws from {'; '.join(texts)}." if texts else ""
 
 
 def _is_above(field: Schema) -> bool:

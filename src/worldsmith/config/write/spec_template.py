@@ -9,18 +9,22 @@ from typing import Any
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.search import Example, marks_of
 from worldsmith.config.declare.value_types import describe, nested_config_classes
 from worldsmith.config.errors import UserError
 from worldsmith.config.specs.form import SpecForm
 from worldsmith.config.specs.names import key_of
+from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.write.spec_schema import bare, defaults
 from worldsmith.config.write.toml import toml_pair
-from worldsmith.config.write.values import TOML
+from worldsmith.config.write.values import SHOWN, TOML, write
 from worldsmith.config.yaml.text import dump_yaml
 
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
-INTRODUCTION = "The spec of {name}. Every key has its default or an example; a key behind a # is left out. "
+INTRODUCTION = (
+    "The spec of {name}. Every key has its default, or an example if it must be given; a key behind a # is left out. "
+)
 WAYS = (
     "Flags win over the file: worldsmith {command} --settings FILE",
     "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE",
@@ -87,6 +91,9 @@ def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
         sections = nested_config_classes(bare(hint))
         doc = " ".join(docs.get(name, "").split())
         words = "" if sections else describe(hint, null=False)
+        for mark in marks_of(hint):
+            if isinstance(mark, Example) and not mark.required and name in class_defaults(cls):
+                words += f"; for example {write(mark.value, SHOWN)}"
         found.append((key_of(name), f"{doc} ({words})" if words else doc, sections[0] if sections else None))
     return found
 

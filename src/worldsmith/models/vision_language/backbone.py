@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model import NetworkParts
 from worldsmith.models.model_files import read_settings
@@ -86,7 +87,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
     """Raises ValueError, with the file, for whatever transformers raises about the settings in config.json."""
     try:
         yield
-    except (OSError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
+    except (OSError, UserError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
         raise
     except Exception as error:  # each class of transformers has errors of its own
         words = " ".join(str(error).split())

@@ -223,6 +223,21 @@ def test_a_folder_is_asked_file_by_file(world: Path, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_the_media_may_be_an_archive_with_folders_in_it(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "v/inner").mkdir(parents=True)
+    shutil.copy(world / "data/chat0.mp4", tmp_path / "v/inner")
+    (tmp_path / "v/notes.txt").touch()
+    archive = shutil.make_archive(str(tmp_path / "v"), "gztar", tmp_path, "v")
+    assert ask(world, "--media", archive, "--kind", "video", "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    assert answer["status"] == "ok"
+    assert answer["media"][0].endswith("/v/inner/chat0.mp4")
+    assert ask(world, "--media", archive, "--kind", "image") == 2
+    assert "v.tar.gz holds no images" in capsys.readouterr().err
+
+
 def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(world, "--video", str(world / "data/chat0.mp4"), "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -204,6 +204,20 @@ def test_what_words_make_of_an_evaluation(words: list[str], ours: Doc, tmp_path:
     assert {key: data[key] for key in ours} == ours
 
 
+@pytest.mark.parametrize(("scheme", "number"), [("W4A16", 1), ("W8A8", 1), ("FP8_DYNAMIC", 0), ("NVFP4", 0)])
+def test_a_quantization_without_calibration_data_warns_once(scheme: str, number: int, tmp_path: Path) -> None:
+    """FP8_DYNAMIC is meant to have no data, and NVFP4 measures with the data of the run or stops."""
+    words = [f"quantize.quantization_scheme={scheme}", "quantize.num_calibration_samples=32"]
+    translation = translated("quantize", QUANTIZE_72, tmp_path, *words, "dataset.annotation_path=")
+    told = [text for text in warnings(translation) if "no calibration data is named" in text]
+    assert len(told) == number
+    for text in told:
+        assert "rounds each weight to the nearest value" in text
+        assert "calibration_dataset.annotation_path=FILE, or dataset.annotation_path=FILE" in text
+    translation = translated("quantize", QUANTIZE_72, tmp_path, *words)
+    assert not [text for text in warnings(translation) if "no calibration data is named" in text]
+
+
 HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"]
 
 
@@ -228,6 +242,17 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ("evaluate", ["model.enable_lora=true"], "there is no file", "set model.base_model_path"),
         ("evaluate", ["task.type=its_directionalty"], "one of ''", "did you mean"),
         ("evaluate", ["evaluation.limits=3"], "limits", "did you mean"),
+        ("evaluate", ["vision.num_frame=4"], "[vision] has no key 'num_frame'", "did you mean 'vision.num_frames'?"),
+        ("evaluate", ["parent_job=X"], "no key 'parent_job'", "did you mean 'parent_job_id'?"),
+        ("evaluate", ["evaluate.num_gpu=2"], "no key 'num_gpu'", "did you mean 'num_gpus'?"),
+        ("quantize", ["model_pth=M"], "no key 'model_pth'", "did you mean 'model_path'?"),
+        (
+            "quantize",
+            ["quantize.quantization_schem=FP8"],
+            "[quantize] has no key 'quantization_schem'",
+            "did you mean 'quantize.quantization_scheme'?",
+        ),
+        ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "takes: num_calibration_samples, "),
         ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference stands for text only", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
         ("quantize", [*HUB, "dataset.annotation_path="], "the hub are not read", "annotation_path"),

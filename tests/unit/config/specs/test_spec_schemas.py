@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from published_files import VERSIONS, PublishedFile, published_files
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.action import load, sort
@@ -144,10 +145,40 @@ def test_a_template_passes_its_own_validator(action: str, language: str, tmp_pat
     document = LANGUAGES[language](text)
     assert document == defaults(form_of(action).spec, examples=True)
     judge(action).validate(document)
-    translation = translate(read_spec(form_of(action), str(file)))
+    steps = ["train.max_num_steps=10"] if action == "train" else []  # the example names records that do not exist
+    translation = translate(read_spec(form_of(action), str(file), steps))
     assert [problem.render() for problem in translation.problems] == []
     keys = leaf_keys(form_of(action).spec)
     assert all(any(f"{key}.".startswith(f"{line.key}.") for key in keys) for line in translation.lines)
+
+
+MUST_BE_GIVEN = {
+    "train": {"train.train_policy.type", "custom.train_dataset"},
+    "evaluate": {"dataset.annotation_path", "model.model_name", "results_dir"},
+    "quantize": {"model.model_path", "results_dir"},
+    "inference": {"model_path", "media", "prompt", "results_dir"},
+    "gaps": {"results_dir", "gaps_parquet"},
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_template_differs_from_the_default_of_its_schema_only_in_keys_that_must_be_given(action: str) -> None:
+    form = form_of(action)
+    template, default = defaults(form.spec, examples=True), spec_schema(form)["default"]
+
+    def differences(found: dict[str, Any], known: dict[str, Any], path: str) -> set[str]:
+        keys: set[str] = set()
+        for key in found.keys() | known.keys():
+            left, right = found.get(key), known.get(key)
+            if isinstance(left, dict) and isinstance(right, dict):
+                keys |= differences(left, right, f"{path}{key}.")
+            elif left != right:
+                keys.add(f"{path}{key}")
+        return keys
+
+    assert differences(template, default, "") == MUST_BE_GIVEN[action]
+    if action == "train":
+        assert "; for example 1000)" in spec_template(form, "spec.yaml")
 
 
 @pytest.mark.parametrize(("action", "key", "value"), [(a, k, v) for a, rows in BROKEN.items() for k, v in rows])
@@ -159,6 +190,58 @@ def test_a_broken_spec_is_refused_by_the_schema_and_by_the_reader(
     assert list(judge(action).iter_errors(broken)) != []
     assert ours(action, tmp_path, broken) != ""
     assert ours(action, tmp_path, good) == ""
+
+
+PARTS = {"train": "train", "_config": "train", "evaluate": "evaluate", "quantize": "quantize", "inference": "inference"}
+SHIPPED = [
+    (next(action for part, action in PARTS.items() if part in file.name), file)
+    for file in published_files()
+    if file.repository == "tao-skill-bank"
+]
+
+
+@pytest.mark.parametrize(
+    ("action", "file"), SHIPPED, ids=[f"{file.name} {VERSIONS[file.commit]}" for _, file in SHIPPED]
+)
+def test_a_published_template_passes_the_schema(action: str, file: PublishedFile) -> None:
+    judge(action).validate(file.data)
+
+
+QUANTIZE = {"model": {"model_path": "m"}, "results_dir": "r"}
+BENCHMARKS = {"model": {"model_name": "m"}, "results_dir": "r"}
+EVALUATE = {"dataset": {"annotation_path": "a"}, **BENCHMARKS}
+
+
+@pytest.mark.parametrize(
+    ("action", "document", "is_right"),
+    [
+        ("quantize", {"model_path": "m", "results_dir": "r"}, True),
+        ("quantize", {"model_path": "m", "model": {"enable_lora": False}, "results_dir": "r"}, True),
+        ("quantize", {"model": {"enable_lora": False}, "results_dir": "r"}, False),
+        ("quantize", {"model_path": 3, "results_dir": "r"}, False),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_scheme": "W4A16"}}, True),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_scheme": "W4A17"}}, False),
+        ("quantize", {**QUANTIZE, "quantize": {"quantization_schem": "W4A16"}}, False),
+        ("evaluate", {"evaluate": EVALUATE}, True),
+        ("evaluate", {"evaluate": {**EVALUATE, "num_gpus": 9}}, False),
+        ("evaluate", {"evaluate": {**EVALUATE, "num_gpu": 1}}, False),
+        ("evaluate", {"evaluate": {"dataset": {"annotation_path": "a"}}, "results_dir": "r"}, False),
+        ("evaluate", {**BENCHMARKS, "datasets": {"a": {"annotation_path": "a"}}}, True),
+        ("evaluate", BENCHMARKS, False),
+        ("evaluate", {**EVALUATE, "vision": {"num_frames": 4}}, True),
+        ("evaluate", {**EVALUATE, "vision": {"num_frames": -4}}, False),
+        ("evaluate", {**EVALUATE, "num_gpus": 0}, True),
+    ],
+)
+def test_both_judge_other_names_alike(action: str, document: dict[str, Any], is_right: bool, tmp_path: Path) -> None:
+    assert (list(judge(action).iter_errors(document)) == []) == is_right
+    assert (ours(action, tmp_path, document) == "") == is_right
+
+
+def test_the_short_words_of_a_training_have_the_limits_of_their_keys() -> None:
+    good = defaults(form_of("train").spec, examples=True)
+    assert list(judge("train").iter_errors({**good, "num_epochs": 2, "learning_rate": 1e-5})) == []
+    assert len(list(judge("train").iter_errors({**good, "num_epochs": 0, "batch_size": "x"}))) == 2
 
 
 ODD: list[Any] = [None, True, 0, -1, 2.5, 10**30, "", "x", "${a.b}", "\u2028", [], ["x"], {}, {"type": "x"}, {"": 1}]
@@ -274,6 +357,9 @@ def test_what_the_export_says_of_a_search_can_be_drawn_from() -> None:
     assert not {"enum", "maximum"} & set(alpha)
     rate = train["train"]["properties"]["optm_lr"]
     assert rate["minimum"] < rate["default"] < rate["maximum"]
+    assert rate["description"].endswith(
+        "A search draws from 5e-07 to 2e-05 (log) if policy.lora=null; 1e-05 to 0.0005 (log) otherwise."
+    )
     decay = train["train"]["properties"]["optm_decay_type"]
     assert (decay["type"], len(decay["enum"])) == ("categorical", len(decay["option_weights"]))
 

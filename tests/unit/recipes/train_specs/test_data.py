@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,34 @@ def test_a_media_folder_of_the_command_line_takes_the_place_of_both_names_in_the
     assert values(read(MEDIA), "dataloader_train.dataset.media_root") == ["clips"]
     both = ("custom.dataset.media_path=/a", "custom.dataset.media_root=/b")
     assert list(problems_of(read, MEDIA, *both)) == ["custom.dataset.media_root"]
+
+
+def test_an_empty_media_folder_of_the_command_line_takes_the_place_of_both_names(read: Any) -> None:
+    loaded = read(MEDIA, "custom.dataset.media_path=")
+    assert values(loaded, "dataloader_train.dataset.media_root") == [""]
+    loaded = read(MEDIA, "custom.dataset.media_path=", "custom.dataset.media_root=/b")
+    assert values(loaded, "dataloader_train.dataset.media_root") == ["/b"]
+
+
+def test_a_root_of_the_command_line_takes_the_place_of_the_media_of_the_file(
+    read: Any, data: Path, tmp_path: Path
+) -> None:
+    """`<root>/annotations.json`, and `<root>` as the media path."""
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copy(data / "annotations.json", root)
+    word = f"custom.dataset.annotation_path={root}"
+    loaded = read(MEDIA, word)  # there are no media in it: those of the file count
+    assert values(loaded, "dataloader_train.dataset.media_root") == ["clips"]
+    (root / "a.mp4").touch()
+    loaded = read(MEDIA, word)
+    assert values(loaded, "dataloader_train.dataset.path", "dataloader_train.dataset.media_root") == [str(root), ""]
+    warned = [warning for warning in loaded.warnings if "has annotations.json and the media" in warning]
+    assert len(warned) == 1  # for media_path and media_root
+    loaded = read(MEDIA, word, "custom.dataset.media_path=/data/clips")
+    assert values(loaded, "dataloader_train.dataset.media_root") == ["/data/clips"]
+    text = COOKBOOK.replace('"{data}/annotations.json"', f'"{root}"')  # of the file itself: both are meant
+    assert values(read(text), "dataloader_train.dataset.media_root") == [f"{data}/clips"]
 
 
 def test_a_named_folder_that_is_not_there_is_not_looked_for_on_the_hub(read: Any, tmp_path: Path) -> None:

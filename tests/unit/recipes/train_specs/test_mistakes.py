@@ -224,6 +224,12 @@ MISTAKES: list[tuple[tuple[str, ...], dict[str, str]]] = [
     (("train.epoc=3",), {"train.epoc": "did you mean 'train.epoch'?"}),
     (("custom.visoin.fps=2",), {"custom.visoin": "did you mean 'custom.vision'?"}),
     (("policy.modelmax_length=9",), {"policy.modelmax_length": "did you mean 'policy.model_max_length'?"}),
+    (("num_gpu=2",), {"num_gpu": "did you mean 'num_gpus'?"}),
+    (("learning_rat=2",), {"learning_rat": "did you mean 'learning_rate'?"}),
+    (("num_epoch=2",), {"num_epoch": "did you mean 'num_epochs'?"}),
+    (("batch_sise=2",), {"batch_sise": "did you mean 'batch_size'?"}),
+    (("parent_job=X",), {"parent_job": "did you mean 'parent_job_id'?"}),
+    (("automl_polcy=off",), {"automl_polcy": "did you mean 'automl_policy'?"}),
     (("train.optm_betas=[0.9, 1.5]",), {"train": ""}),
 ]
 

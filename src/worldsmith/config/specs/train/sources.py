@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from worldsmith.config.specs.form import computed
 from worldsmith.config.specs.rules import ARCHIVES, refuse_remote
@@ -20,6 +21,8 @@ SAVED = "SavedDataset"
 MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
 """Keys of a table of files, one for each layout: LLaVA annotations, a saved data set, a folder with a manifest."""
+MEDIA = ("media_path", "media_root")
+"""The two names of the media folder."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
 
 
@@ -102,16 +105,25 @@ def put_annotations(t: Translation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: Translation, key: str, to: str) -> bool:
-    """The media folder, which has two names; of two values one of the command line wins."""
-    files = {name: t.get(f"{key}.{name}") for name in ("media_path", "media_root")}
-    if files["media_path"] and files["media_root"] not in ("", files["media_path"]):
-        words = [name for name in files if t.spec.place(f"{key}.{name}").file != t.spec.source]
-        if len(words) != 1:
-            t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
-            return False
-        (other,) = set(files) - set(words)
-        t.say(f"{key}.{other}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
-        del files[other]
+    """The media folder, which has two names; what the command line says takes the place of what the file says."""
+    files = {name: t.get(f"{key}.{name}") for name in MEDIA}
+    words = [name for name in MEDIA if is_word(t, f"{key}.{name}")]
+    if words:
+        for name in [name for name in files if name not in words]:
+            if t.is_stated(f"{key}.{name}") and files[name]:
+                t.say(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
+            del files[name]
+    elif is_word(t, f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
+        others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
+        for name in others:
+            text = f"{shown(root)} of the command line has annotations.json and the media"
+            hint = f"{text}; give {key}.{name}=FOLDER if they are elsewhere"
+            t.say(f"{key}.{name}", "unneeded", hint, loud=name == others[0])
+            del files[name]
+    first, second = (files.get(name) for name in MEDIA)
+    if first and second and first != second:
+        t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
+        return False
     for name, value in files.items():
         if value:
             packed = "; unpacked once, into a folder next to it" if value.lower().endswith(ARCHIVES) else ""
@@ -120,6 +132,23 @@ def put_media(t: Translation, key: str, to: str) -> bool:
         elif t.is_stated(f"{key}.{name}"):
             t.say(f"{key}.{name}", "unneeded", "the folder of the annotations")
     return True
+
+
+def is_word(t: Translation, key: str) -> bool:
+    """Whether the command line gives a key."""
+    return t.is_stated(key) and t.spec.place(key).file != t.spec.source
+
+
+def holds_media(folder: str) -> bool:
+    """Whether a folder holds annotations.json and something else than JSON: it is the root of the media too."""
+    path = Path(folder.removeprefix("file://"))
+    if not (path / "annotations.json").is_file():
+        return False
+    return any(entry.is_dir() or entry.suffix not in (".json", ".jsonl") for entry in path.iterdir())
+
+
+def is_same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
 
 
 def put_saved(t: Translation, source: str, to: str, folder: str) -> None:

@@ -222,7 +222,7 @@ class Vision(Config):
 
 class Custom(Config):
     train_dataset: Annotated[
-        DataFiles | None, Example({"annotation_path": "data/train/annotations.json", "media_path": "data/train"})
+        DataFiles | None, Example({"annotation_path": "data/train/annotations.json"}, required=True)
     ] = None
     """The training data."""
     val_dataset: DataFiles | None = None

@@ -74,7 +74,7 @@ class DatasetNames(Config):
 
 
 class TrainPolicy(Config):
-    type_: Annotated[Literal["", "sft", "grpo"], Example("sft")] = ""
+    type_: Annotated[Literal["", "sft", "grpo"], Example("sft", required=True)] = ""
     """sft: supervised fine-tuning, which every run here is."""
     trainer_type: str = "sft"
     """Which trainer of that kind."""
