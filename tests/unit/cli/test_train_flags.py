@@ -107,7 +107,7 @@ def test_flags_are_recorded_as_words_that_repeat_the_run(seen: list[Any]) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name one recipe or file"),
+        (["--dryrun"], "name one recipe or file"),
         (["moving_shapes", "--sft-toml", "x.toml"], "name one recipe or file"),
         (["--module", "json"], "--module and --config go together"),
         (["moving_shapes", "--config", "x"], "--module and --config go together"),

@@ -428,7 +428,6 @@ def test_the_commands_write_what_is_tested_here(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["schema"], "say what to describe"),
         (["schema", "toml", "--all"], "say what to describe"),
         (["schema", "--all"], "name a folder with -o DIR"),
         (["schema", "toml", "--style", "tao"], "--style goes with the spec of an action"),
