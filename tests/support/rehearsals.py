@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from recipe_environment import PLACES
 
@@ -19,10 +21,21 @@ REFUSED = {"videophy2_sft_edge": "nvidia/Cosmos3-Edge"}
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 FULL = [name for name in SHIPPED if not name.endswith("_tiny") and name not in SMALL | OPEN | REFUSED.keys()]
 
+DEFAULT = {
+    *("vision_sft_nano", "vision_sft_super", "videophy2_sft_nano", "cogvideox_5b_i2v", "cogvideox_2b_lora"),
+    *("flux_dev_lora", "wan21_t2v_1b", "wan21_i2v_14b", "wan22_ti2v_5b_lora"),
+}
+"""One of each kind: all weights and adapters, from text and from an image, of every family."""
+
 
 def full_size(*families: str) -> list[str]:
     """Recipes of full size of these families, or of all."""
     return [name for name in FULL if not families or get_recipe(name).model.name in families]  # type: ignore[attr-defined]
+
+
+def rehearsals(*families: str) -> list[Any]:
+    """The same as parameters of a test: one of each kind in the default run, the others with the marker `slow`."""
+    return [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in full_size(*families)]
 
 
 def rehearsed(name: str, monkeypatch: pytest.MonkeyPatch, ranks: int = 8) -> Rehearsal:

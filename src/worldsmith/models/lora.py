@@ -86,7 +86,8 @@ def inject_adapters(
     linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
     choice = adaptable if adaptable is not None and target_modules.strip() == ALL_LINEAR else linear
     targets = match_targets(target_modules, choice)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=dropout, bias="none")
+    scale: Any = alpha  # PEFT divides it by r, and takes fractions although it is declared as an int
+    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=dropout, bias="none")
     with torch.random.fork_rng(devices=[]):  # first values are drawn by name, not from the process's stream
         inject_adapter_in_model(config, network, adapter_name=ADAPTER)
     adapted = set(adapted_layers(network))

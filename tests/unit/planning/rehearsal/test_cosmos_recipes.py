@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from reasoners import write_qwen2_5
-from rehearsals import FULL, REFUSED, check_eight, full_size, rehearsed
+from rehearsals import DEFAULT, FULL, REFUSED, check_eight, full_size, rehearsals, rehearsed
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
@@ -15,7 +15,7 @@ from worldsmith.planning.rehearsal.rehearse import rehearse
 from worldsmith.planning.rehearsal.shallow import with_fewer
 
 
-@pytest.mark.parametrize("name", full_size("cosmos3", "vision_language"))
+@pytest.mark.parametrize("name", rehearsals("cosmos3", "vision_language"))
 def test_a_full_size_recipe_on_8_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_eight(name, monkeypatch)
 
@@ -25,6 +25,8 @@ def test_there_are_full_size_recipes_of_every_family() -> None:
     families = [full_size(family) for family in ("cosmos3", "vision_language", "cogvideox", "flux", "wan")]
     assert all(families)
     assert sum(map(len, families)) == len(FULL)
+    assert all(DEFAULT & set(names) for names in families)
+    assert set(FULL) >= DEFAULT
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rehearsals import check_eight, full_size
+from rehearsals import check_eight, rehearsals
 
 
-@pytest.mark.parametrize("name", full_size("wan"))
+@pytest.mark.parametrize("name", rehearsals("wan"))
 def test_a_full_size_recipe_on_8_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_eight(name, monkeypatch)
