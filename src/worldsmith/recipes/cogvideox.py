@@ -16,6 +16,7 @@ from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.recipes.pipeline_run import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.recipes.variables import CLIPS, hub_repository
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
@@ -26,7 +27,12 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 """A diffusers pipeline: its transformer, VAE, text encoder and tokenizer."""
 
 
-@recipe("cogvideox_2b")
+def published(name: str) -> dict[str, str]:
+    """Advice for the variable of the weights."""
+    return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
+
+
+@recipe("cogvideox_2b", variables={**CLIPS, **published("CogVideoX-2b")})
 def cogvideox_2b() -> Trainer.Config:
     """CogVideoX-2B, all weights; clips of 49 frames at tier 480."""
     return pipeline_run(
@@ -54,7 +60,7 @@ def cogvideox_2b() -> Trainer.Config:
     )
 
 
-@recipe("cogvideox_5b", starts_from="cogvideox_2b")
+@recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=published("CogVideoX-5b"))
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B, all weights."""
     named(config, "cogvideox_5b")
@@ -63,19 +69,27 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe("cogvideox_5b_i2v", starts_from="cogvideox_5b")
+@recipe(
+    "cogvideox_5b_i2v",
+    starts_from="cogvideox_5b",
+    variables=published("CogVideoX-5b-I2V"),
+)
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B-I2V, all weights and the learned table of positions; clips of 49 frames of 720x480."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
 
 
-@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b")
+@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=published("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B, all weights; clips of 81 frames of 1360x768."""
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
 
 
-@recipe("cogvideox1_5_5b_i2v", starts_from="cogvideox1_5_5b")
+@recipe(
+    "cogvideox1_5_5b_i2v",
+    starts_from="cogvideox1_5_5b",
+    variables=published("CogVideoX1.5-5B-I2V"),
+)
 def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B-I2V, all weights; clips of 81 frames of 1360x768."""
     return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")

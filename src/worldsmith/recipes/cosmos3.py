@@ -22,6 +22,7 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.recipes.variables import CLIPS, WAN22_VAE, hub_repository
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
@@ -73,7 +74,12 @@ def other_clips() -> VideoLoader.Config:
     )
 
 
-@recipe("vision_sft_nano")
+def published(name: str) -> dict[str, str]:
+    """Advice for the variable of the weights."""
+    return hub_repository("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
+
+
+@recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **published("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
     """Cosmos3-Nano, its whole generation tower, on 8 GPUs of 80 GB."""
     return Trainer.Config(
@@ -143,7 +149,11 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
     return config
 
 
-@recipe("vision_sft_super", starts_from="vision_sft_nano")
+@recipe(
+    "vision_sft_super",
+    starts_from="vision_sft_nano",
+    variables=published("Cosmos3-Super"),
+)
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     """Cosmos3-Super, LoRA of rank 16 on its generation attention, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
@@ -162,7 +172,11 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe("vision_sft_edge", starts_from="vision_sft_nano")
+@recipe(
+    "vision_sft_edge",
+    starts_from="vision_sft_nano",
+    variables=published("Cosmos3-Edge"),
+)
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
     """Cosmos3-Edge, its whole generation tower, on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"
@@ -221,7 +235,7 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
     return config
 
 
-@recipe("vision_sft_tiny")
+@recipe("vision_sft_tiny", variables=CLIPS)
 def vision_sft_tiny() -> Trainer.Config:
     """Captioned clips of any size at tier 256, with the shipped tiny VAE for natural video, from random weights."""
     return Trainer.Config(

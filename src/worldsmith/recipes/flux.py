@@ -16,6 +16,7 @@ from worldsmith.models.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.recipes.pipeline_run import clips, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.recipes.variables import CLIPS, hub_repository
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
@@ -24,7 +25,12 @@ PIPELINE = "${oc.env:FLUX_PATH}"
 """A diffusers pipeline: its transformer, VAE, text encoders and tokenizers."""
 
 
-@recipe("flux_dev")
+def published(name: str) -> dict[str, str]:
+    """Advice for the variable of the weights."""
+    return hub_repository("FLUX_PATH", f"black-forest-labs/{name}")
+
+
+@recipe("flux_dev", variables={**CLIPS, **published("FLUX.1-dev")})
 def flux_dev() -> Trainer.Config:
     """FLUX.1-dev, all weights; images of a megapixel."""
     return pipeline_run(
@@ -56,7 +62,11 @@ def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe("flux_schnell_lora", starts_from="flux_dev_lora")
+@recipe(
+    "flux_schnell_lora",
+    starts_from="flux_dev_lora",
+    variables=published("FLUX.1-schnell"),
+)
 def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
     """FLUX.1-schnell, which is told no guidance and shorter captions, adapters of rank 16 in all blocks."""
     named(config, "flux_schnell_lora")

@@ -24,6 +24,7 @@ from worldsmith.models.spec import ModelSpec
 from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.models.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.objectives.next_token import NextToken
+from worldsmith.recipes.variables import merged_reasoner
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.loop_config import LoopConfig, monitors
@@ -93,7 +94,12 @@ def pre_exp012_llava_ov_mapstyle_dataloader(config: Trainer.Config) -> Trainer.C
     return config
 
 
-@recipe("videophy2_sft_nano", starts_from="pre_exp012_llava_ov", aliases=["videophy2_nano"])
+@recipe(
+    "videophy2_sft_nano",
+    starts_from="pre_exp012_llava_ov",
+    aliases=["videophy2_nano"],
+    variables=merged_reasoner("Nano", "8B"),
+)
 def videophy2_sft_nano(config: Trainer.Config) -> Trainer.Config:
     """Cosmos3-Nano scores the physical plausibility of clips from 1 to 5: VideoPhy-2, on 8 GPUs of 80 GB."""
     config.job.group, config.job.name = "vlm_videophy2_sft", "videophy2_sft_nano"
@@ -125,7 +131,12 @@ def videophy2_sft_nano(config: Trainer.Config) -> Trainer.Config:
     return config
 
 
-@recipe("videophy2_sft_super", starts_from="videophy2_sft_nano", aliases=["videophy2_super"])
+@recipe(
+    "videophy2_sft_super",
+    starts_from="videophy2_sft_nano",
+    aliases=["videophy2_super"],
+    variables=merged_reasoner("Super", "32B"),
+)
 def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
     """The same for Cosmos3-Super, on the visual tower of Qwen3-VL-32B."""
     config.job.name = "videophy2_sft_super"

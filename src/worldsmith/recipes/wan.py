@@ -13,6 +13,7 @@ from worldsmith.models.wan import architecture
 from worldsmith.models.wan.generator import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.recipes.pipeline_run import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.recipes.variables import CLIPS, hub_repository
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaLinear
@@ -24,7 +25,12 @@ PIPELINE = "${oc.env:WAN_PATH}"
 ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 
 
-@recipe("wan21_t2v_1b")
+def published(name: str) -> dict[str, str]:
+    """Advice for the variable of the weights."""
+    return hub_repository("WAN_PATH", f"Wan-AI/{name}-Diffusers")
+
+
+@recipe("wan21_t2v_1b", variables={**CLIPS, **published("Wan2.1-T2V-1.3B")})
 def wan21_t2v_1b() -> Trainer.Config:
     """Wan 2.1 1.3B, text to video, all weights; clips of 81 frames at tier 480."""
     return pipeline_run(
@@ -48,14 +54,18 @@ def wan21_t2v_1b() -> Trainer.Config:
     )
 
 
-@recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b")
+@recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=published("Wan2.1-T2V-14B"))
 def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, text to video, all weights."""
     model_of(config).network = architecture.wan_14b()
     return named(config, "wan21_t2v_14b")
 
 
-@recipe("wan21_i2v_14b", starts_from="wan21_t2v_1b")
+@recipe(
+    "wan21_i2v_14b",
+    starts_from="wan21_t2v_1b",
+    variables=published("Wan2.1-I2V-14B-480P"),
+)
 def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, image to video, all weights."""
     model = model_of(config)
@@ -63,7 +73,7 @@ def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
     return named(config, "wan21_i2v_14b")
 
 
-@recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b")
+@recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b", variables=published("Wan2.2-TI2V-5B"))
 def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, all weights; clips of 121 frames at tier 704, half of them from an image."""
     model, data = model_of(config), cast(VideoLoader.Config, config.dataloader_train).dataset
@@ -74,14 +84,22 @@ def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     return named(config, "wan22_ti2v_5b")
 
 
-@recipe("wan22_t2v_a14b", starts_from="wan21_t2v_1b")
+@recipe(
+    "wan22_t2v_a14b",
+    starts_from="wan21_t2v_1b",
+    variables=published("Wan2.2-T2V-A14B"),
+)
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, text to video, all weights of an expert: that for high noise, or with model.expert the other."""
     model_of(config).network, config.objective.shift = architecture.wan_14b(), 5
     return with_expert(config, "wan22_t2v_a14b", 0.875)
 
 
-@recipe("wan22_i2v_a14b", starts_from="wan22_t2v_a14b")
+@recipe(
+    "wan22_i2v_a14b",
+    starts_from="wan22_t2v_a14b",
+    variables=published("Wan2.2-I2V-A14B"),
+)
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, image to video, all weights of an expert."""
     model_of(config).network = architecture.wan22_i2v_14b()

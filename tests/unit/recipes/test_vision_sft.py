@@ -210,3 +210,18 @@ def test_the_meta_device_holds_the_whole_super_with_its_adapters() -> None:
     assert sum(p.numel() for p in adapters.values()) == 64 * 16 * (2 * (stream + q) + 2 * (stream + kv))
     assert {name for name, p in named.items() if p.requires_grad} == set(adapters)
     assert all(p.device == torch.device("meta") for p in named.values())
+
+
+def test_a_variable_that_several_values_need_is_one_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe says how to get what it names; a word of the user's own has the usual advice."""
+    for name in ("WAN_PATH", "DATASET_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError) as raised:
+        load("wan22_ti2v_5b_lora", ["job.group=${oc.env:WS_NOT_SET}"])
+    told = {problem.path: (problem.message, problem.hint or "") for problem in raised.value.problems}
+    assert set(told) == {"job.group", "model.config.tokenizer.vae_path", "dataloader_train.dataset.path"}
+    message, hint = told["model.config.tokenizer.vae_path"]
+    assert "'WAN_PATH' is not set; also for model.config.text_encoder.path, checkpoint.load_path" in message
+    assert "hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --local-dir DIR" in hint
+    assert "worldsmith dataset import" in told["dataloader_train.dataset.path"][1]
+    assert told["job.group"][1].startswith("run `export WS_NOT_SET=…`")

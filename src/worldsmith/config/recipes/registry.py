@@ -15,8 +15,8 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, overload
 
 import worldsmith
@@ -40,6 +40,8 @@ class Recipe:
     """The recipe whose tree it changes; None for one that is written from nothing."""
     aliases: tuple[str, ...] = ()
     """Other names under which it is found; lists and trees have `name`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variable -> how to get what it names, for the error where it is not set."""
 
 
 _RECIPES: dict[str, Recipe] = {}
@@ -48,21 +50,30 @@ _ACTIVE: list[str] = []
 
 
 @overload
-def recipe(name: str, *, aliases: Sequence[str] = ()) -> Callable[[Callable[[], Tree]], Callable[[], Tree]]: ...
+def recipe(
+    name: str, *, aliases: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> Callable[[Callable[[], Tree]], Callable[[], Tree]]: ...
 
 
 @overload
 def recipe(
-    name: str, *, starts_from: str, aliases: Sequence[str] = ()
+    name: str, *, starts_from: str, aliases: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Callable[[Callable[[Any], Tree]], Callable[[], Tree]]: ...
 
 
-def recipe(name: str, *, starts_from: str | None = None, aliases: Sequence[str] = ()) -> Any:
+def recipe(
+    name: str,
+    *,
+    starts_from: str | None = None,
+    aliases: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Registers a function that returns a Trainer.Config; what it leaves in the module is called without arguments.
 
     With `starts_from`, the function gets a fresh tree of that recipe as its only argument, so that the declaration and
-    the code cannot disagree. `aliases` are other names of the same recipe. Raises ValueError for a name that is taken,
-    TypeError for a function of another shape.
+    the code cannot disagree. `aliases` are other names of the same recipe. `variables` are its environment variables,
+    each with the advice for one that is not set; those of `starts_from` hold too. Raises ValueError for a name that is
+    taken, TypeError for a function of another shape.
     """
     if not isinstance(name, str) or not name:
         raise TypeError('write the recipe\'s name: `@recipe("my_recipe")`')
@@ -74,7 +85,7 @@ def recipe(name: str, *, starts_from: str | None = None, aliases: Sequence[str] 
         check_shape(function, name, starts_from)
         make = _starting_from(starts_from, function) if starts_from else cast(Callable[[], Config], function)
         doc = (inspect.getdoc(function) or "").partition("\n")[0]
-        _RECIPES[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases))
+        _RECIPES[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases), variables or {})
         return make
 
     return register
@@ -151,6 +162,12 @@ def get_recipe(name: str) -> Config:
             with contextlib.suppress(ValueError):  # a module without a name that text could write
                 trust(type(node).__module__)
     return tree
+
+
+def variables_of(names: Iterable[str]) -> dict[str, str]:
+    """Environment variables of recipes, a later recipe's advice in place of an earlier one's."""
+    found = (_registered(name) for name in names)
+    return {name: advice for entry in found if entry is not None for name, advice in entry.variables.items()}
 
 
 def lineage(name: str) -> list[tuple[str, Config]]:

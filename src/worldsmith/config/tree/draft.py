@@ -10,6 +10,7 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import variables_of
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.contradictions import alternatives, degree_problems, remarks
 from worldsmith.config.tree.difference import changes, differences
@@ -104,7 +105,14 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     give_way(draft)
     now = datetime.now()
     sources: dict[Path, list[str | Path]] = {}
-    resolved, late = try_resolve(draft.tree, now=now, broken=draft.broken, sources=sources, keep_unset=keep_unset)
+    resolved, late = try_resolve(
+        draft.tree,
+        now=now,
+        broken=draft.broken,
+        sources=sources,
+        keep_unset=keep_unset,
+        variables=lambda: variables_of(name for name, _ in draft.recipes()),
+    )
     late = [_derived(problem, draft.places, sources) for problem in [*late, *degree_problems(resolved)]]
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -53,11 +53,13 @@ def try_resolve(
     broken: Iterable[Path] = (),
     sources: dict[Path, list[str | Path]] | None = None,
     keep_unset: Kept = False,
+    variables: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[_Tree, list[Problem]]:
     """`resolve`, with its mistakes as a list.
 
-    `broken` are the paths that are known to be wrong: no further complaint about them is made. `sources` receives what
-    each reference was resolved with. `keep_unset`: see `Kept`.
+    `variables` gives advice for environment variables that are not set. `broken` are the paths that are known to be
+    wrong: no further complaint about them is made. `sources` receives what each reference was resolved with.
+    `keep_unset`: see `Kept`.
     """
     resolver = _Resolver(tree, now or datetime.now(), keep_unset, broken)
     try:
@@ -66,6 +68,7 @@ def try_resolve(
         return tree, [Problem("", "references are chained too deeply")]
     if sources is not None:
         sources.update(resolver.sources)
+    resolver.problems += unset_problems(resolver.unset, variables)
     bad = [*broken, *(problem.keys for problem in resolver.problems), *resolver.kept]
     bad += [path for path, value in resolver.done.items() if value is _FAILED]  # also what refers to a mistake
     if resolved is _FAILED:
@@ -73,6 +76,19 @@ def try_resolve(
     clashes = contradictions(resolved)
     bad += [path for clash in clashes for path in map(parse_path, clash.concerns)]
     return resolved, said_once([*resolver.problems, *clashes, *check_sections(resolved, bad)], resolver.sources)
+
+
+def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapping[str, str]]) -> list[Problem]:
+    """One problem for each environment variable that is not set, at the first value that refers to it."""
+    advice = variables() if unset else {}
+    problems = []
+    for name, paths in unset.items():
+        others = [format_path(path) for path in paths[1:]]
+        also = f"; also for {', '.join(others)}" if others else ""
+        usual = f"run `export {name or 'NAME'}=…`, or write ${{oc.env:{name or 'NAME'},default}}"
+        message = f"the environment variable '{name}' is not set{also}"
+        problems.append(Problem(format_path(paths[0]), message, hint=advice.get(name, usual)))
+    return problems
 
 
 def said_once(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
@@ -93,6 +109,7 @@ class _Resolver:
         self.kept: list[Path] = []
         self.sources: dict[Path, list[str | Path]] = {}
         self.problems: list[Problem] = []
+        self.unset: dict[str, list[Path]] = {}
         self.done: dict[Path, Any] = {}
         self.active: list[Path] = []
 
@@ -212,10 +229,8 @@ class _Resolver:
             self.came_from(f"{name} is not set")
             return f"${name}" if self.keep_unset == "names" else f"${{oc.env:{argument}}}"
         if not comma:
-            return self.fail(
-                f"the environment variable '{name}' is not set",
-                hint=f"run `export {name or 'NAME'}=…`, or write ${{oc.env:{name or 'NAME'},default}}",
-            )
+            self.unset.setdefault(name, []).append(self.active[-1])
+            return _FAILED
         self.came_from(f"its default, {name} is not set")
         try:
             return read_text(default.strip(), hint)
