@@ -20,6 +20,17 @@ OPERATION = re.compile(r"\{(set|half|double|tenth|less|fit|see) ([^{}]+)\}")
 KINDS = {"generator: ": "vfm", "reasoner: ": "vlm"}
 ROUND = 64
 """Needed tokens are rounded up to a multiple of it."""
+TOKENS = "data_setting.max_tokens"
+SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
+"""The limits in place of `TOKENS` in a run that limits each sample, as a run from a spec does."""
+SPEC_KEYS = {
+    TOKENS: "policy.model_max_length",
+    "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
+    "model.config.parallelism.data_parallel_shard_degree": "policy.parallelism.dp_shard_size",
+    "model.config.parallelism.data_parallel_replicate_degree": "policy.parallelism.dp_replicate_size",
+    "optimizer.lr": "train.optm_lr",
+}
+"""Settings -> the key of a spec for them, which is named too where the run limits each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,13 @@ def render(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy 
     def operate(match: re.Match[str]) -> str:
         text, word = value_for(match[1], match[2], run, groups)
         words.extend([word] if word else [])
-        return text
+        if run is None or not has_sample_cap(run):
+            return text
+        if match[2] == TOKENS and word is not None:
+            words.append(f"{PACK_CAP}={pack_for(run, word)}")
+            text = f"{text} and {words[-1]} (now {shown(run.value(PACK_CAP))})"
+        key = SPEC_KEYS.get(match[2].partition("=")[0])
+        return f"{text}, in a spec {key}" if key else text
 
     try:
         text = OPERATION.sub(operate, sentence)
@@ -62,6 +79,8 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
     if run is None or not run.config:
         names = {"set": f"{path}={wanted}", "see": path, "double": f"a higher {path}", "fit": f"a higher {path}"}
         return names.get(operation, f"a lower {path}"), f"{path}={wanted}" if wanted else None
+    if path == TOKENS and has_sample_cap(run):
+        path = SAMPLE_CAP
     if not run.has(path):
         raise NotHereError
     now = run.value(path)
@@ -73,6 +92,17 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
     if new == shown(now):
         raise NotHereError
     return f"{path}={new} (now {shown(now)})", f"{path}={new}"
+
+
+def has_sample_cap(run: Run) -> bool:
+    """Whether the run limits each sample by a setting of its own, next to the limit of a pack."""
+    return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
+
+
+def pack_for(run: Run, word: str) -> int:
+    """The limit of a pack that has room for as many of the longest samples as now, with the sample limit of `word`."""
+    cap, pack = run.value(SAMPLE_CAP), run.value(PACK_CAP)
+    return max(1, pack // cap) * int(word.partition("=")[2]) + 1
 
 
 def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:

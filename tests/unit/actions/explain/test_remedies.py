@@ -51,6 +51,22 @@ def test_with_the_values_of_a_run(sentence: str, groups: dict[str, str], text: s
 
 
 @pytest.mark.parametrize(
+    ("operation", "sample", "pack"),
+    [("half", 500, 2001), ("double", 2000, 8001), ("fit", 1536, 6145)],
+)
+def test_a_run_with_a_limit_of_each_sample_gets_both_limits(operation: str, sample: int, pack: int) -> None:
+    """A run from a spec: policy.model_max_length is the limit of each sample, and packs have room for four."""
+    caps = {"max_sample_tokens": 1000, "max_sequence_length": 4001}
+    remedy = render(
+        f"{{{operation} data_setting.max_tokens}}", Run({**CONFIG, "dataloader_train": caps}), {"need": "1500"}
+    )
+    assert remedy is not None
+    words = (f"dataloader_train.max_sample_tokens={sample}", f"dataloader_train.max_sequence_length={pack}")
+    assert remedy.words == words
+    assert remedy.text == f"{words[0]} (now 1000) and {words[1]} (now 4001), in a spec policy.model_max_length"
+
+
+@pytest.mark.parametrize(
     ("sentence", "text"),
     [
         ("{half data_setting.max_tokens}", "a lower data_setting.max_tokens"),
