@@ -60,7 +60,7 @@ def test_an_error_that_is_not_known_says_no_more(train: Any) -> None:
 def test_an_error_of_a_loader_worker_is_explained(train: Any) -> None:
     error = RuntimeError("in a loader worker")
     error.add_note('in a loader worker:\nTraceback (most recent call last):\n  File "a.py", line 1\nMemoryError\n')
-    assert "what this means: Main memory is used up" in train(error)
+    assert "what this means: The system did not give the memory" in train(error)
 
 
 def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +80,4 @@ def test_the_launcher_explains_a_process_that_was_killed(capsys: pytest.CaptureF
     assert launch.failure_code(ChildFailedError("train", {1: failure}), set()) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL, the first one to fail"
-    assert said[1].startswith(
-        "what this means: The kernel, the container or the scheduler killed the process (signal 9)"
-    )
+    assert said[1].startswith("what this means: The process was ended by signal 9 (SIGKILL)")

@@ -114,7 +114,7 @@ def first_failed(streams: Sequence[Stream]) -> int | None:
 
 
 def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
-    """`seen` is what lines have shown so far, by `shape`."""
+    """`seen` is what lines have shown so far, by `shape`. A line that shows a known error raises no doubt."""
     chain, linked = 0, False
     for line, frame in with_frames(stream.lines):
         if starts_traceback(line.text):
@@ -123,9 +123,11 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
         key = shape(line.text)
         if key not in seen:
             seen[key] = list(shown_by(line.text))
-        for pattern, groups in seen[key]:
-            if patterns()[pattern].is_raised_in(frame):
-                yield Hit(pattern, line, groups, chain)
+        shown = [(patterns()[id], groups) for id, groups in seen[key] if patterns()[id].is_raised_in(frame)]
+        known = any(not pattern.fallback and not pattern.needs for pattern, _ in shown)
+        for pattern, groups in shown:
+            if not (pattern.fallback and known):
+                yield Hit(pattern.id, line, groups, chain)
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:

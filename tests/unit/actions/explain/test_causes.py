@@ -90,8 +90,11 @@ def test_what_counts_only_where_it_repeats_is_nothing_once() -> None:
 
 def test_two_numbers_of_a_line_say_which_side_has_too_many() -> None:
     counts = "ValueError: Image features and image tokens do not match: tokens: {}, features {}"
-    assert found(counts.format(1333, 1332)) == [601]
-    assert found(counts.format(1332, 1333)) == [18]
+    assert found(counts.format(1900, 1332)) == [601]
+    assert found(counts.format(1332, 1900)) == [18]
+    assert found(counts.format(1333, 1332)) == found(counts.format(1332, 1333)) == [631]
+    assert found(counts.split(":")[1].strip()) == [631]
+    assert found(counts.format(1, 484)) == found(counts.format(0, 64)) == found(counts.format(12, 6400)) == [630]
 
 
 def test_the_rank_that_failed_first_by_the_report_of_torchrun_comes_first() -> None:
@@ -146,6 +149,7 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
     assert found(f"{failed}\n{OOM}") == [28]
     assert found(f"{warned}\n{failed}") == [704]
     assert found(f"{failed}\n{LOST}") == [704, 305]
+    assert found(f"{inside}\n{LOST}") == [305]
     assert found(failed.replace("peft/tuners/lora", "shop")) == []
     assert after_text(failed, None) == []
     assert after_text(f"{failed}\n{OOM}", None)[0].startswith("what this means: The GPU has no room")
