@@ -1,9 +1,9 @@
-"""How often explain is right about errors of public threads: the verdicts are recomputed from the table."""
+"""How often explain is right about errors of public threads: the figures of the guide are recomputed from the table."""
 
-import hashlib
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +11,18 @@ from worldsmith.actions.explain.causes import find_causes
 from worldsmith.actions.explain.logs import split
 from worldsmith.actions.explain.patterns import patterns
 
-TABLE: dict[str, dict[str, tuple[list[int], str]]] = tomllib.loads(
-    (Path(__file__).parent / "evaluation.toml").read_text()
-)
+TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads((Path(__file__).parent / "evaluation.toml").read_text())
+GUIDE = Path(__file__).parents[4] / "docs/explain.md"
+
+
+def shown(text: str) -> list[int]:
+    """Numbers of the rows that a log shows, the cause first."""
+    return [cause.pattern.id for cause in find_causes(split(text, "log"))]
 
 
 def verdict(expected: list[int], text: str) -> str:
     """The first cause counts; a consequence alone says that the cause is not known."""
-    causes = find_causes(split(text, "log"))
-    ids = [cause.pattern.id for cause in causes]
+    ids = shown(text)
     if not expected:
         return "wrong" if ids else "right"
     if not ids:
@@ -28,25 +31,34 @@ def verdict(expected: list[int], text: str) -> str:
         return "right"
     if set(ids) & set(expected):
         return "partly"
-    return "unknown" if causes[0].pattern.consequence else "wrong"
+    return "unknown" if patterns()[ids[0]].consequence else "wrong"
 
 
-def test_the_table_is_large_enough_and_split_by_the_rule() -> None:
-    """B must not follow from what rules were written with, so its threads are those of an odd digit."""
-    assert set(TABLE) == {"A", "B"}
+def test_the_halves_are_large_enough_and_have_no_thread_in_common() -> None:
     assert len(TABLE["A"]) >= 150
+    assert len(TABLE["B"]) >= 100
     assert not set(TABLE["A"]) & set(TABLE["B"])
-    for half, rows in TABLE.items():
-        for source, (expected, _) in rows.items():
-            digit = int(hashlib.sha256(source.encode()).hexdigest()[0], 16)
-            assert half == "A" or digit % 2 == 1, source
-            assert set(expected) <= set(patterns()), source
+    assert all(set(expected) <= set(patterns()) for expected, _ in TABLE["A"].values())
 
 
-@pytest.mark.parametrize("half", [half for half in TABLE if TABLE[half]])
-def test_explain_is_mostly_right_and_rarely_wrong(half: str) -> None:
-    verdicts = {source: verdict(*row) for source, row in TABLE[half].items()}
+def test_explain_is_right_about_the_threads_that_its_rules_were_written_with() -> None:
+    verdicts = {source: verdict(*row) for source, row in TABLE["A"].items()}
     count = Counter(verdicts.values())
     bad = {source: found for source, found in verdicts.items() if found != "right"}
     assert count["right"] >= 0.90 * len(verdicts), bad
     assert count["wrong"] <= 0.02 * len(verdicts), bad
+
+
+@pytest.mark.parametrize("source", TABLE["B"])
+def test_a_thread_that_was_judged_still_shows_the_row_that_was_judged(source: str) -> None:
+    """A change of rules that alters what is shown here voids the verdict: judge the thread again, or move it to A."""
+    _, row, line = TABLE["B"][source]
+    if line:
+        assert (shown(line) or [0])[0] == row
+
+
+def test_the_guide_has_the_verdicts_on_threads_that_no_rule_was_written_with() -> None:
+    count = Counter(verdict for verdict, _, _ in TABLE["B"].values())
+    text = " ".join(GUIDE.read_text(encoding="utf-8").split())
+    wanted = f"{count['right']} right, {count['partly']} partly, {count['wrong']} wrong and {count['unknown']} unknown"
+    assert wanted in text
