@@ -1,5 +1,6 @@
 # `make demo`, `make demo-cogvideox`, `make demo-wan`, `make demo-reasoner`, `make demo-loop` and `make test` set up everything that they need, and when run again do only what is left to do.
 PYTHON ?= python3.11
+SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that share the tests; many tests start two or four of their own, and wait for them.
@@ -39,8 +40,12 @@ slow: $(READY)
 	@$(BIN)/python -m pytest -m slow --timeout 3600
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "$(PYTHON) is not Python 3.11 or newer: install Python 3.11, or name another one: make PYTHON=python3.12 …"; exit 2; }
+	@echo "Setting up $(VENV) with $$($(PYTHON) -V): downloading about 100 packages, then installing them (minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
+		-e '.[dev]' | awk '/^Collecting/ { print "  " $$2 } /^Installing collected/ { print "  installing" }'
 	@touch $@
 
 clean:

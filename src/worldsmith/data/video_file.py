@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import av
 import av.error
@@ -36,6 +36,8 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 JPEG_START, JPEG_SCAN, JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 
 OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+TEXTS: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
+"""Tags that are no UTF-8 end no reading: PyAV 19 replaces what is wrong in them, and earlier versions must be told."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 MAX_PLAUSIBLE_FPS = 1000
@@ -205,7 +207,7 @@ def decode(
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
     try:
-        with av.open(source_of(path), "r", options=OPTIONS, metadata_errors="ignore") as container:
+        with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:

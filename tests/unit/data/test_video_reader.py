@@ -92,8 +92,9 @@ def test_titles_that_are_not_utf8_do_not_matter(tmp_path: Path, write_clip: Call
     data = path.read_bytes()
     assert b"Lavf" in data, "the name of the muxer is a piece of metadata"
     path.write_bytes(data.replace(b"Lavf", b"Caf\xe9"))
-    with pytest.raises(UnicodeDecodeError):
-        av.open(str(path))
+    if int(av.__version__.partition(".")[0]) < 19:  # which replaces what is wrong by itself
+        with pytest.raises(UnicodeDecodeError):
+            av.open(str(path))
     assert look(path).num_frames == 9
 
 
