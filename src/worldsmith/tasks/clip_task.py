@@ -91,8 +91,14 @@ class ClipTask(Task):
 
     @cached_property
     def latent_cache(self) -> LatentCache | None:
+        """The VAE, whose weights the fingerprint is made of, gives their memory back until a clip is missing."""
         folder = self.data.latent_cache
-        return LatentCache(Path(folder), self.model.latent_fingerprint) if folder else None
+        if not folder:
+            return None
+        cache = LatentCache(Path(folder), self.model.latent_fingerprint)
+        if vae := vars(self.model).get("vae"):
+            vae.release()
+        return cache
 
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
         """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""

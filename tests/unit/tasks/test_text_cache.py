@@ -49,6 +49,18 @@ def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
     assert losses(config, tmp_path / "cached") == plain
 
 
+def test_a_run_over_a_complete_cache_holds_no_encoder_from_its_first_step_on(world: Path, tmp_path: Path) -> None:
+    config = config_of(world, str(tmp_path / "cache"), "encoded")
+    Encode.Config(run=config).build().run()
+    trainer = Trainer(config, run_folder=tmp_path / "run")
+    batches, held = iter(trainer.state.loader), []
+    for _ in range(3):
+        held += trainer.task.encoder_tensors()
+        trainer.training_step(batches)
+    assert held == []
+    assert trainer.model.vae.fingerprint == CogVideoXVAE(config.model.config.tokenizer).fingerprint
+
+
 def test_parts_that_are_not_needed_are_freed_and_come_back(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,6 +70,7 @@ def test_parts_that_are_not_needed_are_freed_and_come_back(
     trainer = Trainer(config, run_folder=tmp_path / "run")
     model: Any = trainer.state.model
     model.text_encoder.load("cpu")
+    assert model.vae.model is not None
     batches = iter(trainer.state.loader)
     caplog.set_level("INFO", "worldsmith")
     for _ in range(4):
