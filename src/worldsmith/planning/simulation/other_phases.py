@@ -25,20 +25,46 @@ STEPS, NEW_TOKENS = 1, 2
 """Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
 
 
-def other_phases(run: TrackedRun, names: Collection[str]) -> list[PhaseMemory]:
-    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out."""
+Encodings = dict[tuple[Any, ...], PhaseMemory]
+"""What encoding takes beside everything else, by the sizes of the clips."""
+
+
+def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
+    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out.
+
+    `encodings` keeps what encoding takes: runs with the same encoders that share it carry each encoding out once.
+    """
     found = []
     for name in names:
         work = PHASES[name](run)
-        if work is not None:
-            run.tracker.restart()
-            with run.tracker.phase(name):
-                work()
-            run.tracker.tag("encoders", run.task.encoder_tensors())
-            found += [phase for phase in run.tracker.phases() if phase.name == name]
-            if run.finds_all_encoded:
-                run.task.assume_cached()
+        if work is None:
+            continue
+        run.tracker.restart()
+        before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
+        is_shared = name == "encoding" and encodings is not None and run.finds_all_encoded
+        if is_shared and sizes in encodings:
+            found.append(joined(before, encodings[sizes], 1))
+            continue
+        with run.tracker.phase(name):
+            work()
+        run.tracker.tag("encoders", run.task.encoder_tensors())
+        phases = [phase for phase in run.tracker.phases() if phase.name == name]
+        if is_shared:
+            encodings[sizes] = joined(phases[0], before, -1)
+        found += phases
+        if run.finds_all_encoded:
+            run.task.assume_cached()
     return found
+
+
+def joined(phase: PhaseMemory, other: PhaseMemory, sign: int) -> PhaseMemory:
+    """The encoding with what is alive beside it added (1) or taken off (-1)."""
+    kinds = {
+        kind: phase.kinds.get(kind, 0) + sign * other.kinds.get(kind, 0) for kind in {**phase.kinds, **other.kinds}
+    }
+    modules = phase.modules or other.modules
+    peak, beside = (getattr(phase, name) + sign * getattr(other, name) for name in ("peak", "main_memory"))
+    return PhaseMemory("encoding", peak, {kind: count for kind, count in kinds.items() if count}, modules, beside)
 
 
 def encoding(run: TrackedRun) -> Callable[[], None] | None:

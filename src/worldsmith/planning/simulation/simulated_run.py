@@ -19,7 +19,7 @@ from worldsmith.planning.simulation.fake_world import fake_world, without_memory
 from worldsmith.planning.simulation.first_and_last import WithoutFiles, load
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
-from worldsmith.planning.simulation.other_phases import other_phases
+from worldsmith.planning.simulation.other_phases import Encodings, other_phases
 from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -173,17 +173,25 @@ def simulated_run(
 
 
 def simulate(
-    config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0, phases: Collection[str] = ()
+    config: Trainer.Config,
+    batches: Sequence[Any],
+    *,
+    ranks: int,
+    rank: int = 0,
+    phases: Collection[str] = (),
+    encodings: Encodings | None = None,
+    prepare: Callable[[Model], None] = lambda model: None,
 ) -> StepWork:
     """What a step over `batches` needs of one rank. The optimizer has its states by then.
 
-    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`.
+    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
+    are given. `prepare`: see `TrackedRun`.
     """
     start = time.perf_counter()
     simulated, repeats = different(batches)
-    with simulated_run(config, simulated, ranks=ranks, rank=rank, loads="loading" in phases) as run:
+    with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
-        others = other_phases(run, [name for name in phases if name != "loading"])
+        others = other_phases(run, [name for name in phases if name != "loading"], encodings)
         return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
 
 

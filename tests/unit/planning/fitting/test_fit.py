@@ -38,15 +38,15 @@ def every_setting(search: Fitting) -> list[Any]:
 
 def test_a_run_that_is_made_to_fit() -> None:
     every = every_setting(fitting("cogvideox_2b_tiny", WORDS, Gpu("", GIB)))
-    smallest, middle, largest = sorted(one.memory.needed for one in every)
-    assert smallest < middle < largest
+    needed = sorted({one.memory.needed for one in every})
+    assert len(needed) > 2
+    middle = needed[len(needed) // 2]
     found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", middle)).find()
     assert found.now is not None
     assert not found.now.fits
     best = next(one for one in every if one.memory.needed <= middle)
-    assert (
-        found.best[0].setting.words == best.setting.words == ("model.config.activation_checkpointing.mode=selective",)
-    )
+    assert found.best[0].setting.words == best.setting.words
+    assert found.best[0].setting.encoded == best.setting.encoded
     assert found.best[0].memory.peak == best.memory.peak
     in_step = step_peak(best.work)
     assert in_step == real_peak("cogvideox_2b_tiny", WORDS, best.setting.words)
@@ -107,7 +107,7 @@ def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
     search = fitting("cogvideox_2b_tiny", words, Gpu("", GIB), ranks)
     with search.stated(search.config) as stated:
         batches = search.data.batches
-        assert long_lists(stated.config)[0] == {"transformer_blocks": 11}
+        assert long_lists(stated.config) == {"num_layers": 11}
         short, whole = short_work(stated.config, batches, ranks=ranks)
         full = simulate(stated.config, batches, ranks=ranks)
     assert not whole
