@@ -145,6 +145,11 @@ class Fitting:
             stopped = "time"
         except KeyboardInterrupt:
             stopped = "interrupted"
+        if stopped == "time":
+            try:
+                searches[-1][1].confirm()
+            except KeyboardInterrupt:
+                stopped = "interrupted"
         fitting, search = searches[-1]
         best = search.best_so_far
         if not stopped and best:
@@ -184,7 +189,7 @@ class Fitting:
             return self.longest_of_all
         layers = sum(self.lists.values())
         few = sum(LAYERS + (LAYERS + 1) for _ in self.lists)
-        return self.seconds * max(1.0, layers / few) if few else self.seconds
+        return self.seconds * max(1.0, 0.6 * layers / few) if few else self.seconds
 
     @cached_property
     def lists(self) -> dict[str, int]:

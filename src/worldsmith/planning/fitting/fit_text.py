@@ -22,7 +22,7 @@ NOT_THERE = (
 
 def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
     """`start`: the words that train in as many processes; `run`: those of the run, up to those of a setting."""
-    now = "not tried" if fits.stopped else "its degrees are not for so many GPUs"
+    now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
     yield from row("as it is", now if fits.now is None else verdict(fits.now))
     if not fits.best:
         yield from nothing_fits(fits, start, run)

@@ -77,6 +77,11 @@ class Search:
         chosen = self.found or sorted(self.fitting(self.settings), key=lambda tried: (not tried.whole, tried.order))[:1]
         return sorted(chosen, key=lambda tried: tried.order)
 
+    def confirm(self) -> None:
+        """Carries the best so far out with all layers where that was not done, until one fits."""
+        while (chosen := self.best_so_far) and not chosen[0].whole:
+            self.try_(chosen[0].setting, whole=True)
+
     def best_if_smallest_fits(self) -> list[Tried]:
         """The best, if those that need least of memory fit: else it is not looked for. Raises OutOfTime."""
         level = max((setting.learned.level for setting in self.settings), default=0)

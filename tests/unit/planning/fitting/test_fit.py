@@ -13,10 +13,13 @@ from fit_ranks import VARIABLES, fitting, real_peak, step_peak
 from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
-from worldsmith.planning.fitting.fit import Fitting
+from worldsmith.planning.fitting.fit import Clock, Fitting
+from worldsmith.planning.fitting.fit_text import fit_lines
+from worldsmith.planning.fitting.knobs import smaller_clips
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 
+FULL = ["model.config.activation_checkpointing.mode=full"]
 WORDS = ["dataloader_train.max_samples_per_batch=33"]  # which no number divides: packs stay as they are
 
 
@@ -89,6 +92,70 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     peaks = [int((tmp_path / f"{rank}.txt").read_text()) for rank in range(ranks)]
     assert max(peaks) <= 1.02 * in_step  # a rank's last chunks may be padded
     assert max(peaks) <= best.memory.peak + best.memory.fragmentation
+
+
+def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None:
+    search = fitting("cogvideox_2b_tiny", [*WORDS, *FULL], Gpu("", GIB))
+    search.clock = Clock(budget=0.0)
+    found = search.find()
+    assert (found.stopped, found.tried) == ("time", 1)
+    assert found.best == [found.now]  # which has been carried out with all layers, whatever that took
+    assert found.best[0].whole
+    assert 0 < found.not_tried < found.settings
+    search = fitting("cogvideox_2b_tiny", WORDS, Gpu("", GIB // 2))
+    search.clock = Clock(budget=0.0)
+    found = search.find()
+    assert (found.best, found.nearest, found.stopped) == ([], None, "time")
+    assert "that may be better were not tried" in "\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"]))
+
+
+def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
+    search = fitting("cogvideox_2b_tiny", [*WORDS, *FULL], Gpu("", GIB))
+    calls: list[str] = []
+
+    def interrupt(text: str) -> None:
+        calls.append(text)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    search.told = interrupt
+    found = search.find()
+    assert (found.stopped, found.tried) == ("interrupted", 2)
+    assert len(found.best) == 1
+    assert found.best[0].fits
+    lines = "\n".join(fit_lines(found, search.gpu, ["worldsmith", "train"], ["cogvideox_2b_tiny", "--"]))
+    assert "1. fits" in lines
+    assert "interrupted after" in lines
+
+
+def test_clips_are_smaller_only_where_nothing_else_fits_and_that_is_said() -> None:
+    words = ["dataloader_train.dataset.num_video_frames=49", "dataloader_train.dataset.resolution=256", *WORDS]
+    words += ["dataloader_train.max_samples_per_batch=1"]
+    search = fitting("cogvideox_2b_tiny", words, Gpu("", GIB))
+    clips = list(smaller_clips(search.config))
+    assert [change.says for change in clips] == [
+        "clips of 25 frames instead of 49",
+        "clips of 9 frames instead of 49",
+        "a resolution of 128 instead of 256",
+        "clips of 25 frames instead of 49 and a resolution of 128 instead of 256",
+        "clips of 9 frames instead of 49 and a resolution of 128 instead of 256",
+    ]
+    least = {}
+    for name, change in (("as it is", None), ("shorter", clips[0])):
+        of = search if change is None else search.with_clips(change)
+        level = of.settings[-1].learned.level
+        last = max((s for s in of.settings if s.learned.level == level), key=lambda s: sum(s.slower))
+        least[name] = of.evaluate(last, True).memory.needed
+    assert least["shorter"] < least["as it is"]
+    search = fitting("cogvideox_2b_tiny", words, Gpu("", least["shorter"]))
+    found = search.find()
+    assert found.now is not None
+    assert not found.now.fits
+    assert found.best
+    for tried in found.best:
+        assert "clips of 25 frames instead of 49" in tried.setting.learned.says
+        assert "dataloader_train.dataset.num_video_frames=25" in tried.setting.words
+        assert tried.memory == search.with_clips(clips[0]).evaluate(tried.setting, True).memory
 
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
