@@ -22,11 +22,10 @@ BESIDE_STEPS = "on the GPU beside a step, as they are until steps find everythin
 
 def encoded_first(work: StepWork) -> str:
     """Where the encoders are when all is encoded ahead of the run, and what that takes of a GPU."""
-    encoding = next(phase for phase in work.phases if phase.name == "encoding")
-    needed = CONTEXT + sum(count for kind, count in encoding.kinds.items() if kind in ("encoders", "activations"))
+    needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
-        f"not on the GPU: `worldsmith encode` fills the latent cache first, for all passes, and needs "
-        f"{needed / GIB:.1f} GiB of a GPU for that"
+        "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all passes, and needs "
+        f"{needed / GIB:.1f} GiB of a GPU"
     )
 
 

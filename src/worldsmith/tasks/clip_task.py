@@ -168,7 +168,13 @@ class ClipTask(Task):
         return (sample.num_frames, *sample.size)
 
     def encoder_tensors(self) -> Iterator[Tensor]:
-        parts = (vars(self.model).get(name) for name in (*FROZEN, "image_encoder"))
+        return self._tensors_of(*FROZEN, "image_encoder")
+
+    def caption_tensors(self) -> Iterator[Tensor]:
+        return self._tensors_of("text_encoder")
+
+    def _tensors_of(self, *names: str) -> Iterator[Tensor]:
+        parts = (vars(self.model).get(name) for name in names)
         for module in (module for part in parts if part is not None for module in part.modules):
             yield from (*module.parameters(), *module.buffers())
 

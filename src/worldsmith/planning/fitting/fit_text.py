@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
+from worldsmith.planning.assumptions import encoded_first
 from worldsmith.planning.fitting.fit import Fits
 from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.text import WIDTH, line, size, span
@@ -31,6 +32,8 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) ->
         yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
         yield from row("learned", f"changes: {tried.setting.learned.says}")
         yield from row("knobs", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
+        if tried.setting.encoded and tried.work is not None:
+            yield from row("encoders", encoded_first(tried.work))
         yield from commands(start, run, tried)
     if fits.others and fits.best:
         yield ""

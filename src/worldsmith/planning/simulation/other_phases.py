@@ -12,6 +12,7 @@ import torch
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.first_and_last import save
+from worldsmith.planning.simulation.traffic import nbytes
 from worldsmith.planning.work import PhaseMemory
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
@@ -25,8 +26,8 @@ STEPS, NEW_TOKENS = 1, 2
 """Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
 
 
-Encodings = dict[tuple[Any, ...], PhaseMemory]
-"""What encoding takes beside everything else, by the sizes of the clips."""
+Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
+"""What encoding takes beside everything else, and `encode_bytes` of a `StepWork`, by the sizes of the clips."""
 
 
 def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
@@ -43,14 +44,18 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
         is_shared = name == "encoding" and encodings is not None and run.finds_all_encoded
         if is_shared and sizes in encodings:
-            found.append(joined(before, encodings[sizes], 1))
+            found.append(joined(before, encodings[sizes][0], 1))
+            run.encode_bytes = encodings[sizes][1]
             continue
         with run.tracker.phase(name):
             work()
         run.tracker.tag("encoders", run.task.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
-        if is_shared:
-            encodings[sizes] = joined(phases[0], before, -1)
+        if name == "encoding":
+            alone, texts = joined(phases[0], before, -1), sum(map(nbytes, run.task.caption_tensors()))
+            run.encode_bytes = max(alone.peak - texts, texts)
+            if is_shared:
+                encodings[sizes] = alone, run.encode_bytes
         found += phases
         if run.finds_all_encoded:
             run.task.assume_cached()

@@ -61,6 +61,8 @@ class TrackedRun(Trainer):
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
         """What had been sent and computed when each batch of the last step began."""
+        self.encode_bytes = 0
+        """That of a `StepWork`, once clips have been encoded."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         cut(self.model, world)
@@ -192,7 +194,8 @@ def simulate(
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
-        return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
+        phases = [*work.phases, *others]
+        return replace(work, phases=phases, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
 
 
 def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
