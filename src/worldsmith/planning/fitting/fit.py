@@ -31,7 +31,7 @@ from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
 from worldsmith.planning.quiet import quietly
 from worldsmith.planning.seconds import step_seconds
-from worldsmith.planning.simulation.short_run import LAYERS
+from worldsmith.planning.simulation.short_run import least_layers
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import check_tree
@@ -188,7 +188,7 @@ class Fitting:
         if self.longest_of_all:
             return self.longest_of_all
         layers = sum(self.lists.values())
-        few = sum(LAYERS + (LAYERS + 1) for _ in self.lists)
+        few = (2 * least_layers(self.lists) + 1) * len(self.lists)
         return self.seconds * max(1.0, 0.6 * layers / few) if few else self.seconds
 
     @cached_property

@@ -46,6 +46,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         if is_shared and sizes in encodings:
             found.append(joined(before, encodings[sizes][0], 1))
             run.encode_bytes = encodings[sizes][1]
+            run.task.assume_cached()
             continue
         with run.tracker.phase(name):
             work()

@@ -21,6 +21,8 @@ COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
 """What networks call the number of their repeated layers."""
 LAYERS = 3
 """Of a list of layers: with fewer, what is gathered ahead is not yet as in the middle of many."""
+LAYERS_AFTER_TOWER = 5
+"""Of those that follow a tower, which adds to the first three of them."""
 
 
 def short_work(
@@ -45,14 +47,16 @@ def short_work(
     if not lists:
         return simulate(config, batches, **given), True
 
+    least = least_layers(lists)
+
     def of_depths(depths: Mapping[str, int]) -> StepWork:
-        found = {**dict.fromkeys(lists, LAYERS), **depths}
+        found = {**dict.fromkeys(lists, least), **depths}
         short = with_layers(config, found)
         return simulate(short or config, batches, prepare=no_change if short else shortened_to(found), **given)
 
     work = shallow = of_depths({})
     for name, length in lists.items():
-        work = plus(work, shallow, of_depths({name: LAYERS + 1}), length - LAYERS)
+        work = plus(work, shallow, of_depths({name: least + 1}), length - least)
     return replace(work, seconds=time.perf_counter() - start), False
 
 
@@ -102,10 +106,15 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
         lists = {
             name: len(module)
             for name, module in model.network.named_modules()
-            if isinstance(module, nn.ModuleList) and len(module) > LAYERS + 1 and layers.issuperset(module)
+            if isinstance(module, nn.ModuleList) and len(module) > LAYERS_AFTER_TOWER and layers.issuperset(module)
         }
-    least = depth - sum(length - LAYERS for length in lists.values())
+    least = depth - sum(length - least_layers(lists) for length in lists.values())
     return lists if least + (least + 1) * len(lists) < depth else {}
+
+
+def least_layers(lists: Mapping[str, int]) -> int:
+    """Layers of each of these lists that tell of all."""
+    return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
 
 def can_be_built(config: Trainer.Config | None) -> bool:

@@ -12,6 +12,7 @@ from worldsmith.distributed.gpus import find_gpu
 from worldsmith.planning.fitting.fit import Fitting
 from worldsmith.planning.plan import Plan, make_plan
 from worldsmith.planning.quiet import quietly
+from worldsmith.planning.work import BESIDE
 
 GPU = find_gpu("h200")
 LARGE = [name for name in recipe_names() if not name.endswith(("tiny", "demo", "objects", "questions", "shapes"))]
@@ -29,7 +30,10 @@ def plan_of(search: Fitting, words: tuple[str, ...], *, encoded: bool = False) -
 
 
 def assert_same(search: Fitting) -> None:
-    """Few layers tell the figures of a plan to 1 %, for the setting that keeps most and the one that keeps least."""
+    """Few layers tell the figures of a plan to 1 %, for the setting that keeps most and the one that keeps least.
+
+    Also those of the phases beside the steps, whichever of them needs most.
+    """
     plain = [setting for setting in search.settings if setting.learned.level == 0 and not setting.encoded]
     for setting in (plain[0], plain[-1]):
         tried = search.evaluate(setting, False)
@@ -37,6 +41,10 @@ def assert_same(search: Fitting) -> None:
         assert tried.memory is not None, tried.refused
         if tried.work is not None:  # else its states are too large
             assert tried.memory.needed == pytest.approx(plan.memory.needed, rel=0.01)
+            phases = {phase.name: phase.peak for phase in tried.work.phases if phase.name in BESIDE}
+            assert phases == pytest.approx(
+                {phase.name: phase.peak for phase in plan.work.phases if phase.name in BESIDE}, rel=0.01
+            )
             if plan.step is None:  # it computes in float32
                 continue
             assert tried.seconds is not None
@@ -45,6 +53,7 @@ def assert_same(search: Fitting) -> None:
 
 CASES = {
     "encoding is the peak": ("cogvideox_2b_tiny", ["model.config.network.num_layers=11"], 1),
+    "the VAE is in each step": ("cogvideox_5b_i2v_tiny", ["model.config.network.num_layers=11"], 1),
     "two ranks": ("wan21_t2v_tiny", ["model.config.network.num_layers=11"], 2),
     "no layer is left out": ("vision_sft_nano_tiny", [], 2),
 }
