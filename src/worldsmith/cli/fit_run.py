@@ -47,13 +47,17 @@ def run_fit(args: argparse.Namespace) -> int:
     said = Progress(clock)
     fits = Fitting(read, ranks=ranks, gpu=gpu, told=said, clock=clock).find()
     said.end()
-    if output and fits.best:
+    written = output if output and fits.best and fits.best[0].whole else None
+    if written:
         best = read(fits.best[0].setting.words)
-        write_new(str(output), convert(best, FORMS[output.suffix]).text, False)
+        write_new(str(written), convert(best, FORMS[written.suffix]).text, False)
     start = ["worldsmith", *launch_words(ranks, gpu.per_machine), "train"]
     lines = [*fit_lines(fits, gpu, start, run_words(args))]
-    if output and fits.best:
-        lines += ["", f"written: {output}; {shlex.join([*start, str(output)])}"]
+    if written:
+        commands = [["worldsmith", "encode"]] * fits.best[0].setting.encoded + [start]
+        lines += ["", "; ".join([f"written: {written}", *(shlex.join([*words, str(written)]) for words in commands)])]
+    elif output:
+        lines += ["", f"{output} is not written: nothing that was carried out with all layers fits"]
     code = INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1
     return show(Result(() if args.json else lines, fit_facts(fits), code), as_json=args.json)
 

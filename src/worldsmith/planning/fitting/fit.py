@@ -126,7 +126,8 @@ class Fitting:
         plain = plain or as_it_is(self.config, ranks=self.ranks, batches=batches, limits=limits)
         others = [setting for setting in self.settings if setting is not plain and (setting.words or setting.encoded)]
         search = self.search(others if plain is None else [plain, *others])
-        searches, stopped = [(self, search)], ""
+        searches: list[tuple[Fitting, Search]] = [(self, search)]
+        stopped: Literal["", "time", "interrupted"] = ""
         about: dict[str, Any] = {"others": {}, "nearest": None, "enough": None}
         try:
             if plain is not None:

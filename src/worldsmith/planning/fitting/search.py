@@ -42,7 +42,7 @@ class Tried:
         assert self.memory is not None
         assert self.seconds is not None
         setting = self.setting
-        return setting.learned.level, self.seconds.middle, len(setting.words), self.memory.peak
+        return setting.learned.level, self.seconds.middle, len(setting.words) + setting.encoded, self.memory.peak
 
 
 Evaluate = Callable[[Setting, bool], Tried]
