@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from worldsmith.planning.simulation.other_phases import Encodings
 
 MOST_RANKS = 4096
+MOST_KEPT = 20.0
+"""At most so much processor time is kept for carrying out the best setting with all layers."""
 
 
 class Clock:
@@ -153,6 +155,9 @@ class Fitting:
                 stopped = "interrupted"
         fitting, search = searches[-1]
         best = search.best_so_far
+        if stopped and not best:
+            needs = [tried for _, search in searches for tried in search.needs()]
+            about["nearest"] = min(needs, key=lambda tried: tried.memory.needed, default=None)
         if not stopped and best:
             try:
                 about["others"] = fitting.neighbours(search, best[0].setting)
@@ -181,7 +186,7 @@ class Fitting:
 
     def has_time(self, whole: bool) -> bool:
         """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
-        return self.clock.left > self.seconds_of_all + (0 if whole else self.seconds)
+        return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
 
     @property
     def seconds_of_all(self) -> float:

@@ -234,7 +234,7 @@ def usual_targets(config: Trainer.Config) -> str | None:
 
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
     """Other clips than those of the run, from those that change least: shorter ones, smaller ones, and both."""
-    dataset = getattr(config.dataloader_train, "dataset", None)
+    dataset: Any = getattr(config.dataloader_train, "dataset", None)
     resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
     if not resolution:
         return

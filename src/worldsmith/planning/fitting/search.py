@@ -174,11 +174,15 @@ class Search:
             key = (setting.learned.says, *setting.learned.words, setting.replicas)
             if key not in smallest or sum(setting.slower) > sum(smallest[key].slower):
                 smallest[key] = setting
-        tried = [self.known.get(setting) or self.try_in_time(setting) for setting in smallest.values()]
-        tried += [other for other in self.known.values() if other not in tried]
-        measured = [t for t in tried if t.memory is not None and t.work is not None]
-        measured = measured or [t for t in tried if t.memory is not None]
-        return min(measured, key=lambda t: t.memory.needed, default=None)  # type: ignore[union-attr]
+        for setting in smallest.values():
+            if setting not in self.known:
+                self.try_in_time(setting)
+        return min(self.needs(), key=lambda t: t.memory.needed, default=None)  # type: ignore[union-attr]
+
+    def needs(self) -> list[Tried]:
+        """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""
+        sized = [tried for tried in self.known.values() if tried.memory is not None]
+        return [tried for tried in sized if tried.work is not None] or sized
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:

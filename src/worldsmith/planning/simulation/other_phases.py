@@ -42,10 +42,10 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
             continue
         run.tracker.restart()
         before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
-        is_shared = name == "encoding" and encodings is not None and run.finds_all_encoded
-        if is_shared and sizes in encodings:
-            found.append(joined(before, encodings[sizes][0], 1))
-            run.encode_bytes = encodings[sizes][1]
+        shared = encodings if name == "encoding" and run.finds_all_encoded else None
+        if shared is not None and sizes in shared:
+            alone, run.encode_bytes = shared[sizes]
+            found.append(joined(before, alone, 1))
             run.task.assume_cached()
             continue
         with run.tracker.phase(name):
@@ -55,8 +55,8 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         if name == "encoding":
             alone, texts = joined(phases[0], before, -1), sum(map(nbytes, run.task.caption_tensors()))
             run.encode_bytes = max(alone.peak - texts, texts)
-            if is_shared:
-                encodings[sizes] = alone, run.encode_bytes
+            if shared is not None:
+                shared[sizes] = alone, run.encode_bytes
         found += phases
         if run.finds_all_encoded:
             run.task.assume_cached()

@@ -85,7 +85,8 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
     network = getattr(config.model.config, "network", None)
     if network is None or not all(hasattr(network, name) for name in depths):
         return None
-    model = replace(config.model.config, network=replace(network, **depths))
+    section: Any = config.model.config
+    model = replace(section, network=replace(network, **depths))
     return replace(config, model=replace(config.model, config=model))
 
 

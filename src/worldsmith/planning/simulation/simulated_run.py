@@ -194,8 +194,8 @@ def simulate(
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
-        phases = [*work.phases, *others]
-        return replace(work, phases=phases, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
+        found = [*work.phases, *others]
+        return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
 
 
 def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
