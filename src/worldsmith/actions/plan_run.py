@@ -35,6 +35,8 @@ class PlanRun(Action):
         """Which ones: a name such as h100-80, or memory such as 24GB."""
         quick: bool = False
         """Only what is known at once: parameters and what they take."""
+        encoded: bool = False
+        """Everything is in the latent cache before the run, by `worldsmith encode`: no encoder is on its GPUs."""
         open_variables: list[str] = field(default_factory=list)
         """Environment variables that the run needs and that are not set."""
 
@@ -89,7 +91,8 @@ class PlanRun(Action):
     def exact(self) -> Plan:
         from worldsmith.planning.plan import make_plan
 
-        return make_plan(self.tree, self.ranks, self.gpu, open_variables=self.config.open_variables)
+        config = self.config
+        return make_plan(self.tree, self.ranks, self.gpu, encoded=config.encoded, open_variables=config.open_variables)
 
 
 def least_ranks(run: Any) -> int:

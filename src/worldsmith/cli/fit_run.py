@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -19,36 +20,45 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert
 from worldsmith.distributed.gpus import find_gpu
+from worldsmith.planning.fitting.fit import Clock, Fitting
+from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
+BUDGET = 60.0
+"""Seconds of processor time that a search may take."""
+EVERY = 5.0
+"""Seconds between two lines of progress through a pipe."""
+INTERRUPTED = 130
 FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 def run_fit(args: argparse.Namespace) -> int:
     """Prints what was found and writes the best. Raises UserError before the search for a file that cannot be made."""
-    from worldsmith.planning.fitting.fit import Fitting
-    from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
-
     gpu, output = find_gpu(args.gpu), args.output and Path(args.output)
     if output and output.suffix not in FORMS:
         raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}; name such a file")
     if output and output.exists():
         raise UserError(f"{output} is there already; name another file")
     ranks = args.gpus or least_ranks(load(args).tree)
-    told = tell if sys.stderr.isatty() else (lambda text: None)
 
     def read(words: Sequence[str]) -> Loaded:
         return run_source.load_run(with_words(args, words), keep_unset="names")[0]
 
-    fits = Fitting(read, ranks=ranks, gpu=gpu, told=told).find()
-    told("")
-    if output and fits.best:
+    clock = Clock(BUDGET)
+    said = Progress(clock)
+    fits = Fitting(read, ranks=ranks, gpu=gpu, told=said, clock=clock).find()
+    said.end()
+    written = output if output and fits.best and fits.best[0].whole else None
+    if written:
         best = read(fits.best[0].setting.words)
-        write_new(str(output), convert(best, FORMS[output.suffix]).text, False)
+        write_new(str(written), convert(best, FORMS[written.suffix]).text, False)
     start = ["worldsmith", *launch_words(ranks, gpu.per_machine), "train"]
-    lines = [*fit_lines(fits, gpu, [*start, *run_words(args)])]
-    if output and fits.best:
-        lines += ["", f"written: {output}; {shlex.join([*start, str(output)])}"]
-    code = 0 if fits.best else 1
+    lines = [*fit_lines(fits, gpu, start, run_words(args))]
+    if written:
+        commands = [["worldsmith", "encode"]] * fits.best[0].setting.encoded + [start]
+        lines += ["", "; ".join([f"written: {written}", *(shlex.join([*words, str(written)]) for words in commands)])]
+    elif output:
+        lines += ["", f"{output} is not written: nothing that was carried out with all layers fits"]
+    code = INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1
     return show(Result(() if args.json else lines, fit_facts(fits), code), as_json=args.json)
 
 
@@ -79,6 +89,23 @@ def run_words(args: argparse.Namespace) -> list[str]:
     return [args.source or args.sft_toml, "--", *words]
 
 
-def tell(text: str) -> None:
-    """On one line of the terminal, which the next one replaces."""
-    print(f"\r\033[K{text[:98]}", end="", file=sys.stderr, flush=True)
+class Progress:
+    """Says on stderr what is being tried: on a line of the terminal that the next one replaces; through a pipe a line
+    every few seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.tried, self.said_at = clock, 0, -EVERY
+
+    def __call__(self, text: str) -> None:
+        self.tried += 1
+        line = f"{self.tried}, {self.clock.spent:.0f} of {self.clock.budget:.0f} s: {text}"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{line[:98]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.said_at >= EVERY:
+            self.said_at = time.monotonic()
+            print(f"trying setting {line}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clears the line of a terminal."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

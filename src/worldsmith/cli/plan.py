@@ -40,10 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="only parameters and what they take, in a second")
     parser.add_argument(
+        "--encoded",
+        action="store_true",
+        help="all clips and captions are in the latent cache before the run, by `worldsmith encode`: no encoder is on "
+        "its GPUs",
+    )
+    parser.add_argument(
         "--fit",
         action="store_true",
         help="look for settings with which it fits, or is faster, and print the three best as override words: "
-        "recomputation, packs, degrees, formats, adapters; takes minutes",
+        "recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="with --fit: write the best as a run, .yaml or .json")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
@@ -59,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("-o names the file for the best setting, which --fit looks for")
     if args.quick and args.fit:
         raise UserError("--fit carries out steps and --quick none: leave one out")
+    if args.encoded and (args.fit or args.quick):
+        raise UserError(
+            f"--encoded has no effect with {'--fit, which tries both' if args.fit else '--quick'}: leave it out"
+        )
     with mistakes_of_the_user():
         if args.fit:
             from worldsmith.cli.fit_run import run_fit
@@ -66,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
             return run_fit(args)
         loaded = load(args)
         about = {"run": loaded.tree, "open_variables": unset_variables(loaded.raw)}
-        action: PlanRun = PlanRun.Config(gpus=args.gpus, gpu=args.gpu, quick=args.quick, **about).build()
+        given = {"gpus": args.gpus, "gpu": args.gpu, "quick": args.quick, "encoded": args.encoded}
+        action: PlanRun = PlanRun.Config(**given, **about).build()
         if args.json:
             return show(Result(facts=action.facts()), as_json=True)
         return show(action.run())

@@ -80,9 +80,10 @@ def find_gpu(word: str) -> Gpu:
         memory = int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
         if memory > 0:
             return Gpu(word.strip(), memory)
-    plain = ALSO.get(plain, plain)
-    if plain in GPUS:
-        return GPUS[plain]
+    names = {name.replace("-", ""): name for name in [*GPUS, *ALSO]}
+    name = names.get(plain.replace("-", ""), "")
+    if name:
+        return GPUS[ALSO.get(name, name)]
     close = nearest(plain, [*GPUS, *ALSO])
     advice = f"did you mean {' or '.join(close)}? " if close else ""
     raise UserError(

@@ -13,7 +13,20 @@ from worldsmith.planning.surroundings import PROCESS, WORKER
 
 if TYPE_CHECKING:
     from worldsmith.planning.batches import PlannedBatches
+    from worldsmith.planning.work import StepWork
     from worldsmith.training.trainer import Trainer
+
+
+BESIDE_STEPS = "on the GPU beside a step, as they are until steps find everything in the latent cache"
+
+
+def encoded_first(work: StepWork) -> str:
+    """Where the encoders are when all is encoded ahead of the run, and what that takes of a GPU."""
+    needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
+    return (
+        "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all passes, and needs "
+        f"{needed / GIB:.1f} GiB of a GPU"
+    )
 
 
 def assumptions(
@@ -23,13 +36,13 @@ def assumptions(
     data: PlannedBatches,
     *,
     timed: bool,
-    encoders: bool = False,
+    encoders: str = "",
     open_variables: Sequence[str] = (),
     parts: Sequence[str] = (),
 ) -> dict[str, str]:
     """By what they are about, those of seconds where it is `timed`.
 
-    `parts` says what was taken for parts of the model that are not at hand.
+    `encoders`: where they are; `parts`: what was taken for parts of the model that are not at hand.
     """
     compiled, loop = config.model.config.compile.enabled, config.trainer
     found = {"data": data.described}
@@ -37,7 +50,7 @@ def assumptions(
         size = f"{data.cache_bytes / 2**20:.2g} MiB"
         found["latent cache"] = f"{size} for each sample, not counted: how many samples there are is not known"
     if encoders:
-        found["encoders"] = "on the GPU beside a step, as they are until steps find everything in the latent cache"
+        found["encoders"] = encoders
     if open_variables:
         named, them = ("it names", "it") if len(open_variables) == 1 else ("they name", "them")
         why = f"what {named} was not looked at; export {them} to plan with that"

@@ -96,3 +96,21 @@ def task_for(config: Any, ranks: int | None = None) -> Task:
 def is_cached(config: Any) -> bool:
     """Whether what encoders make is kept, so that steps find it."""
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
+
+
+def require_encodable(config: Any) -> None:
+    """Raises UserError for a run whose encoders stay on the GPU though all of its clips have been encoded."""
+    if reason := why_not_encodable(config):
+        raise UserError(f"--encoded: {reason}")
+
+
+def why_not_encodable(config: Any) -> str:
+    """Why encoding all clips ahead of the run would not keep its encoders off the GPU; "" where it does."""
+    data, val = config.dataloader_train, config.dataloader_val
+    if not hasattr(data, "latent_cache"):
+        return f"runs of '{config.model.name}' have no latent cache"
+    if not data.latent_cache:
+        return "dataloader_train.latent_cache is '', so that every step encodes its clips; name a folder"
+    if val is not None and config.trainer.run_validation and not val.latent_cache:
+        return "dataloader_val.latent_cache is '', so that validations encode their clips; name a folder"
+    return ""

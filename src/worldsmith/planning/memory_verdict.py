@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from worldsmith.distributed.gpus import GIB, Gpu, holding
@@ -71,12 +71,22 @@ class MemoryVerdict:
         }
 
 
+def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
+    """Whether the worst moment of a run fits. `encoded`: the latent cache is complete before the run."""
+    if encoded:
+        work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
+    worst, encoders = worst_moment(work)
+    return MemoryVerdict(gpu, worst.peak, work.ranks, encoders)
+
+
 def worst_moment(work: StepWork) -> tuple[PhaseMemory, int]:
     """The phase that needs most, and bytes of encoders beside it.
 
-    Where steps find all in a cache, encoders stay on the device until so many have that they are put away.
+    Where steps find all in a cache, encoders that encoded or drew a sample stay on the device until so many steps have
+    not needed them that they are put away.
     """
-    encoders = max((phase.kinds.get("encoders", 0) for phase in work.phases if phase.name == "encoding"), default=0)
+    users = [phase for phase in work.phases if phase.name in ("encoding", "sampling")]
+    encoders = max((phase.kinds.get("encoders", 0) for phase in users), default=0)
 
     def beside(phase: PhaseMemory) -> int:
         return 0 if phase.name in BEFORE else max(0, encoders - phase.kinds.get("encoders", 0))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import Gpu
-from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
+from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
+from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.planning.run_time import RunTime, run_time
 from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
@@ -79,15 +79,20 @@ class Plan:
         }
 
 
-def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: Sequence[str] = ()) -> Plan:
+def make_plan(
+    config: Trainer.Config, ranks: int, gpu: Gpu, *, encoded: bool = False, open_variables: Sequence[str] = ()
+) -> Plan:
     """Of a config with its references resolved, where `open_variables` are environment variables that are not set.
 
-    Raises ValueError for degrees that do not fit so many ranks, UserError for what cannot be planned.
+    `encoded`: the latent cache is complete before the run. Raises ValueError for degrees that do not fit so many
+    ranks, UserError for what cannot be planned.
     """
-    from worldsmith.planning.batches import plan_batches
+    from worldsmith.planning.batches import plan_batches, require_encodable
     from worldsmith.planning.published_parts import with_published_parts
     from worldsmith.planning.simulation.simulated_run import simulate
 
+    if encoded:
+        require_encodable(config)
     quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)
@@ -108,10 +113,12 @@ def make_plan(config: Trainer.Config, ranks: int, gpu: Gpu, *, open_variables: S
         sample_bytes=data.sample_bytes,
     )
     cached = data.cache_bytes * (data.num_samples or 0)
-    worst, encoders = worst_moment(work)
-    memory = MemoryVerdict(gpu, worst.peak, ranks, encoders)
+    memory = memory_verdict(work, gpu, encoded=encoded)
     said = {"open_variables": open_variables, "parts": stated.assumptions}
-    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=encoders > 0, **said)
+    encoders = encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else ""
+    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=encoders, **said)
+    if encoded:
+        work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,

@@ -73,6 +73,9 @@ class StepWork:
     skipped_flops: int = 0
     """Of those of attention what kernels leave out, since nothing sees what comes after it."""
 
+    encode_bytes: int = 0
+    """What `worldsmith encode` holds on a device: the clips' encoder, and after it that of captions. 0: not known."""
+
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
         for entry, traffic in zip(found["traffic"], self.traffic, strict=True):

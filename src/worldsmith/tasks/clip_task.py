@@ -91,8 +91,14 @@ class ClipTask(Task):
 
     @cached_property
     def latent_cache(self) -> LatentCache | None:
+        """The VAE, whose weights the fingerprint is made of, gives their memory back until a clip is missing."""
         folder = self.data.latent_cache
-        return LatentCache(Path(folder), self.model.latent_fingerprint) if folder else None
+        if not folder:
+            return None
+        cache = LatentCache(Path(folder), self.model.latent_fingerprint)
+        if vae := vars(self.model).get("vae"):
+            vae.release()
+        return cache
 
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
         """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""
@@ -162,7 +168,13 @@ class ClipTask(Task):
         return (sample.num_frames, *sample.size)
 
     def encoder_tensors(self) -> Iterator[Tensor]:
-        parts = (vars(self.model).get(name) for name in (*FROZEN, "image_encoder"))
+        return self._tensors_of(*FROZEN, "image_encoder")
+
+    def caption_tensors(self) -> Iterator[Tensor]:
+        return self._tensors_of("text_encoder")
+
+    def _tensors_of(self, *names: str) -> Iterator[Tensor]:
+        parts = (vars(self.model).get(name) for name in names)
         for module in (module for part in parts if part is not None for module in part.modules):
             yield from (*module.parameters(), *module.buffers())
 

@@ -28,6 +28,8 @@ class PipelineTask(ClipTask):
 
     model: PipelineModel
     objective: NoiseObjective
+    captions_later: dict[tuple[int, ...] | None, None] | None = None
+    """Ids of captions that `encode_ahead` leaves to `read_captions`; None: it leaves none."""
 
     @classmethod
     def check(cls, run: Any) -> None:
@@ -80,8 +82,21 @@ class PipelineTask(ClipTask):
     def encode_ahead(self, sample: VideoSample) -> bool:
         """The caption too, and what stands in the place of dropped ones."""
         empty = None if self.model.config.text_encoder.dropped_captions == "zeros" else self.tokenize("")
-        self.model.read([sample.text_ids, empty], self.text_cache)
+        if self.captions_later is None:
+            self.model.read([sample.text_ids, empty], self.text_cache)
+        else:
+            self.captions_later |= {None if ids is None else tuple(ids): None for ids in (sample.text_ids, empty)}
         return super().encode_ahead(sample)
+
+    def clips_first(self) -> None:
+        self.captions_later = {}
+
+    def read_captions(self) -> None:
+        later, self.captions_later = self.captions_later, None
+        self.model.vae.release()
+        for ids in later or ():
+            self.model.read([ids], self.text_cache)
+        self.model.text_encoder.release()
 
     def assume_cached(self) -> None:
         """Where what is kept are moments, the VAE is made once, for its settings, and has no weights afterwards."""

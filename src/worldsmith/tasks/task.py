@@ -136,6 +136,12 @@ class Task(ABC):
         """A sample of a loader that decodes nothing, with contents of one value; encoded as in `assumed_batch`."""
         return sample
 
+    def clips_first(self) -> None:  # noqa: B027 (nothing by default)
+        """From now on `encode_ahead` leaves captions to `read_captions`: two encoders are never held together."""
+
+    def read_captions(self) -> None:  # noqa: B027 (nothing by default)
+        """Encodes ahead the captions that `encode_ahead` left, without the encoder of clips."""
+
     def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
         """From here on all that a cache keeps is taken to be there; no file is read, and encoders are released."""
 
@@ -145,6 +151,10 @@ class Task(ABC):
     def encoder_size(self, sample: Any) -> Any:
         """Equal for samples that are as much work to encode."""
         return sample.position
+
+    def caption_tensors(self) -> Iterable[Any]:
+        """Those of `encoder_tensors` that read captions."""
+        return ()
 
     def encoder_tensors(self) -> Iterable[Any]:
         """Weights of the encoders that are loaded now."""

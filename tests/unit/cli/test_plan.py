@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.cli.fit_run import launch_words
+from worldsmith.cli.fit_run import Progress, launch_words
 from worldsmith.cli.main import main, read_command
 from worldsmith.cli.plan import load, unset_variables
+from worldsmith.planning.fitting.fit import Clock
 
 VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
 
@@ -119,13 +120,42 @@ def test_the_best_is_started_in_all_its_processes(ranks: int, words: str) -> Non
     assert " ".join(launch_words(ranks, 8)) == words
 
 
+def test_an_interrupted_search_prints_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, tried = Progress.__call__, 0
+
+    def interrupt(self: Progress, text: str) -> None:
+        nonlocal tried
+        plain(self, text)
+        tried += 1
+        if tried == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "__call__", interrupt)
+    out, err, code = said(capsys, "cogvideox_2b_tiny", "--gpu", "80GB", "--fit")
+    assert code == 130
+    assert "1. fits" in out
+    assert "from a few layers" in out or "worldsmith train cogvideox_2b_tiny" in out
+    assert err.splitlines()[0].startswith("trying setting 1, ")
+
+
+def test_progress_through_a_pipe_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(Clock(60.0))
+    for number in range(50):
+        progress(f"setting {number}")
+    progress.end()
+    assert capsys.readouterr().err == "trying setting 1, 0 of 60 s: setting 0\n"
+
+
 @pytest.mark.slow
 def test_what_fits_best_is_a_command_and_a_file_to_train_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     best, words = tmp_path / "best.yaml", ["wan21_t2v_tiny", "--gpus", "2", "--gpu", "80GB", "--fit"]
     out, err, code = said(capsys, *words, "-o", str(best), "--", "dataloader_train.max_samples_per_batch=3")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.startswith("trying setting 1, ")
     assert "worldsmith launch --nproc-per-node 2 train wan21_t2v_tiny -- \\ dataloader_train.max_samples" in out
     assert f"written: {best}; worldsmith launch --nproc-per-node 2 train {best}" in out
     assert "${oc.env:DATASET_PATH}" in best.read_text()

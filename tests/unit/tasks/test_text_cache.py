@@ -49,6 +49,48 @@ def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
     assert losses(config, tmp_path / "cached") == plain
 
 
+def test_a_run_over_a_complete_cache_holds_no_encoder_from_its_first_step_on(world: Path, tmp_path: Path) -> None:
+    config = config_of(world, str(tmp_path / "cache"), "encoded")
+    Encode.Config(run=config).build().run()
+    trainer = Trainer(config, run_folder=tmp_path / "run")
+    batches, held = iter(trainer.state.loader), []
+    for _ in range(3):
+        held += trainer.task.encoder_tensors()
+        trainer.training_step(batches)
+    assert held == []
+    assert trainer.model.vae.fingerprint == CogVideoXVAE(config.model.config.tokenizer).fingerprint
+
+
+def test_clips_are_encoded_ahead_without_the_encoder_of_captions_and_these_without_the_vae(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, load, done = CogVideoXVAE.encode, T5TextEncoder.load, list[str]()
+    tasks = Encode.Config(run=config_of(world, str(tmp_path / "cache"), "encoded")).build()
+    made: dict[str, Any] = {}
+    plain = tasks.tasks
+    monkeypatch.setattr(tasks, "tasks", lambda w: made.update(plain(w)) or dict(made))
+
+    def held(name: str) -> bool:
+        part = vars(made["train"].model).get(name)
+        return bool(part is not None and part.modules)
+
+    def encode_clip(self: Any, video: Any) -> Any:
+        done.append("clip")
+        assert not held("text_encoder")
+        return encode(self, video)
+
+    def load_encoder(self: Any, device: Any) -> None:
+        done.append("captions")
+        assert not held("vae")
+        load(self, device)
+
+    monkeypatch.setattr(CogVideoXVAE, "encode", encode_clip)
+    monkeypatch.setattr(T5TextEncoder, "load", load_encoder)
+    facts = tasks.run().facts
+    assert done == ["clip"] * facts["encoded"] + ["captions"]
+    assert list((tmp_path / "cache" / "text").rglob("*.safetensors"))
+
+
 def test_parts_that_are_not_needed_are_freed_and_come_back(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,6 +100,7 @@ def test_parts_that_are_not_needed_are_freed_and_come_back(
     trainer = Trainer(config, run_folder=tmp_path / "run")
     model: Any = trainer.state.model
     model.text_encoder.load("cpu")
+    assert model.vae.model is not None
     batches = iter(trainer.state.loader)
     caplog.set_level("INFO", "worldsmith")
     for _ in range(4):

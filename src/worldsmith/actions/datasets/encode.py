@@ -117,6 +117,7 @@ class Encode(Action):
         done, before = Encoded(), 0
         for task in self.tasks(World(rank=rank, size=size, local_rank=place, device=take_device(place))).values():
             loader, count = task.loader(), 0
+            task.clips_first()
             share = range(rank, self.config.passes * len(loader.dataset), size)
             for sample in loader.first_samples(self.config.passes):
                 if task.encode_ahead(sample):
@@ -125,12 +126,19 @@ class Encode(Action):
                     done.found += 1
                 count += 1
                 shown(before + share.index(sample.position) + 1)
-                if lost := task.counts().get("cache_unwritten"):
-                    raise UserError(f"{lost} encoded samples cannot be written to {task.require_cache()}: make room")
+                require_written(task)
+            task.read_captions()
+            require_written(task)
             done.left_out += len(share) - count
             before += len(share)
             shown(before)
         return done
+
+
+def require_written(task: Task) -> None:
+    """Raises UserError when something could not be kept."""
+    if lost := task.counts().get("cache_unwritten"):
+        raise UserError(f"{lost} encoded samples cannot be written to {task.require_cache()}: make room")
 
 
 def device_of(world: World) -> Any:

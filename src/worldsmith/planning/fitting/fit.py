@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.errors import ConfigError, UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
-from worldsmith.planning.fitting.knobs import Setting, as_it_is, settings
+from worldsmith.planning.fitting.knobs import (
+    ENCODED,
+    Learned,
+    Setting,
+    as_it_is,
+    changed_words,
+    degree_words,
+    degrees_now,
+    settings,
+    smaller_clips,
+    with_clips,
+)
 from worldsmith.planning.fitting.packs import Limits
-from worldsmith.planning.fitting.search import Search, Tried
-from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
+from worldsmith.planning.fitting.search import OutOfTime, Search, Tried
+from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
 from worldsmith.planning.quiet import quietly
 from worldsmith.planning.seconds import step_seconds
-from worldsmith.planning.work import BESIDE
+from worldsmith.planning.simulation.short_run import least_layers
+from worldsmith.planning.work import BESIDE, StepWork
+from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import check_tree
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
     from worldsmith.planning.batches import PlannedBatches
+    from worldsmith.planning.simulation.other_phases import Encodings
 
 MOST_RANKS = 4096
+MOST_KEPT = 20.0
+"""At most so much processor time is kept for carrying out the best setting with all layers."""
+
+
+class Clock:
+    """Processor time of a search."""
+
+    def __init__(self, budget: float = math.inf) -> None:
+        """`budget`: seconds that the search may take."""
+        self.budget, self.start = budget, time.process_time()
+
+    @property
+    def spent(self) -> float:
+        return time.process_time() - self.start
+
+    @property
+    def left(self) -> float:
+        return self.budget - self.spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +67,7 @@ class Fits:
     """What was found."""
 
     now: Tried | None
-    """The run as it is; None where its degrees are not for so many GPUs."""
+    """The run as it is; None where its degrees are not for so many GPUs, or where it was not tried."""
     best: Sequence[Tried]
     """At most three."""
     others: Mapping[str, Sequence[Tried]]
@@ -49,6 +83,12 @@ class Fits:
     """Tokens of the longest sample in it."""
     tried: int
     settings: int
+    not_tried: int = 0
+    """Settings that may be better than what was found, for which there was no time."""
+    stopped: Literal["", "time", "interrupted"] = ""
+    """Why the search ended before everything was tried."""
+    spent: float = 0.0
+    """Seconds of processor time."""
 
 
 class Fitting:
@@ -65,36 +105,104 @@ class Fitting:
         gpu: Gpu,
         batches: Sequence[Any] | None = None,
         told: Callable[[str], None] = lambda text: None,
+        clock: Clock | None = None,
+        clips: Learned | None = None,
     ) -> None:
-        """`batches`: what a rank works on; None: as for a plan. `told` is called with what is being tried."""
+        """`batches`: what a rank works on; None: as for a plan. `told` is called with what is being tried. `clips`:
+        other clips than those of the run, which each setting has."""
         self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
-        self.loaded = read(())
+        self.clock, self.clips = clock or Clock(), clips
+        self.loaded = read(() if clips is None else changed_words(clips))
         self.config: Any = self.loaded.tree
-        self.done = 0
+        self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
+        self.encodings: dict[str, Encodings] = {}
+        self.seconds = 0.0
+        """Processor time of the last setting that was carried out with few layers."""
+        self.longest_of_all = 0.0
+        """The most processor time of one that was carried out with all layers."""
 
     def find(self) -> Fits:
+        """Raises nothing for Ctrl-C: what was found up to then is the answer."""
         batches, limits = self.data.batches, limits_of(self.loaded)
-        plain = next((setting for setting in self.settings if not setting.words), None)
+        plain = next((setting for setting in self.settings if not setting.words and not setting.encoded), None)
         plain = plain or as_it_is(self.config, ranks=self.ranks, batches=batches, limits=limits)
-        among = [setting for setting in self.settings if setting.words]
-        search = Search(among if plain is None else [plain, *among], self.evaluate)
-        if plain is not None:
-            search.try_(plain)
-        best = search.best()
-        others = self.neighbours(search, best[0].setting) if best else {}
-        nearest = None if best else search.nearest()
+        others = [setting for setting in self.settings if setting is not plain and (setting.words or setting.encoded)]
+        search = self.search(others if plain is None else [plain, *others])
+        searches: list[tuple[Fitting, Search]] = [(self, search)]
+        stopped: Literal["", "time", "interrupted"] = ""
+        about: dict[str, Any] = {"others": {}, "nearest": None, "enough": None}
+        try:
+            if plain is not None:
+                search.try_(plain)
+            search.best()
+            for clips in () if search.found else smaller_clips(self.config):
+                smaller = self.with_clips(clips)
+                searches.append((smaller, smaller.search(smaller.settings)))
+                if searches[-1][1].best_if_smallest_fits():
+                    break
+            if not searches[-1][1].found:
+                about["nearest"] = search.nearest()
+                if about["nearest"] is not None:
+                    about["enough"] = self.enough(about["nearest"].setting)
+        except OutOfTime:
+            stopped = "time"
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        if stopped == "time":
+            try:
+                searches[-1][1].confirm()
+            except KeyboardInterrupt:
+                stopped = "interrupted"
+        fitting, search = searches[-1]
+        best = search.best_so_far
+        if stopped and not best:
+            needs = [tried for _, search in searches for tried in search.needs()]
+            about["nearest"] = min(needs, key=lambda tried: tried.memory.needed, default=None)
+        if not stopped and best:
+            try:
+                about["others"] = fitting.neighbours(search, best[0].setting)
+            except KeyboardInterrupt:
+                stopped = "interrupted"
         return Fits(
-            now=None if plain is None else search.known[plain],
+            now=None if plain is None else searches[0][1].known.get(plain),
             best=best,
-            others=others,
-            nearest=nearest,
-            enough=None if nearest is None else self.enough(nearest.setting),
+            **about,
             pace=self.pace,
-            data=self.data.described,
-            longest=max(sample.num_tokens for pack in batches for sample in pack),
-            tried=len(search.known),
-            settings=len(self.settings),
+            data=fitting.data.described,
+            longest=max(sample.num_tokens for pack in fitting.data.batches for sample in pack),
+            tried=sum(len(search.known) for _, search in searches),
+            settings=sum(len(search.settings) for _, search in searches),
+            not_tried=sum(len(search.untried()) for _, search in searches) if stopped or search.stopped else 0,
+            stopped=stopped or search.stopped,
+            spent=self.clock.spent,
         )
+
+    def with_clips(self, clips: Learned) -> Fitting:
+        """The same search with other clips."""
+        return Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+
+    def search(self, settings: Sequence[Setting]) -> Search:
+        return Search(settings, self.evaluate, self.has_time)
+
+    def has_time(self, whole: bool) -> bool:
+        """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
+        return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
+
+    @property
+    def seconds_of_all(self) -> float:
+        """About the processor time of a setting with all layers."""
+        if self.longest_of_all:
+            return self.longest_of_all
+        layers = sum(self.lists.values())
+        few = (2 * least_layers(self.lists) + 1) * len(self.lists)
+        return self.seconds * max(1.0, 0.6 * layers / few) if few else self.seconds
+
+    @cached_property
+    def lists(self) -> dict[str, int]:
+        from worldsmith.planning.simulation.short_run import long_lists
+
+        with self.stated(self.config) as stated:
+            return long_lists(stated.config)
 
     @cached_property
     def data(self) -> PlannedBatches:
@@ -102,12 +210,22 @@ class Fitting:
 
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
-        with self.stated(self.config) as stated:
+        with self.stated(self.config_of_degrees) as stated:
             return plan_batches(stated, ranks=self.ranks)
 
     @cached_property
+    def config_of_degrees(self) -> Any:
+        """The run, with the weights cut among all ranks where its own degrees are not for so many."""
+        try:
+            plan_degrees(self.config.model.config, self.ranks)
+        except WrongValueError:
+            words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
+            return self.read([*(changed_words(self.clips) if self.clips else ()), *changed_words(words)]).tree
+        return self.config
+
+    @cached_property
     def settings(self) -> list[Setting]:
-        return settings(
+        found = settings(
             self.config,
             ranks=self.ranks,
             batches=self.data.batches,
@@ -115,13 +233,14 @@ class Fitting:
             additive=self.weighs_samples,
             per_machine=self.gpu.per_machine,
         )
+        return found if self.clips is None else [with_clips(setting, self.clips) for setting in found]
 
     @cached_property
     def weighs_samples(self) -> bool:
         """Whether a step learns the same from its samples however they are packed."""
         from worldsmith.planning.batches import task_for
 
-        with self.stated(self.config) as stated:
+        with self.stated(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]
             return bool(abs(task.weigh(pack * 2) - 2 * task.weigh(pack)) < 1e-6 * task.weigh(pack))
@@ -134,30 +253,45 @@ class Fitting:
         return (holding(self.gpu.memory) or list(GPUS.values()))[0]
 
     def evaluate(self, setting: Setting, whole: bool) -> Tried:
-        """Carries a setting out, all layers of the network or as few as tell of all."""
-        from worldsmith.planning.simulation.short_run import short_work
-
-        self.done += 1
-        self.told(f"{self.done}: {', '.join(setting.words) or 'as it is'}")
+        """Carries a setting out, as a plan of its words does (`whole`), or with as few layers as tell of all."""
+        self.told(", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is")
         try:
             config = self.read(setting.words).tree
             check_tree(config)
-            with self.stated(config) as stated, quietly():
-                states = sum(quick_plan(stated.config, self.ranks).states.values())
-                memory = MemoryVerdict(self.gpu, states, self.ranks)
-                if memory.spare < 0:
-                    return Tried(setting, memory)
-                batches = setting.packs.batches
-                work, _ = short_work(
-                    stated.config, batches, ranks=self.ranks, all_layers=whole, phases=BESIDE if whole else ()
-                )
+            states = sum(quick_plan(config, self.ranks).states.values())
+            memory = MemoryVerdict(self.gpu, states, self.ranks)
+            if memory.spare < 0:
+                return Tried(setting, memory)
+            work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
         except (ConfigError, UserError, ValueError, NotImplementedError) as error:
             return Tried(setting, refused=first_line(error))
+        self.works[setting.words, whole] = work
         seconds = step_seconds(work, self.pace, compiled=config.model.config.compile.enabled)
         assert seconds is not None
-        worst, encoders = worst_moment(work)
-        memory = MemoryVerdict(self.gpu, worst.peak, self.ranks, encoders)
+        memory = memory_verdict(work, self.gpu, encoded=setting.encoded)
         return Tried(setting, memory, work, seconds.total, whole=whole)
+
+    def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
+        """What a plan carries out; not `whole`: with few layers, and of data that are read the same samples."""
+        from worldsmith.planning.batches import plan_batches
+        from worldsmith.planning.simulation.short_run import short_work, with_layers
+        from worldsmith.planning.simulation.simulated_run import simulate
+
+        start, model = time.process_time(), config.model.config
+        encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
+        shared: dict[str, Any] = {"phases": BESIDE, "encodings": self.encodings.setdefault(encoders, {})}
+        with self.stated(config) as stated, quietly():
+            batches = setting.packs.batches
+            if self.given is None and (whole or self.data.num_samples is None):
+                few = with_layers(stated.config, dict.fromkeys(self.lists, 1)) or stated.config  # built sooner
+                batches = plan_batches(replace(stated, config=few), ranks=self.ranks).batches
+            if whole:
+                work = simulate(stated.config, batches, ranks=self.ranks, **shared)
+                self.longest_of_all = max(self.longest_of_all, time.process_time() - start)
+                return work
+            work, _ = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
+        self.seconds = time.process_time() - start
+        return work
 
     @contextmanager
     def stated(self, config: Any) -> Iterator[Any]:
@@ -167,23 +301,37 @@ class Fitting:
             yield stated
 
     def neighbours(self, search: Search, best: Setting) -> dict[str, list[Tried]]:
-        """What becomes of the best where one knob is turned."""
+        """What becomes of the best where one knob is turned, as far as there is time."""
         found: dict[str, list[Tried]] = {}
-        for setting in self.settings:
+        for setting in search.settings:
             turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
             if setting.learned == best.learned and len(turned) == 1:
-                tried = search.known.get(setting) or search.try_(setting)
-                found.setdefault(turned[0], []).append(tried)
+                tried = search.known.get(setting)
+                if tried is None and self.clock.left > 2 * self.seconds:
+                    tried = search.try_(setting)
+                if tried is not None:
+                    found.setdefault(turned[0], []).append(tried)
         return found
 
     def enough(self, setting: Setting) -> int | None:
-        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them."""
+        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them.
+
+        Raises OutOfTime.
+        """
         ranks = self.ranks
         while (ranks := 2 * ranks) <= MOST_RANKS:
+            if not self.has_time(True):
+                raise OutOfTime
             more = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
+            more.encodings, more.lists = self.encodings, self.lists
             same = [other for other in more.settings if more.same_choice(other, setting)]
-            if same and more.evaluate(same[0], False).fits:
+            tried = more.evaluate(same[0], False) if same else None
+            if tried is not None and tried.fits:
                 return ranks
+            if tried is not None and tried.memory is not None and tried.work is not None:
+                kept = sum(quick_plan(self.read(same[0].words).tree, ranks).states.values())
+                if replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0:
+                    return None  # more GPUs share what is kept, and nothing else
         return None
 
     def same_choice(self, mine: Setting, other: Setting) -> bool:

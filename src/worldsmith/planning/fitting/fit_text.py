@@ -7,28 +7,34 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
+from worldsmith.planning.assumptions import encoded_first
 from worldsmith.planning.fitting.fit import Fits
 from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.text import WIDTH, line, size, span
 
 FIRST = 15
+FEW = "; from a few layers"
+"""Of a setting that was not carried out with all layers."""
 NOT_THERE = (
     "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
 )
 """What other programs have against a lack of memory, and runs here have not."""
 
 
-def fit_lines(fits: Fits, gpu: Gpu, command: Sequence[str]) -> Iterator[str]:
-    """`command`: the words of the run up to those of a setting."""
-    yield from row("as it is", "its degrees are not for so many GPUs" if fits.now is None else verdict(fits.now))
-    if fits.nearest is not None or not fits.best:
-        yield from nothing_fits(fits, command)
+def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
+    """`start`: the words that train in as many processes; `run`: those of the run, up to those of a setting."""
+    now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
+    yield from row("as it is", now if fits.now is None else verdict(fits.now))
+    if not fits.best:
+        yield from nothing_fits(fits, start, run)
     for number, tried in enumerate(fits.best, start=1):
         yield ""
         yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
         yield from row("learned", f"changes: {tried.setting.learned.says}")
         yield from row("knobs", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
-        yield from command_lines(pasted(command, tried))
+        if tried.setting.encoded and tried.work is not None:
+            yield from row("encoders", encoded_first(tried.work))
+        yield from commands(start, run, tried)
     if fits.others and fits.best:
         yield ""
         yield "the first against those that differ in one thing:"
@@ -36,28 +42,38 @@ def fit_lines(fits: Fits, gpu: Gpu, command: Sequence[str]) -> Iterator[str]:
             told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
             yield from row(f"  {name}", told, first=FIRST + 2)
     yield ""
-    yield from row("tried", f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them")
+    told = f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them"
+    if fits.stopped:
+        why = "interrupted" if fits.stopped == "interrupted" else "the time was up"
+        told += (
+            f"; {why} after {fits.spent:.0f} s of processor time: {fits.not_tried} that may be better were not tried"
+        )
+    yield from row("tried", told)
     yield from row("data", f"{fits.data}; longer samples than {fits.longest:,} tokens may not go into smaller packs")
     if fits.pace is not gpu:
         yield from row("seconds", f"those of {fits.pace.name}, since of {gpu.name} the memory alone is known")
     yield from row("not there", NOT_THERE)
 
 
-def nothing_fits(fits: Fits, command: Sequence[str]) -> Iterator[str]:
+def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
     yield ""
     if fits.nearest is None:
-        yield from row("nothing fits", "each setting was refused")
+        yield from row("nothing fits", "of what was tried" if fits.stopped else "each setting was refused")
         return
     yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", f"changes: {fits.nearest.setting.learned.says}")
-    yield from command_lines(pasted(command, fits.nearest))
-    enough = "no number of GPUs is enough: a pack's own memory is too large" if fits.enough is None else ""
-    yield from row("GPUs", enough or f"with {fits.enough} of them this setting fits")
+    yield from commands(start, run, fits.nearest)
+    if fits.enough is not None:
+        yield from row("GPUs", f"with {fits.enough} of them this setting fits")
+    elif not fits.stopped:
+        yield from row("GPUs", "no number of GPUs is enough: a pack's own memory is too large")
 
 
-def pasted(command: Sequence[str], tried: Tried) -> list[str]:
-    words = [*command, *tried.setting.words]
-    return words[:-1] if words[-1] == "--" else words
+def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
+    """What encodes all ahead of the run, where the setting asks for that, and what trains."""
+    for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
+        words = [*begin, *run, *tried.setting.words]
+        yield from command_lines(words[:-1] if words[-1] == "--" else words)
 
 
 def verdict(tried: Tried) -> str:
@@ -68,7 +84,8 @@ def verdict(tried: Tried) -> str:
         return f"{size(-memory.spare)} too much, before anything is computed"
     room = f"{size(memory.spare)} to spare" if tried.fits else f"{size(-memory.spare)} too much"
     seconds = f"; {span(tried.seconds)} a step" if tried.seconds is not None else ""
-    return f"{size(memory.needed)} of {size(memory.gpu.memory)} (tensors {size(memory.peak)}), {room}{seconds}"
+    held = f"tensors {size(memory.peak)}" + (f", encoders {size(memory.encoders)}" if memory.encoders else "")
+    return f"{size(memory.needed)} of {size(memory.gpu.memory)} ({held}), {room}{seconds}{'' if tried.whole else FEW}"
 
 
 def compared(other: Tried, best: Tried) -> str:
@@ -112,6 +129,8 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
         "longest_sample": fits.longest,
         "tried": fits.tried,
         "settings": fits.settings,
+        "not_tried": fits.not_tried,
+        "stopped": fits.stopped,
     }
 
 
@@ -119,6 +138,7 @@ def facts(tried: Tried) -> dict[str, Any]:
     setting = tried.setting
     return {
         "words": list(setting.words),
+        "encoded_first": setting.encoded,
         "changes_what_is_learned": setting.learned.level > 0,
         "learned": setting.learned.says,
         "knobs": dict(setting.knobs),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
+from worldsmith.data.clips.resolution import TIERS, exact_size
+from worldsmith.planning.batches import why_not_encodable
 from worldsmith.planning.fitting.packs import FACTORS, Limits, Packing, packings
 from worldsmith.training.parallel import plan_degrees
 
@@ -20,6 +22,8 @@ PARALLELISM = f"{MODEL}.parallelism"
 MODES = ("none", "selective", "full")
 """Of recomputation, from fast and large to slow and small."""
 MOST_CONTEXT = 8
+ENCODED = "`worldsmith encode` first"
+"""The latent cache is complete before the run, so that the run has no encoders on its GPUs."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Layers that get adapters where a run names none."""
 
@@ -42,9 +46,12 @@ class Setting:
     knobs: Mapping[str, str]
     """What is chosen, for people, by knob."""
     slower: tuple[int, ...]
-    """Steps towards less memory and more time, by knob: recomputation, context, smaller packs, reductions."""
+    """Steps towards less memory and more time, by knob: recomputation, context, smaller packs, encoding ahead of the
+    run, reductions."""
     replicas: int
     packs: Packing
+    encoded: bool = False
+    """Whether the latent cache is complete before the run."""
 
     @property
     def keeps_sums(self) -> bool:
@@ -90,7 +97,7 @@ def as_it_is(config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[A
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
     same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
-    return next((setting for setting in same if not setting.words), None)
+    return next((setting for setting in same if not setting.words and not setting.encoded), None)
 
 
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
@@ -125,6 +132,7 @@ def arranged(
         return
     theirs = [batches[number % len(batches)] for number in range(len(batches) * context // now.context)]
     degrees = degree_words(config, ranks, replicas, context)
+    encodable = not why_not_encodable(config)
     packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
     for smaller, packing in enumerate(packs):
         if context > now.context and packing is not packs[-1]:
@@ -136,20 +144,19 @@ def arranged(
             words[f"{PARALLELISM}.reduce_every_pack"] = str(every).lower()
             for again, mode in enumerate(MODES):
                 words[f"{MODEL}.activation_checkpointing.mode"] = mode
-                yield Setting(
-                    learned,
-                    changed(config, words),
-                    {
+                for encoded in (False, True) if encodable else (False,):
+                    knobs = {
                         "recomputation": mode,
                         "packs": f"{count} x {packing.size}",
                         "context": str(context),
                         "replicas": str(replicas),
                         "gradients": "reduced after each pack" if every else "reduced once a step",
-                    },
-                    (again, context, smaller if context <= now.context else len(FACTORS) * 2, every and count > 1),
-                    replicas,
-                    packing,
-                )
+                    }
+                    if encodable:
+                        knobs["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
+                    division = smaller if context <= now.context else len(FACTORS) * 2
+                    slower = (again, context, division, encoded, every and count > 1)
+                    yield Setting(learned, changed(config, words), knobs, slower, replicas, packing, encoded)
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
@@ -223,6 +230,49 @@ def usual_targets(config: Trainer.Config) -> str | None:
     layers = config.model.config.adaptable_layers() or ()
     leaves = {layer.rpartition(".")[2] for layer in layers}
     return ",".join(ATTENTION) if leaves.issuperset(ATTENTION) else None
+
+
+def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
+    """Other clips than those of the run, from those that change least: shorter ones, smaller ones, and both."""
+    dataset: Any = getattr(config.dataloader_train, "dataset", None)
+    resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
+    if not resolution:
+        return
+    path = "dataloader_train.dataset"
+    shorter = [(frames - 1) // times // 8 * 8 + 1 for times in (2, 4)] if frames > 1 else []
+    for tier in (resolution, smaller_resolution(resolution)):
+        for count in (frames, *shorter):
+            if not tier or (tier, count) == (resolution, frames) or count == 1 != frames:
+                continue
+            words = {f"{path}.resolution": tier, f"{path}.num_video_frames": str(count)}
+            words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
+            says = [f"clips of {count} frames instead of {frames}"] * (count != frames)
+            says += [f"a resolution of {tier} instead of {resolution}"] * (tier != resolution)
+            yield Learned(100, " and ".join(says), dict(word.split("=", 1) for word in changed(config, words)))
+
+
+def smaller_resolution(resolution: str) -> str:
+    """The next smaller tier, or half of an exact size; "" where there is none."""
+    exact = exact_size(resolution)
+    if exact is not None:
+        height, width = (side // 2 // 32 * 32 for side in exact)
+        return f"{width}x{height}" if min(height, width) >= 64 else ""
+    smaller = TIERS[: TIERS.index(resolution)] if resolution in TIERS else []
+    return smaller[-1] if smaller else ""
+
+
+def with_clips(setting: Setting, clips: Learned) -> Setting:
+    """The setting of a run with these clips."""
+    learned = setting.learned
+    says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
+    learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
+    return replace(setting, learned=learned, words=(*changed_words(clips), *setting.words))
+
+
+def changed_words(change: Learned | Mapping[str, str]) -> tuple[str, ...]:
+    """What a change writes on a command line."""
+    words = change.words if isinstance(change, Learned) else change
+    return tuple(f"{path}={value}" for path, value in words.items())
 
 
 def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from worldsmith.planning.fitting.knobs import Setting
 from worldsmith.planning.memory_verdict import MemoryVerdict
@@ -40,11 +42,15 @@ class Tried:
         assert self.memory is not None
         assert self.seconds is not None
         setting = self.setting
-        return setting.learned.level, self.seconds.middle, len(setting.words), self.memory.peak
+        return setting.learned.level, self.seconds.middle, len(setting.words) + setting.encoded, self.memory.peak
 
 
 Evaluate = Callable[[Setting, bool], Tried]
 """Tries a setting; True: with all layers and all phases."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (no error: it ends a search)
+    """There is no time for a further setting."""
 
 
 class Search:
@@ -54,28 +60,59 @@ class Search:
     than one that surely does not fit does not fit. What is chosen was carried out with all layers.
     """
 
-    def __init__(self, settings: Sequence[Setting], evaluate: Evaluate) -> None:
-        self.settings, self.evaluate = settings, evaluate
+    def __init__(
+        self, settings: Sequence[Setting], evaluate: Evaluate, has_time: Callable[[bool], bool] = lambda whole: True
+    ) -> None:
+        """`has_time`: whether there is time to try a further setting, with all layers (True) or with few."""
+        self.settings, self.evaluate, self.has_time = settings, evaluate, has_time
         self.known: dict[Setting, Tried] = {}
+        self.found: list[Tried] = []
+        """What was chosen, and carried out with all layers."""
+        self.stopped: Literal["", "time"] = ""
+        """Whether there was no time for all settings that may be better than what was found."""
+
+    @property
+    def best_so_far(self) -> list[Tried]:
+        """What was chosen; before something was, the best that fits, which may not be carried out with all layers."""
+        chosen = self.found or sorted(self.fitting(self.settings), key=lambda tried: (not tried.whole, tried.order))[:1]
+        return sorted(chosen, key=lambda tried: tried.order)
+
+    def confirm(self) -> None:
+        """Carries the best so far out with all layers where that was not done, until one fits."""
+        while (chosen := self.best_so_far) and not chosen[0].whole:
+            self.try_(chosen[0].setting, whole=True)
+
+    def best_if_smallest_fits(self) -> list[Tried]:
+        """The best, if those that need least of memory fit: else it is not looked for. Raises OutOfTime."""
+        level = max((setting.learned.level for setting in self.settings), default=0)
+        last = [setting for setting in self.settings if setting.learned.level == level]
+        smallest = max(last, key=lambda setting: sum(setting.slower), default=None)
+        return self.best() if smallest is not None and self.try_in_time(smallest).fits else []
 
     def best(self, wanted: int = 3) -> list[Tried]:
         """The best, and then the best of those that are not merely a slower form of one before them, then slower forms.
 
-        Where something fits, nothing is tried that changes more of what is learned.
+        Where something fits, nothing is tried that changes more of what is learned. Raises OutOfTime before something
+        was found; after that the time ends the search.
         """
-        found: list[Tried] = []
+        found = self.found
         for level in sorted({setting.learned.level for setting in self.settings}):
             here = [setting for setting in self.settings if setting.learned.level == level]
             for slower_forms in (False, True):
                 while len(found) < wanted:
                     chosen = {tried.setting for tried in found}
-                    following = self.next_best(here, chosen, without_slower_forms=not slower_forms)
+                    try:
+                        following = self.next_best(here, chosen, without_slower_forms=not slower_forms)
+                    except OutOfTime:
+                        if not found:
+                            raise
+                        return self.best_so_far
                     if following is None:
                         break
                     found.append(following)
             if found:
                 break
-        return sorted(found, key=lambda tried: tried.order)
+        return self.best_so_far
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
         """The best that fits beside those that were chosen."""
@@ -83,7 +120,10 @@ class Search:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)
             while open_:
-                self.try_(open_[len(open_) // 2])
+                if not self.has_time(False) and any(t.setting not in chosen for t in self.fitting(here)):
+                    self.stopped = "time"  # there is one that can still be carried out with all layers
+                    break
+                self.try_in_time(open_[len(open_) // 2])
                 open_ = self.undecided(open_, ignored)
             fitting = [tried for tried in self.fitting(here) if tried.setting not in chosen]
             if without_slower_forms:
@@ -92,7 +132,7 @@ class Search:
             if not fitting:
                 return None
             best = min(fitting, key=lambda tried: tried.order)
-            if best.whole or self.try_(best.setting, whole=True).fits:
+            if best.whole or self.try_in_time(best.setting, whole=bool(chosen) or None).fits:
                 return self.known[best.setting]
 
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
@@ -108,8 +148,20 @@ class Search:
         ]
         return sorted(left, key=lambda setting: sum(setting.slower))
 
+    def untried(self) -> list[Setting]:
+        """What may be better than what was found, and was not tried."""
+        most = min((tried.setting.learned.level for tried in self.best_so_far), default=math.inf)
+        return self.undecided([setting for setting in self.settings if setting.learned.level <= most], set())
+
     def fitting(self, here: Iterable[Setting]) -> list[Tried]:
         return [self.known[setting] for setting in here if setting in self.known and self.known[setting].fits]
+
+    def try_in_time(self, setting: Setting, *, whole: bool | None = False) -> Tried:
+        """Raises OutOfTime where there is no time. `whole`: with all layers; None: so, whatever time it takes."""
+        if whole is not None and not self.has_time(whole):
+            self.stopped = "time"
+            raise OutOfTime
+        return self.try_(setting, whole=whole is not False)
 
     def try_(self, setting: Setting, *, whole: bool = False) -> Tried:
         self.known[setting] = self.evaluate(setting, whole)
@@ -122,11 +174,15 @@ class Search:
             key = (setting.learned.says, *setting.learned.words, setting.replicas)
             if key not in smallest or sum(setting.slower) > sum(smallest[key].slower):
                 smallest[key] = setting
-        tried = [self.known.get(setting) or self.try_(setting) for setting in smallest.values()]
-        tried += [other for other in self.known.values() if other not in tried]
-        measured = [t for t in tried if t.memory is not None and t.work is not None]
-        measured = measured or [t for t in tried if t.memory is not None]
-        return min(measured, key=lambda t: t.memory.needed, default=None)  # type: ignore[union-attr]
+        for setting in smallest.values():
+            if setting not in self.known:
+                self.try_in_time(setting)
+        return min(self.needs(), key=lambda t: t.memory.needed, default=None)  # type: ignore[union-attr]
+
+    def needs(self) -> list[Tried]:
+        """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""
+        sized = [tried for tried in self.known.values() if tried.memory is not None]
+        return [tried for tried in sized if tried.work is not None] or sized
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.files.json_file import read_json_object
+from worldsmith.planning.simulation.short_run import COUNTS
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
-COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
-"""What networks call the number of their repeated layers."""
 SELECTED = "deepstack_visual_indexes"
 """Layers of a vision encoder from which the first layers of the language model take something."""
 WHOLE = "fullatt_block_indexes"

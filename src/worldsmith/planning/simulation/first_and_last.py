@@ -18,6 +18,7 @@ from torch import Tensor
 from worldsmith.checkpoint.run.staging import lay_out
 from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.models import weight_sum
 from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -108,4 +109,23 @@ def save(run: TrackedRun) -> None:
 
     state.checkpointer, state.loader = SimpleNamespace(world=run.world, save=keep), SimpleNamespace(state_dict=dict)
     state._rng_state = with_real_values(state._rng_state)
-    state.save(background=run.config.checkpoint.async_save)
+    with equal_sums_once():
+        state.save(background=run.config.checkpoint.async_save)
+
+
+@contextmanager
+def equal_sums_once() -> Iterator[None]:
+    """Within the block the sums over frozen weights of one shape are carried out once: they need the same memory."""
+    before, known = weight_sum.bit_sum, dict[Any, int]()
+
+    def bit_sum(tensor: Tensor) -> int:
+        key = tensor.shape, tensor.dtype, str(getattr(tensor, "placements", ""))
+        if key not in known:
+            known[key] = before(tensor)
+        return known[key]
+
+    weight_sum.bit_sum = bit_sum
+    try:
+        yield
+    finally:
+        weight_sum.bit_sum = before

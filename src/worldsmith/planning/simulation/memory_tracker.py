@@ -133,6 +133,10 @@ class MemoryTracker(TorchDispatchMode):
         """Bytes that are held now, on the device and in main memory."""
         return sum(change for _, change, _ in self.events)
 
+    def held_now(self) -> PhaseMemory:
+        """What is alive on the device at this moment."""
+        return self._moment(self._phase, len(self.events) - 1, 0)
+
     @property
     def now(self) -> str:
         """The phase that goes on."""

@@ -12,6 +12,7 @@ import torch
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.first_and_last import save
+from worldsmith.planning.simulation.traffic import nbytes
 from worldsmith.planning.work import PhaseMemory
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
@@ -25,20 +26,51 @@ STEPS, NEW_TOKENS = 1, 2
 """Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
 
 
-def other_phases(run: TrackedRun, names: Collection[str]) -> list[PhaseMemory]:
-    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out."""
+Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
+"""What encoding takes beside everything else, and `encode_bytes` of a `StepWork`, by the sizes of the clips."""
+
+
+def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
+    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out.
+
+    `encodings` keeps what encoding takes: runs with the same encoders that share it carry each encoding out once.
+    """
     found = []
     for name in names:
         work = PHASES[name](run)
-        if work is not None:
-            run.tracker.restart()
-            with run.tracker.phase(name):
-                work()
-            run.tracker.tag("encoders", run.task.encoder_tensors())
-            found += [phase for phase in run.tracker.phases() if phase.name == name]
-            if run.finds_all_encoded:
-                run.task.assume_cached()
+        if work is None:
+            continue
+        run.tracker.restart()
+        before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
+        shared = encodings if name == "encoding" and run.finds_all_encoded else None
+        if shared is not None and sizes in shared:
+            alone, run.encode_bytes = shared[sizes]
+            found.append(joined(before, alone, 1))
+            run.task.assume_cached()
+            continue
+        with run.tracker.phase(name):
+            work()
+        run.tracker.tag("encoders", run.task.encoder_tensors())
+        phases = [phase for phase in run.tracker.phases() if phase.name == name]
+        if name == "encoding":
+            alone, texts = joined(phases[0], before, -1), sum(map(nbytes, run.task.caption_tensors()))
+            run.encode_bytes = max(alone.peak - texts, texts)
+            if shared is not None:
+                shared[sizes] = alone, run.encode_bytes
+        found += phases
+        if run.finds_all_encoded:
+            run.task.assume_cached()
     return found
+
+
+def joined(phase: PhaseMemory, other: PhaseMemory, sign: int) -> PhaseMemory:
+    """The encoding with what is alive beside it added (1) or taken off (-1)."""
+    kinds = {
+        kind: phase.kinds.get(kind, 0) + sign * other.kinds.get(kind, 0) for kind in {**phase.kinds, **other.kinds}
+    }
+    modules = phase.modules or other.modules
+    peak, beside = (getattr(phase, name) + sign * getattr(other, name) for name in ("peak", "main_memory"))
+    return PhaseMemory("encoding", peak, {kind: count for kind, count in kinds.items() if count}, modules, beside)
 
 
 def encoding(run: TrackedRun) -> Callable[[], None] | None:

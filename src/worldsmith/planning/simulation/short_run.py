@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from worldsmith.planning.simulation.simulated_run import different, measure, simulate, simulated_run
+from worldsmith.planning.simulation.other_phases import Encodings
+from worldsmith.planning.simulation.simulated_run import simulate
 from worldsmith.planning.work import PhaseMemory, StepWork, Traffic
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.training.trainer import Trainer
 
+COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
+"""What networks call the number of their repeated layers."""
 LAYERS = 3
 """Of a list of layers: with fewer, what is gathered ahead is not yet as in the middle of many."""
+LAYERS_AFTER_TOWER = 5
+"""Of those that follow a tower, which adds to the first three of them."""
 
 
 def short_work(
@@ -25,56 +30,100 @@ def short_work(
     batches: Sequence[Any],
     *,
     ranks: int,
-    all_layers: bool = False,
     phases: Collection[str] = (),
+    encodings: Encodings | None = None,
+    lists: Mapping[str, int] | None = None,
 ) -> tuple[StepWork, bool]:
     """As `simulate`: operations, traffic and moved bytes exactly, peaks at least; and whether no layer was left out.
 
     Each is a sum over layers, so two depths tell it for any. A peak is the largest of several such sums, which one
-    being another matter in a deep network: it can be larger than said. With `all_layers` it is exact, and `phases` are
-    carried out as by `simulate`. Batches with samples of the same sizes count as equal.
+    being another matter in a deep network: it can be larger than said. Batches with samples of the same sizes count as
+    equal. `lists`: those of `long_lists`, where they are known.
     """
     start = time.perf_counter()
-    if len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1:
-        batches = [batches[0]] * len(batches)
-    lists, depth = ({}, 1) if all_layers else long_lists(config)
-    least = depth - sum(length - LAYERS for length in lists.values())
-    if all_layers or least + (least + 1) * len(lists) >= depth:
-        return simulate(config, batches, ranks=ranks, phases=phases), True
-    depths = dict.fromkeys(lists, LAYERS)
-    work = shallow = shortened(config, batches, depths, ranks=ranks)
+    batches = as_equal(batches)
+    lists = long_lists(config) if lists is None else lists
+    given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings}
+    if not lists:
+        return simulate(config, batches, **given), True
+
+    least = least_layers(lists)
+
+    def of_depths(depths: Mapping[str, int]) -> StepWork:
+        found = {**dict.fromkeys(lists, least), **depths}
+        short = with_layers(config, found)
+        return simulate(short or config, batches, prepare=no_change if short else shortened_to(found), **given)
+
+    work = shallow = of_depths({})
     for name, length in lists.items():
-        deeper = shortened(config, batches, {**depths, name: LAYERS + 1}, ranks=ranks)
-        work = plus(work, shallow, deeper, length - LAYERS)
+        work = plus(work, shallow, of_depths({name: least + 1}), length - least)
     return replace(work, seconds=time.perf_counter() - start), False
 
 
-def shortened(config: Trainer.Config, batches: Sequence[Any], depths: Mapping[str, int], *, ranks: int) -> StepWork:
-    """A step of a network whose lists of layers have so many."""
+def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
+    """Batches with samples of the same sizes, as one batch that is repeated."""
+    same = len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1
+    return [batches[0]] * len(batches) if same else batches
+
+
+def no_change(model: Model) -> None:
+    """Leaves the network as its config has it."""
+
+
+def shortened_to(depths: Mapping[str, int]) -> Callable[[Model], None]:
+    """Leaves so many layers in lists of a network."""
 
     def shorten(model: Model) -> None:
         for name, depth in depths.items():
             del model.network.get_submodule(name)[depth:]  # type: ignore[operator]
 
-    first, repeats = different(batches)
-    with simulated_run(config, first, ranks=ranks, prepare=shorten) as run:
-        return measure(run, start=time.perf_counter(), repeats=repeats)
+    return shorten
 
 
-def long_lists(config: Trainer.Config) -> tuple[dict[str, int], int]:
-    """Lists of the network's repeated layers that can be shortened, with their lengths; and the number of all layers.
+def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Config | None:
+    """The run whose network has so many layers, where its config states their numbers; None where it does not."""
+    network = getattr(config.model.config, "network", None)
+    if network is None or not all(hasattr(network, name) for name in depths):
+        return None
+    section: Any = config.model.config
+    model = replace(section, network=replace(network, **depths))
+    return replace(config, model=replace(config.model, config=model))
 
-    Those that are never compiled, such as a tower before the network, may be read at certain layers, and stay.
+
+def long_lists(config: Trainer.Config) -> dict[str, int]:
+    """Lists of the network's repeated layers that are worth shortening, with their lengths.
+
+    They are named by the fields of the network's config that state these lengths, else as modules: those that are
+    never compiled, such as a tower before the network, may be read at certain layers, and stay.
     """
-    model: Model = config.model.config.build(device="meta")
-    parts = model.parts()
-    layers = set(parts.layers) - set(parts.uncompiled)
-    lists = {
-        name: len(module)
-        for name, module in model.network.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > LAYERS + 1 and layers.issuperset(module)
-    }
-    return lists, len(parts.layers)
+    network = getattr(config.model.config, "network", None)
+    counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
+    lists = {name: length for name, length in counts.items() if length > LAYERS + 1}
+    depth = sum(counts.values())
+    if not counts or not can_be_built(with_layers(config, dict.fromkeys(lists, LAYERS))):
+        model: Model = config.model.config.build(device="meta")
+        parts = model.parts()
+        layers, depth = set(parts.layers) - set(parts.uncompiled), len(parts.layers)
+        lists = {
+            name: len(module)
+            for name, module in model.network.named_modules()
+            if isinstance(module, nn.ModuleList) and len(module) > LAYERS_AFTER_TOWER and layers.issuperset(module)
+        }
+    least = depth - sum(length - least_layers(lists) for length in lists.values())
+    return lists if least + (least + 1) * len(lists) < depth else {}
+
+
+def least_layers(lists: Mapping[str, int]) -> int:
+    """Layers of each of these lists that tell of all."""
+    return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
+
+
+def can_be_built(config: Trainer.Config | None) -> bool:
+    """Whether nothing else in the config is about each of the layers."""
+    try:
+        return config is not None and config.model.config.build(device="meta") is not None
+    except ValueError:
+        return False
 
 
 def plus(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:

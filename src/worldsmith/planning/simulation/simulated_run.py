@@ -19,7 +19,7 @@ from worldsmith.planning.simulation.fake_world import fake_world, without_memory
 from worldsmith.planning.simulation.first_and_last import WithoutFiles, load
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
-from worldsmith.planning.simulation.other_phases import other_phases
+from worldsmith.planning.simulation.other_phases import Encodings, other_phases
 from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -61,6 +61,8 @@ class TrackedRun(Trainer):
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
         """What had been sent and computed when each batch of the last step began."""
+        self.encode_bytes = 0
+        """That of a `StepWork`, once clips have been encoded."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         cut(self.model, world)
@@ -173,18 +175,27 @@ def simulated_run(
 
 
 def simulate(
-    config: Trainer.Config, batches: Sequence[Any], *, ranks: int, rank: int = 0, phases: Collection[str] = ()
+    config: Trainer.Config,
+    batches: Sequence[Any],
+    *,
+    ranks: int,
+    rank: int = 0,
+    phases: Collection[str] = (),
+    encodings: Encodings | None = None,
+    prepare: Callable[[Model], None] = lambda model: None,
 ) -> StepWork:
     """What a step over `batches` needs of one rank. The optimizer has its states by then.
 
-    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`.
+    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
+    are given. `prepare`: see `TrackedRun`.
     """
     start = time.perf_counter()
     simulated, repeats = different(batches)
-    with simulated_run(config, simulated, ranks=ranks, rank=rank, loads="loading" in phases) as run:
+    with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
-        others = other_phases(run, [name for name in phases if name != "loading"])
-        return replace(work, phases=[*work.phases, *others], seconds=time.perf_counter() - start)
+        others = other_phases(run, [name for name in phases if name != "loading"], encodings)
+        found = [*work.phases, *others]
+        return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
 
 
 def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:

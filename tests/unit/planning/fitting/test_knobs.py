@@ -43,7 +43,7 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
     config, found = of_recipe(recipe, ranks, samples)
     now = plan_degrees(config.model.config, ranks)
     step = config.trainer.grad_accum_iter * now.data * samples
-    assert len({setting.words for setting in found}) == len(found)
+    assert len({(setting.words, setting.encoded) for setting in found}) == len(found)
     for setting in found[:: len(found) // 12]:
         changed = load(recipe, setting.words, keep_unset=True).tree
         degrees = plan_degrees(changed.model.config, ranks)
