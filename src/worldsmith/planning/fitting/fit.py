@@ -26,7 +26,7 @@ from worldsmith.planning.fitting.knobs import (
     with_clips,
 )
 from worldsmith.planning.fitting.packs import Limits
-from worldsmith.planning.fitting.search import OutOfTime, Search, Tried
+from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
 from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
 from worldsmith.planning.quiet import quietly
@@ -157,7 +157,7 @@ class Fitting:
         best = search.best_so_far
         if stopped and not best:
             needs = [tried for _, search in searches for tried in search.needs()]
-            about["nearest"] = min(needs, key=lambda tried: tried.memory.needed, default=None)
+            about["nearest"] = min(needs, key=needed, default=None)
         if not stopped and best:
             try:
                 about["others"] = fitting.neighbours(search, best[0].setting)

@@ -105,8 +105,9 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
     try:
         return plan_degrees(config.model.config, ranks)
     except WrongValueError:
-        context = config.model.config.parallelism.context_parallel_shard_degree
-        return Degrees(1, max(1, ranks // context), context)
+        asked = config.model.config.parallelism.context_parallel_shard_degree
+        context = asked if ranks % asked == 0 else 1
+        return Degrees(1, ranks // context, context)
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
