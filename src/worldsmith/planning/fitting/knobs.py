@@ -245,8 +245,10 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
         for count in (frames, *shorter):
             if not tier or (tier, count) == (resolution, frames) or count == 1 != frames:
                 continue
-            words = {f"{path}.resolution": tier, f"{path}.num_video_frames": str(count)}
-            words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
+            words = {f"{path}.resolution": tier}
+            if count != frames:
+                words[f"{path}.num_video_frames"] = str(count)
+                words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
             says = [f"clips of {count} frames instead of {frames}"] * (count != frames)
             says += [f"a resolution of {tier} instead of {resolution}"] * (tier != resolution)
             yield Learned(100, " and ".join(says), dict(word.split("=", 1) for word in changed(config, words)))
