@@ -26,7 +26,7 @@ from worldsmith.planning.fitting.knobs import (
     with_clips,
 )
 from worldsmith.planning.fitting.packs import Limits
-from worldsmith.planning.fitting.search import OutOfTime, Search, Tried
+from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
 from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
 from worldsmith.planning.quiet import quietly
@@ -75,7 +75,7 @@ class Fits:
     nearest: Tried | None
     """Where nothing fits, what is nearest."""
     enough: int | None
-    """Where nothing fits, a number of GPUs with which it would."""
+    """Where nothing fits, a number of GPUs with which it would; 0: not known."""
     pace: Gpu
     """Whose speed the seconds are of."""
     data: str
@@ -136,7 +136,10 @@ class Fitting:
                 search.try_(plain)
             search.best()
             for clips in () if search.found else smaller_clips(self.config):
-                smaller = self.with_clips(clips)
+                try:
+                    smaller = self.with_clips(clips)
+                except (ConfigError, UserError, ValueError):  # what else the run says does not allow such clips
+                    continue
                 searches.append((smaller, smaller.search(smaller.settings)))
                 if searches[-1][1].best_if_smallest_fits():
                     break
@@ -157,7 +160,7 @@ class Fitting:
         best = search.best_so_far
         if stopped and not best:
             needs = [tried for _, search in searches for tried in search.needs()]
-            about["nearest"] = min(needs, key=lambda tried: tried.memory.needed, default=None)
+            about["nearest"] = min(needs, key=needed, default=None)
         if not stopped and best:
             try:
                 about["others"] = fitting.neighbours(search, best[0].setting)
@@ -314,11 +317,10 @@ class Fitting:
         return found
 
     def enough(self, setting: Setting) -> int | None:
-        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them.
-
-        Raises OutOfTime.
+        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them; 0: not
+        known, since more GPUs have no such setting. Raises OutOfTime.
         """
-        ranks = self.ranks
+        ranks, known = self.ranks, False
         while (ranks := 2 * ranks) <= MOST_RANKS:
             if not self.has_time(True):
                 raise OutOfTime
@@ -328,11 +330,12 @@ class Fitting:
             tried = more.evaluate(same[0], False) if same else None
             if tried is not None and tried.fits:
                 return ranks
+            known |= tried is not None and tried.memory is not None
             if tried is not None and tried.memory is not None and tried.work is not None:
                 kept = sum(quick_plan(self.read(same[0].words).tree, ranks).states.values())
                 if replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0:
                     return None  # more GPUs share what is kept, and nothing else
-        return None
+        return None if known else 0
 
     def same_choice(self, mine: Setting, other: Setting) -> bool:
         """Whether it is the setting of fewer ranks, with a larger share of the weights for none of them."""

@@ -63,9 +63,9 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
     yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", f"changes: {fits.nearest.setting.learned.says}")
     yield from commands(start, run, fits.nearest)
-    if fits.enough is not None:
+    if fits.enough:
         yield from row("GPUs", f"with {fits.enough} of them this setting fits")
-    elif not fits.stopped:
+    elif fits.enough is None and not fits.stopped:
         yield from row("GPUs", "no number of GPUs is enough: a pack's own memory is too large")
 
 
@@ -123,7 +123,7 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
         "best": [facts(tried) for tried in fits.best],
         "others": {name: [facts(tried) for tried in others] for name, others in fits.others.items()},
         "nearest": None if fits.nearest is None else facts(fits.nearest),
-        "enough_gpus": fits.enough,
+        "enough_gpus": fits.enough or None,
         "seconds_of": fits.pace.name,
         "data": fits.data,
         "longest_sample": fits.longest,

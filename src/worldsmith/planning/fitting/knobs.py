@@ -105,8 +105,9 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
     try:
         return plan_degrees(config.model.config, ranks)
     except WrongValueError:
-        context = config.model.config.parallelism.context_parallel_shard_degree
-        return Degrees(1, max(1, ranks // context), context)
+        asked = config.model.config.parallelism.context_parallel_shard_degree
+        context = asked if ranks % asked == 0 else 1
+        return Degrees(1, ranks // context, context)
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
@@ -244,8 +245,10 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
         for count in (frames, *shorter):
             if not tier or (tier, count) == (resolution, frames) or count == 1 != frames:
                 continue
-            words = {f"{path}.resolution": tier, f"{path}.num_video_frames": str(count)}
-            words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
+            words = {f"{path}.resolution": tier}
+            if count != frames:
+                words[f"{path}.num_video_frames"] = str(count)
+                words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
             says = [f"clips of {count} frames instead of {frames}"] * (count != frames)
             says += [f"a resolution of {tier} instead of {resolution}"] * (tier != resolution)
             yield Learned(100, " and ".join(says), dict(word.split("=", 1) for word in changed(config, words)))

@@ -177,12 +177,18 @@ class Search:
         for setting in smallest.values():
             if setting not in self.known:
                 self.try_in_time(setting)
-        return min(self.needs(), key=lambda t: t.memory.needed, default=None)  # type: ignore[union-attr]
+        return min(self.needs(), key=needed, default=None)
 
     def needs(self) -> list[Tried]:
         """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""
         sized = [tried for tried in self.known.values() if tried.memory is not None]
         return [tried for tried in sized if tried.work is not None] or sized
+
+
+def needed(tried: Tried) -> int:
+    """Bytes that a setting needs of a GPU, where they are known."""
+    assert tried.memory is not None
+    return tried.memory.needed
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:

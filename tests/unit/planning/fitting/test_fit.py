@@ -159,6 +159,16 @@ def test_clips_are_smaller_only_where_nothing_else_fits_and_that_is_said() -> No
         assert tried.memory == search.with_clips(clips[0]).evaluate(tried.setting, True).memory
 
 
+def test_clips_that_the_run_does_not_allow_are_passed_over() -> None:
+    """The shift of noise levels is given by resolution, and not for the next smaller one."""
+    words = ["dataloader_train.dataset.resolution=256", 'objective.shift={"256": 3, "480": 5}']
+    search = fitting("vision_sft_nano_tiny", words, Gpu("", GIB // 2))
+    assert [dict(clips.words) for clips in smaller_clips(search.config)][-1] == {
+        "dataloader_train.dataset.resolution": "128"
+    }
+    assert search.find().best == []
+
+
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
     found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", GIB // 2)).find()
     assert (found.best, found.enough) == ([], None)

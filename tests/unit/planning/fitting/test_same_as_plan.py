@@ -129,3 +129,10 @@ def test_degrees_of_more_gpus_are_changed() -> None:
     assert found.best
     assert all(tried.setting.words for tried in found.best)
     assert load("wan21_t2v_tiny", [*words, *found.best[0].setting.words], keep_unset="names")
+
+
+def test_a_shared_context_of_more_ranks_than_there_are_is_changed() -> None:
+    words = ["model.config.parallelism.context_parallel_shard_degree=2"]
+    search = fitting("vision_sft_nano_tiny", words, GPU)
+    assert all("model.config.parallelism.context_parallel_shard_degree=1" in s.words for s in search.settings)
+    assert search.evaluate(search.settings[0], False).fits
