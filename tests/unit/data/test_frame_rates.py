@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from worldsmith.config import WrongValueError
@@ -60,6 +60,7 @@ def test_the_distances_of_sat_and_the_rates_that_they_give(fps: float, total: in
     assert list(taken.indices) == sat_takes(total, fps)
 
 
+@example(total=255, fps=119.99999999999999, frames=17, skip=2)  # the sum with `skip` rounds to a whole number
 @given(LENGTHS, RATES, FRAMES, st.integers(0, 5))
 def test_where_sat_takes_frames_they_are_the_same(total: int, fps: float, frames: int, skip: int) -> None:
     taken = sat_takes(total, fps, frames, skip)

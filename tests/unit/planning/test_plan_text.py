@@ -105,7 +105,7 @@ SHAPE: dict[str, Any] = {
         "samples": int,
         "tokens": int,
         "work": {
-            **{name: int for name in ("rank", "ranks", "samples", "tokens", "moved_bytes")},
+            **{name: int for name in ("rank", "ranks", "samples", "tokens", "moved_bytes", "encode_bytes")},
             **{f"{name}_flops": int for name in ("model", "hardware", "attention", "skipped")},
             "phases": list,
             "traffic": list,

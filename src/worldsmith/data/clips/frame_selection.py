@@ -126,7 +126,7 @@ def as_sat(
     """
     inner = available - 2 * skip
     at_rate = available / fps * target_fps > count
-    interval = max(1, (int(count / target_fps * fps) if at_rate else inner) // count)
+    interval = max(1, (int(skip + count / target_fps * fps) - skip if at_rate else inner) // count)
     if available <= count and inner >= 1 and grid.usable_frames(inner) >= min_frames:
         start, available, skip = start + skip, inner, 0
     count = grid.usable_frames(min(count, available))
