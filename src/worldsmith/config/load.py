@@ -70,7 +70,7 @@ def read_draft(
 
 
 def is_spec(source: str) -> bool:
-    """Whether a file is a training spec of Cosmos-RL or TAO, by its tables."""
+    """Whether the tables in a file are those of a training spec of Cosmos-RL or TAO."""
     from worldsmith.config.specs.train.draft import is_train_spec
 
     return is_train_spec(source)

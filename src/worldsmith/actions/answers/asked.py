@@ -133,7 +133,7 @@ def mark_of(turns: Sequence[Turn]) -> str:
 
 
 def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
-    """The same for records that show and say the same, whatever their files, rates and system prompts are.
+    """Key of a record by its text and media content; file names, frame rates and system prompts do not change it.
 
     With `quick` media count by their size, which opens no file: records that differ in it are different.
     """

@@ -28,7 +28,7 @@ NOTEBOOK_FRAME = re.compile(r"^(?:File |Cell )?[~/\[<A-Z]\S*\.py\b.*\bin\b")
 HANDED_ON = re.compile(
     r"[\\/]torch[\\/](?:nn[\\/]modules[\\/]module|utils[\\/]_contextlib)\.py|[\\/](?:contextlib|functools)\.py"
 )
-"""Frames that only hand a call on: the one before them has raised an error."""
+"""Traceback frames that only forward a call; the error was raised by the frame before them."""
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """How torchrun reports the rank that failed first."""

@@ -31,7 +31,7 @@ class Pattern:
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
     raised_in: tuple[re.Pattern[str], ...] = ()
-    """The frame that raised the error must match one of them, if there are any."""
+    """If not empty, the traceback frame that raised the error must match one of these expressions."""
     less: tuple[str, ...] = ()
     """Two named groups, if any: a line shows the error only if the first is the smaller number."""
     over: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ UNSEARCHED = ("checkpoints", "wandb", "metrics", "logs")
 """Folders of a run that hold no result."""
 SHORTEST_ID = 6
 RESULT_DEPTH = 4
-"""Levels below a named folder in which runs are looked for."""
+"""Maximum depth of the search for runs below a given folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def processor_of(folder: Path) -> Mapping[str, Any] | None:
 
 
 def training_data_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
-    """`dataloader_train` of the run behind a model: of its own config, else of the models that it was made from."""
+    """Returns `dataloader_train` of the run that trained a model, or of the models that it was made from."""
     folder = folder.resolve()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if (run / RUN_CONFIG).is_file():

@@ -32,7 +32,7 @@ class Example(Mark):
 
     value: Any = field(hash=False)
     required: bool = False
-    """The key must be given although its class has a default: a template has the example in place of that."""
+    """Whether a spec must give the key although its class has a default; templates have the example as its value."""
 
 
 @dataclass(frozen=True, slots=True)

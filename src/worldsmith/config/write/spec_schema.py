@@ -23,7 +23,7 @@ from worldsmith.config.tree.plain import class_defaults, plain, required_fields
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
 
 NOTES = ("description", "default", "examples")
-"""Keywords of a field that limit nothing."""
+"""JSON Schema keywords that describe a field and do not restrict its values."""
 
 
 def spec_schema(form: SpecForm) -> Schema:

@@ -21,7 +21,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e
 LONGEST, LONGEST_LINE = 200, 2000
 """Characters of a value in a message, and of a line."""
 LONGEST_NUMBER = 14_000
-"""Bits of a whole number that Python writes in decimal digits."""
+"""Maximum bit length of an integer that Python converts to decimal digits."""
 _LONG_VALUE = re.compile(rf"[^\s/]{{{LONGEST + 1},}}")
 """Paths are not cut: no part of one is this long."""
 _LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")

@@ -42,7 +42,7 @@ def find_shards(pattern: str) -> list[str]:
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """`a{1,2}` and `a{00..12}`, as a shell spells them out; leading zeros stay.
+    """Expands brace patterns such as `a{1,2}` and `a{00..12}` as a shell does; leading zeros are kept.
 
     Raises DataError for a range of too many.
     """

@@ -158,7 +158,7 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
 def test_a_library_is_suspected_only_of_what_its_own_frame_raised() -> None:
     library = '  File "/venv/lib/python3.11/site-packages/peft/tuners/lora/layer.py", line 45, in forward'
     hands_on = '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1739, in _call_impl'
-    own = '  File "/work/train.py", line 7, in step\n    run(x)'
+    own = '  File "/data/train.py", line 7, in step\n    run(x)'
     assert found(f"{own}\n{library}\nValueError: seven") == [704]
     assert found(f"{own}\n{library}\n{hands_on}\nValueError: seven") == [704]
     assert found(f"{library}\n{own}\nValueError: seven") == []
