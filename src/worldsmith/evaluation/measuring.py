@@ -36,7 +36,7 @@ def measure_continuation(sample: MadeVideo) -> Values:
     from worldsmith.evaluation.video_figures import psnr, ssim
 
     names = ("psnr", "ssim", "motion_error")
-    if not sample.kept and sample.args["vision_path"] is None:
+    if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
         return dict.fromkeys(names, "it was generated from text alone, which the real video need not look like")
     real = sample.real
     if isinstance(real, str):

@@ -27,9 +27,11 @@ PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text
 
 def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
     """What is generated out of what. Raises UserError for a mode that the model does not have."""
-    if asked is not None and asked not in modes:
+    if asked is None:
+        return next(mode for mode in PREFERRED if mode in modes)
+    if asked not in modes:
         raise UserError(f"--model-mode {asked}: this model does not make it; it makes {', '.join(modes)}")
-    return asked or next(mode for mode in PREFERRED if mode in modes)
+    return asked
 
 
 def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, anew: bool) -> None:
@@ -78,6 +80,7 @@ def write_sample(
     (height, width), frames, name = part.size, part.selection.count, file_name(window.key)
     still, video = f"{REAL_FOLDER}/{name}.png", f"{REAL_FOLDER}/{name}.mp4"
     mode = "text2image" if frames == 1 else mode
+    real = still if frames == 1 else video
     given = {"image2video": {"vision_path": still}, "video2video": {"vision_path": video}}.get(mode, {})
     taken = [part.selection.start, part.selection.interval]
     source = {
@@ -88,9 +91,9 @@ def write_sample(
     }
     sample = {
         **{"name": name, "prompt": caption.text, **given, "height": height, "width": width, "num_frames": frames},
-        **{"fps": part.fps, "seed": seed, "extra": {"real": still if frames == 1 else video, **source}},
+        **{"fps": part.fps, "seed": seed, "extra": {"real": real, **source}},
     }
-    if known.get(name) == sample and all((out / path).is_file() for path in (still, sample["extra"]["real"])):
+    if known.get(name) == sample and all((out / path).is_file() for path in (still, real)):
         return sample
     pixels = read_frames(window.path, part.info, part.selection.indices, Framing((width, height), "training"))
     (out / REAL_FOLDER).mkdir(parents=True, exist_ok=True)

@@ -186,7 +186,7 @@ def compute_losses(
     from worldsmith.training.step import means
     from worldsmith.training.validation import evaluating
 
-    generator = load(order.model, order.adapter, order.device)
+    generator: Any = load(order.model, order.adapter, order.device)
     kind = task_of(order.model.spec.name)
     task = kind(model=generator, objective=from_dict(dict(objective), Objective.Config), data=data, split="val")
     task.quarantine, task.in_first_step = tally, False

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.model_action import VideoAction, find_device
 from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
 from worldsmith.actions.outputs.evaluation_file import RESULT, draw, figures_of, measure_all, record
+from worldsmith.actions.outputs.evaluators import NETWORKS, Evaluators
 from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.held_out import HeldOutClips, HeldOutLoss
 from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
@@ -34,7 +35,6 @@ from worldsmith.evaluation.measuring import (
     REAL,
     table,
 )
-from worldsmith.evaluation.pretrained import CLIP, VIDEOMAE
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
@@ -44,9 +44,6 @@ from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.monitor.run_record import package_versions
 from worldsmith.sampling.sample_files import read_files
 
-if TYPE_CHECKING:
-    from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures
-
 logger = logging.getLogger(__name__)
 
 SAME_FORM = ("height", "width", "num_frames", "fps")
@@ -54,8 +51,6 @@ SAME_FORM = ("height", "width", "num_frames", "fps")
 Evaluator = Literal["loss", "continuation", "motion", "sharpness", "diversity", "shapes", "clip", "fvd"]
 OF_CLIPS = ("loss", "continuation", "motion", "sharpness", "clip", "fvd")
 """What is measured on a data set of clips if nothing is chosen."""
-NETWORKS = {"clip": CLIP, "fvd": VIDEOMAE}
-"""Evaluators that need a pretrained network."""
 
 
 class MeasureVideos(VideoAction):
@@ -114,15 +109,17 @@ class MeasureVideos(VideoAction):
                             remedy="write it into the files")  # fmt: skip
 
     config: Config
-    mode: Mode = "text2video"
-    """What videos of a data set are generated from."""
+    mode: Mode | None = None
+    """What videos of a data set are generated from; None: files of samples say it."""
+    modes: Sequence[Mode] = ()
+    """What the model could generate them from."""
 
     def plan(self) -> Iterator[str]:
         require_one_process()
         if self.config.prompts is not None:
             yield from self.adherence().plan()
             return
-        self.require_networks()
+        self.evaluators.require_folders()
         if self.config.dataset is not None:
             yield from self.plan_clips(self.config.dataset)
         else:
@@ -130,8 +127,8 @@ class MeasureVideos(VideoAction):
                 self.samples(order)
                 yield f"{name:<12}{order.model.folder} ({order.model.weights_in_words})"
                 yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
-        yield f"{'evaluators':<12}{', '.join(self.active())}"
-        yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.skipped().items())
+        yield f"{'evaluators':<12}{', '.join(self.evaluators.active)}"
+        yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.evaluators.skipped.items())
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
     def plan_clips(self, dataset: str) -> Iterator[str]:
@@ -143,9 +140,9 @@ class MeasureVideos(VideoAction):
         yield f"{'data':<12}{clips.dataset.num_samples} windows of {clips.dataset.name}"
         yield from clips.left_out_lines()
         yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
-        if LOSS in self.active():
+        if LOSS in self.evaluators.active:
             yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
-        if self.generates:
+        if self.evaluators.generates:
             count = min(self.config.max_videos, clips.dataset.num_samples)
             yield f"{'videos':<12}{count} of each model, {self.mode}"
 
@@ -153,7 +150,7 @@ class MeasureVideos(VideoAction):
         require_one_process()
         if self.config.prompts is not None:
             return self.adherence().run()
-        self.require_networks()
+        self.evaluators.require_folders()
         if self.config.dataset is not None:
             return self.run_on_clips(self.config.dataset)
         orders = self.orders()
@@ -174,11 +171,11 @@ class MeasureVideos(VideoAction):
         device = find_device(self.config.device)
         orders = {name: order_of(model, device, [], out / name) for name, model in models.items()}
         losses: dict[str, HeldOutLoss] = {}
-        for name, order in orders.items() if LOSS in self.active() else ():
+        for name, order in orders.items() if LOSS in self.evaluators.active else ():
             progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
         samples: dict[str, list[MadeVideo]] = {name: [] for name in orders}
-        if self.generates:
+        if self.evaluators.generates:
             write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
             found = self.orders()
             samples = {name: self.samples(order) for name, (order, _) in found.items()}
@@ -187,6 +184,8 @@ class MeasureVideos(VideoAction):
             orders = {name: order for name, (order, _) in found.items()}
         facts = {
             "dataset": clips.dataset.name,
+            "iteration": models["trained"].iteration,
+            "weights": models["trained"].weights,
             "held_out": {
                 "windows": clips.dataset.num_samples,
                 "fingerprint": clips.dataset.fingerprint,
@@ -199,8 +198,9 @@ class MeasureVideos(VideoAction):
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
         """The data set; from now on it is known what videos are generated from."""
-        self.mode = choose_mode(models["trained"].config.modes, self.config.model_mode)
-        self.require_active()
+        self.modes = models["trained"].config.modes
+        self.mode = choose_mode(self.modes, self.config.model_mode)
+        self.evaluators.require_active()
         return HeldOutClips(dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
@@ -228,12 +228,14 @@ class MeasureVideos(VideoAction):
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
         last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
-        notes = [*lines, *(f"skipped {name}: {reason}" for name, reason in self.skipped().items())]
+        notes = [*lines, *(f"skipped {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
         known = {} if self.config.force else figures_of(file, signature)
         if known and (not makes or (out / SHEET).is_file()):
             line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
             return Result([line, *table(known["figures"]), *notes, *last], known)
-        figures, measured, real = measure_all(samples, losses, self.active(), *self.load_networks())
+        figures, measured, real = measure_all(
+            samples, losses, self.evaluators.active, *self.evaluators.load_networks(find_device(self.config.device))
+        )
         if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
             raise UserError(f"nothing could be measured: {'; '.join([*table(figures)][1 + len(figures) :])}")
         if makes:
@@ -241,8 +243,8 @@ class MeasureVideos(VideoAction):
         facts: dict[str, Any] = {
             "signature": signature,
             **(about or {}),
-            "evaluators": self.active(),
-            "skipped": self.skipped(),
+            "evaluators": self.evaluators.active,
+            "skipped": self.evaluators.skipped,
             "models": {name: order.about for name, order in orders.items()},
             "fingerprints": {name: fingerprint(order.model.folder) for name, order in orders.items()},
             "versions": package_versions(),
@@ -264,52 +266,14 @@ class MeasureVideos(VideoAction):
         names = [one.name for one in fields(MeasureAdherence.Config)]
         return MeasureAdherence.Config(**{name: getattr(config, name) for name in names}).build()
 
-    def chosen(self) -> list[str]:
-        """The evaluators that are asked for."""
-        others = [name for name in EVALUATORS if name != LOSS and (name not in NETWORKS or self.folder_of(name))]
-        return list(self.config.evaluators or (others if self.config.dataset is None else OF_CLIPS))
-
-    def active(self) -> list[str]:
-        """Those that can measure something."""
-        return [name for name in self.chosen() if name not in self.skipped()]
-
-    def skipped(self) -> dict[str, str]:
-        """What the others need."""
-        found = {name: f"it needs {of.advice}" for name, of in NETWORKS.items() if not self.folder_of(name)}
-        if self.config.dataset is not None and self.mode.startswith("text"):
-            found["continuation"] = "a video from text need not look like the clip (--model-mode image2video does)"
-        return {name: reason for name, reason in found.items() if name in self.chosen()}
-
-    def load_networks(self) -> tuple[ClipScorer | None, VideoFeatures | None]:
-        """The networks of the evaluators clip and fvd, where they measure something."""
-        from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures
-
-        active, device = self.active(), find_device(self.config.device)
-        clip, videomae = (Path(self.folder_of(name) or "") if name in active else None for name in NETWORKS)
-        return clip and ClipScorer(clip, device), videomae and VideoFeatures(videomae, device)
-
-    def folder_of(self, evaluator: str) -> str | None:
-        """The folder of an evaluator's network."""
-        return {"clip": self.config.clip, "fvd": self.config.videomae}[evaluator]
-
-    def require_networks(self) -> None:
-        """Raises UserError for a folder that does not hold the network of its evaluator."""
-        for name, network in NETWORKS.items():
-            if folder := self.folder_of(name):
-                network.require(folder)
-        if self.config.dataset is None:
-            self.require_active()
-
-    def require_active(self) -> None:
-        """Raises UserError when no evaluator can measure anything."""
-        if not self.active():
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped().items())
-            raise UserError(f"nothing can be measured: {reasons}")
-
     @property
-    def generates(self) -> bool:
-        """Whether videos are made: not for the loss alone."""
-        return any(name != LOSS for name in self.active())
+    def evaluators(self) -> Evaluators:
+        """What is measured."""
+        config = self.config
+        folders = {name: folder for name, folder in (("clip", config.clip), ("fvd", config.videomae)) if folder}
+        others = [name for name in EVALUATORS if name != LOSS and (name not in NETWORKS or name in folders)]
+        chosen = config.evaluators or (others if config.dataset is None else OF_CLIPS)
+        return Evaluators(list(chosen), folders, self.mode, self.modes)
 
     def models(self) -> dict[str, StoredModel]:
         """The models that are measured."""
@@ -376,9 +340,9 @@ class MeasureVideos(VideoAction):
 
     def signature(self, samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
         """Changes with what is measured, the networks that measure, every loss, every video, and every real one."""
-        networks = [fingerprint(folder) for folder in (self.config.clip, self.config.videomae) if folder]
+        networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]
-        digest = hashlib.sha256(repr([self.active(), networks, found]).encode())
+        digest = hashlib.sha256(repr([self.evaluators.active, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
             digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())

@@ -66,7 +66,10 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
         ("loss", "motion", "flicker", "sharpness", "clip_score", "fvd_videomae"), 2
     )
     assert facts["figures"]["clip_score"]["real"]["mean"] > 0
-    assert "skipped continuation: a video from text need not look like the clip" in said
+    assert (
+        "skipped continuation: what is generated from text need not look like the clip; --model-mode image2video"
+        in said
+    )
     assert "fvd_videomae: 2 videos are too few" in said
     assert facts["skipped"].keys() == {"continuation"}
     assert facts["held_out"]["in_training_data"] == 0
