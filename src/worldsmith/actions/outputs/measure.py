@@ -176,6 +176,7 @@ class MeasureVideos(VideoAction):
             losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
         samples: dict[str, list[MadeVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
+            assert self.mode is not None  # since the data set was read
             write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
             found = self.orders()
             samples = {name: self.samples(order) for name, (order, _) in found.items()}
