@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from generator_run import write_generator_run
+from pipeline_runs import make_world, pipeline_config
 from pretrained_folders import make_clip, make_videomae
 
 from worldsmith.actions.weights.export import Export
 from worldsmith.cli.main import main
 from worldsmith.evaluation.intervals import mean_interval
 from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -157,3 +159,23 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         for dry in ("", " --dryrun"):
             assert reason in evaluate(f"run {words} -o out{dry}", capsys, 2), words
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("family", "measured", "skipped"),
+    [
+        ("cogvideox", {"loss": 6, "motion": 1, "flicker": 1, "sharpness": 1}, {"clip", "fvd", "continuation"}),
+        ("flux", {"loss": 7, "sharpness": 1}, {"clip", "fvd", "continuation", "motion"}),
+        ("wan22", {"loss": 6, "motion": 1, "flicker": 1, "sharpness": 1}, {"clip", "fvd", "continuation"}),
+    ],
+)
+def test_every_family_is_measured(
+    family: str, measured: dict[str, int], skipped: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(family, tmp_path / "world")
+    Trainer(pipeline_config(family, world, steps=1, save_iter=1), run_folder=tmp_path / "run").train()
+    words = f"--dataset {world}/data -o {tmp_path}/out --steps 1 --max-videos 1 --device cpu --json"
+    facts = json.loads(evaluate(f"{tmp_path}/run {words}", capsys))
+    assert {name: figure["trained"]["samples"] for name, figure in facts["figures"].items()} == measured
+    assert facts["skipped"].keys() == skipped
+    assert facts["held_out"]["in_training_data"] == measured["loss"]

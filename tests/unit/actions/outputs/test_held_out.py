@@ -56,7 +56,7 @@ def test_unchanged_losses_are_kept_and_changed_ones_measured(tmp_path: Path) -> 
     first = measure(run, data, tmp_path / "out")
     file = tmp_path / "out/held_out_loss.json"
     record = json.loads(file.read_text())
-    assert record["losses"] == first
+    assert record["losses"] == first == measure(run, data, tmp_path / "again")
     marked = {key: -1.0 for key in first}
 
     def measured_again(**settings: Any) -> bool:
