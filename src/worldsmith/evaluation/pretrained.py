@@ -75,7 +75,7 @@ class ClipScorer:
         self.tokenizer = load_from_folder(AutoTokenizer, folder)
         self.processor = load_from_folder(CLIPImageProcessorPil, folder)
         self.limit: int = self.model.config.text_config.max_position_embeddings
-        self.truncated = 0
+        self.truncated: set[str] = set()
         """Captions with more tokens than CLIP reads, of which only the beginning counts."""
 
     def score(self, prompt: str, video: Tensor) -> float:
@@ -86,7 +86,8 @@ class ClipScorer:
         import torch
 
         ids = self.tokenizer(prompt, return_tensors="pt", truncation=True, max_length=self.limit)["input_ids"]
-        self.truncated += len(self.tokenizer(prompt)["input_ids"]) > self.limit
+        if len(self.tokenizer(prompt, verbose=False)["input_ids"]) > self.limit:
+            self.truncated.add(prompt)
         scores = []
         with torch.inference_mode():
             for frames in video.split(FRAMES_AT_ONCE, dim=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -37,13 +38,17 @@ def test_the_clip_score_is_that_of_transformers(tmp_path: Path) -> None:
     scorer = ClipScorer(folder, "cpu")
     assert scorer.score(prompt, frames) == pytest.approx(float(expected), abs=1e-4)
     assert scorer.score("another thing", frames) != pytest.approx(float(expected), abs=1e-4)
-    assert scorer.truncated == 0
+    assert scorer.truncated == set()
 
 
-def test_a_caption_beyond_the_limit_of_clip_is_cut_and_counted(tmp_path: Path) -> None:
-    scorer = ClipScorer(make_clip(tmp_path / "clip"), "cpu")
-    scorer.score("a red square moves left " * 20, video(0))
-    assert scorer.truncated == 1
+def test_a_caption_beyond_the_limit_of_clip_is_cut_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    scorer, long = ClipScorer(make_clip(tmp_path / "clip"), "cpu"), "a red square moves left " * 20
+    assert scorer.score(long, video(0)) == scorer.score(long, video(0)) == scorer.score(long + "up", video(0))
+    assert scorer.truncated == {long, long + "up"}
+    assert "Token indices" not in caplog.text
 
 
 def test_video_features_are_those_before_the_classifier(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def measure_all(
     columns = {**measured, REAL: real} if any(real.by_sample.values()) else measured
     figures = summarize(columns)
     if clip is not None and clip.truncated:
-        figures[CLIP_SCORE]["notes"] = [f"{clip.truncated} times the caption was cut to CLIP's {clip.limit} tokens"]
+        figures[CLIP_SCORE]["notes"] = [f"{len(clip.truncated)} captions were cut to CLIP's {clip.limit} tokens"]
     if features is not None:
         figures[DISTANCE] = measure_distances(samples, features)
         if REAL in columns:
