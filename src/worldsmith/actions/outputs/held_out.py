@@ -121,8 +121,9 @@ class HeldOutClips:
             [found["objective"], to_dict(data_settings(model, found, self.data.dataset.path).dataset)]
             for found in (self.tree, tree)
         )
-        if model.spec.name != self.model.spec.name or one != other:
-            return f"{model.folder} was trained with another objective, other data settings or as another family"
+        kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
+        if kinds[0] != kinds[1] or one != other:
+            return f"{model.folder} has another family, latent size, objective or other data settings"
         return ""
 
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.model_action import VideoAction, find_device
+from worldsmith.actions.model_action import VideoAction, find_device, require_outside
 from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
 from worldsmith.actions.outputs.evaluation_file import RESULT, draw, figures_of, measure_all, record
@@ -198,7 +198,12 @@ class MeasureVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """The data set; from now on it is known what videos are generated from."""
+        """The data set; from now on it is known what videos are generated from.
+
+        Raises UserError for an --out in the folder of a model, and when nothing can be measured.
+        """
+        for model in models.values():
+            require_outside(Path(self.config.out), model)
         self.modes = models["trained"].config.modes
         self.mode = choose_mode(self.modes, self.config.model_mode)
         self.evaluators.require_active()

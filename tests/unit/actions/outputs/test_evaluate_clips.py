@@ -142,6 +142,7 @@ def test_an_export_whose_run_is_gone_is_measured_without_the_loss(
     assert f"loss: 1 not measured (trained): {reason}" in said
     assert facts_of("out")["figures"]["motion"]["trained"]["samples"] == 1
     assert reason in evaluate(f"{words} --evaluators loss", capsys, 2)
+    assert "lies in the folder of the model" in evaluate("export --dataset val -o export/out", capsys, 2)
 
 
 def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
