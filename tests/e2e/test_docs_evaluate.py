@@ -13,7 +13,7 @@ import torch
 from generator_run import write_generator_run
 from PIL import Image
 
-from worldsmith.actions.outputs.measure import figures_of
+from worldsmith.actions.outputs.evaluation_file import figures_of
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.video_writer import read_image, write_mp4
@@ -115,8 +115,8 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
     Path("real.json").write_text('{"prompt": "x", "extra": {"real": "none.mp4"}}')
     before = sorted(tmp_path.iterdir())
     for words, reason in (
-        ([], "comes from --input-files or from --prompts"),
-        (["-i", "one.txt", "--prompts", "one.txt"], "comes from --input-files or from --prompts"),
+        ([], "one of them says what is measured on"),
+        (["-i", "one.txt", "--prompts", "one.txt"], "one of them says what is measured on"),
         (["--prompts", "one.txt", "--evaluators", "motion"], "needs files of samples"),
         (["-i", "one.txt", "--evaluators", "sharpnes"], "sharpness"),
         (["-i", "real.json"], "real: extra.real must be a video's file, found none.mp4"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range
 from worldsmith.config.errors import UserError
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
+
+if TYPE_CHECKING:
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 
 class ModelAction(Action):
@@ -68,3 +72,12 @@ def find_device(name: str | None) -> str:
         found = f"{devices} CUDA device{'' if devices == 1 else 's'}"
         raise UserError(f"device {name}: this machine has {found}; give {'a lower number or ' * bool(devices)}cpu")
     return name
+
+
+def require_outside(out: Path, model: StoredModel) -> None:
+    """Raises UserError for results among the model's own files."""
+    if model.weights != "untrained" and out.resolve().is_relative_to(model.folder.resolve()):
+        raise UserError(
+            f"--out {out} lies in the folder of the model, which would be another one with these files in it; choose a "
+            "folder outside"
+        )

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.evaluation.made_video import MadeVideo
+    from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures
 
 Values = dict[str, float | str]
 """Of a sample by figure; text says why there is none."""
+LOSS, CLIP_SCORE, DISTANCE = "loss", "clip_score", "fvd_videomae"
 UNITS = {
-    "psnr": "dB", "ssim": "0 to 1", "motion_error": "pixels/frame", "motion": "pixels/frame", "flicker": "grey levels",
-    "sharpness": "grey levels²", "diversity": "0 to 1", "adherence": "share",
+    LOSS: "", "psnr": "dB", "ssim": "0 to 1", "motion_error": "pixels/frame", "motion": "pixels/frame",
+    "flicker": "grey levels", "sharpness": "grey levels²", "diversity": "0 to 1", "adherence": "share",
+    CLIP_SCORE: "0 to 100",
 }  # fmt: skip
-"""All figures."""
+"""All figures that have a value for each sample, group of samples or clip."""
 DIFFERENT = "seed", "name", "sources"
 """Arguments in which samples may differ whose diversity is measured."""
 
@@ -32,7 +35,10 @@ def measure_continuation(sample: MadeVideo) -> Values:
     from worldsmith.evaluation.motion import measure_motion
     from worldsmith.evaluation.video_figures import psnr, ssim
 
-    names, real = ("psnr", "ssim", "motion_error"), sample.real
+    names = ("psnr", "ssim", "motion_error")
+    if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
+        return dict.fromkeys(names, "it was generated from text alone, which the real video need not look like")
+    real = sample.real
     if isinstance(real, str):
         return dict.fromkeys(names, real)
     video, first = sample.video, sample.kept
@@ -76,7 +82,7 @@ COMPARES: dict[str, Callable[[MadeVideo], Values]] = {"continuation": measure_co
 """Those that compare a sample with what it should be."""
 DIVERSITY = "diversity"
 """The one that looks at several samples."""
-EVALUATORS = ("continuation", *LOOKS, DIVERSITY, "shapes")
+EVALUATORS = (LOSS, "continuation", *LOOKS, DIVERSITY, "shapes", "clip", "fvd")
 """All of them."""
 REAL = "real"
 """Stands beside the models where real videos are known."""
@@ -89,14 +95,21 @@ class Measured:
     by_sample: dict[str, Values] = field(default_factory=dict)
     by_group: dict[str, Values] = field(default_factory=dict)
     """Diversity, by the name of the first sample of its group."""
+    by_clip: dict[str, Values] = field(default_factory=dict)
+    """The held-out loss, by the key of the clip."""
 
     def values(self, figure: str) -> dict[str, float | str]:
-        """By sample, or group of samples."""
-        found = self.by_group if figure == DIVERSITY else self.by_sample
+        """By sample, group of samples, or clip."""
+        found = {DIVERSITY: self.by_group, LOSS: self.by_clip}.get(figure, self.by_sample)
         return {name: values[figure] for name, values in found.items() if figure in values}
 
 
-def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callable[[int, int], None]) -> Measured:
+def measure(
+    samples: Sequence[MadeVideo],
+    chosen: Collection[str],
+    done: Callable[[int, int], None],
+    clip: ClipScorer | None = None,
+) -> Measured:
     """Asks the chosen evaluators of every sample; `done` is told (samples, of all)."""
     from worldsmith.evaluation.video_figures import diversity
 
@@ -106,6 +119,7 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
         for name, evaluator in COMPARES.items():
             values |= evaluator(fresh) if name in chosen else {}
         values |= look(fresh.video, chosen)
+        values |= {} if clip is None else {CLIP_SCORE: clip.score(str(sample.args["prompt"]), fresh.video)}
         measured.by_sample[sample.name] = values
         done(number, len(samples))
     for group in groups_of_seeds([sample.args for sample in samples]) if DIVERSITY in chosen else ():
@@ -116,10 +130,61 @@ def measure(samples: Sequence[MadeVideo], chosen: Collection[str], done: Callabl
     return measured
 
 
-def measure_real(samples: Sequence[MadeVideo], chosen: Collection[str]) -> Measured:
+def measure_real(samples: Sequence[MadeVideo], chosen: Collection[str], clip: ClipScorer | None = None) -> Measured:
     """What can be seen in the real videos by themselves; of samples without one there is nothing."""
-    known = ((sample.name, sample.unread().real) for sample in samples if sample.source is not None)
-    return Measured({name: look(real, chosen) for name, real in known if not isinstance(real, str)})
+    measured = Measured()
+    for sample in samples:
+        real = "" if sample.source is None else sample.unread().real
+        if isinstance(real, str):
+            continue
+        values = look(real, chosen)
+        values |= {} if clip is None else {CLIP_SCORE: clip.score(str(sample.args["prompt"]), real)}
+        measured.by_sample[sample.name] = values
+    return measured
+
+
+def measure_distances(models: Mapping[str, Sequence[MadeVideo]], features: VideoFeatures) -> dict[str, Any]:
+    """The Fréchet distance of each model's videos from their real ones, as a figure like those of `summarize`.
+
+    It has a note if the videos are fewer than those of which distances are reported, or shorter than the network reads.
+    """
+    import numpy as np
+
+    from worldsmith.evaluation.pretrained import ENOUGH_VIDEOS, frechet_distance
+
+    figure: dict[str, Any] = {"unit": "", "difference": {}, "not_measured": {}, "notes": []}
+    distances: dict[str, float | None] = {}
+    real_features: dict[str, np.ndarray] = {}
+    count = 0
+    for name, samples in models.items():
+        found: dict[str, np.ndarray] = {}
+        for sample in (sample.unread() for sample in samples if sample.args["num_frames"] > 1):
+            if not isinstance(sample.real, str):
+                found[sample.name] = features(sample.video)
+                real_features.setdefault(sample.name, features(sample.real))
+        count = len(found)
+        pair = [np.stack([of[key] for key in found]) for of in (found, real_features)] if count > 1 else None
+        distances[name] = None if pair is None else frechet_distance(*pair)
+        still = all(sample.args["num_frames"] == 1 for sample in samples)
+        why = "they are images" if still else "fewer than two videos have a real one"
+        figure["not_measured"][name] = {why: 1} if pair is None else {}
+        figure[name] = {"mean": distances[name], "interval": None, "samples": count}
+    first = distances[next(iter(models))]
+    if first is None:
+        return figure
+    for name, distance in list(distances.items())[1:]:
+        difference = None if distance is None else first - distance
+        figure["difference"][name] = {"mean": difference, "interval": None, "samples": count}
+    figure["unit"] = f"of {count} videos"
+    if count < ENOUGH_VIDEOS:
+        figure["notes"].append(
+            f"{count} videos are too few for a distance that can be compared with others ({ENOUGH_VIDEOS} are usual): "
+            "it is the larger the fewer they are. Compare models on the same clips only"
+        )
+    shortest = min(sample.args["num_frames"] for sample in next(iter(models.values())))
+    if shortest < features.frames:
+        figure["notes"].append(f"of videos of {shortest} frames some are repeated, as VideoMAE reads {features.frames}")
+    return figure
 
 
 def look(video: Tensor, chosen: Collection[str]) -> Values:
@@ -183,6 +248,7 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
         rows.append([name, figure["unit"], *map(in_words, told), str(first["samples"])])
         for model, reasons in figure["not_measured"].items():
             notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
+        notes += [f"{name}: {note}" for note in figure.get("notes", [])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     yield from ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
     yield from notes

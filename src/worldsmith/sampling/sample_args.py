@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
 """That of diffusers' pipelines from video to video."""
+MOST_VALUES = 4
+"""Different values of a setting that are printed one by one."""
 SAID = ("name", "extra", "prompt", "sources")
 """What of the arguments is no setting that could come from elsewhere."""
 
@@ -317,15 +321,19 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Each setting with its source, once for all samples that agree in both."""
-    counts: dict[tuple[str, str, str], int] = {}
+    """Each setting with its source, once for all samples that agree in both; the line of a file does not count."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for sample in samples:
         values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in SAID}
         for name, value in values.items():
             if name in sample.sources and name != "seed":
-                key = name, json.dumps(value, ensure_ascii=False), sample.sources[name]
-                counts[key] = counts.get(key, 0) + 1
-    return [
-        f"{name:<20} {text[:80]} ({source}{'' if count == len(samples) else f'; {count} of {len(samples)} samples'})"
-        for (name, text, source), count in sorted(counts.items())
-    ]
+                source = re.sub(r":\d+$", "", sample.sources[name])
+                counts.setdefault((name, source), Counter())[json.dumps(value, ensure_ascii=False)] += 1
+    lines = []
+    for (name, source), found in counts.items():
+        if len(found) > MOST_VALUES:
+            found = Counter({f"{len(found)} different values": found.total()})
+        for text, count in found.items():
+            part = "" if count == len(samples) else f"; {count} of {len(samples)} samples"
+            lines.append(f"{name:<20} {text[:80]} ({source}{part})")
+    return sorted(lines)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
+import numpy as np
 import pytest
 import torch
+from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
 from worldsmith.actions.outputs.measure import Evaluator
@@ -21,10 +24,12 @@ from worldsmith.evaluation.measuring import (
     Measured,
     groups_of_seeds,
     measure,
+    measure_distances,
     measure_real,
     summarize,
     table,
 )
+from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures, frechet_distance
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -159,3 +164,54 @@ def test_real_videos_stand_beside_those_that_were_made(tmp_path: Path) -> None:
     difference = trained.by_sample["a"]["motion"] - real.by_sample["a"]["motion"]  # type: ignore[operator]
     assert figure["difference"]["real"] == {"mean": difference, "interval": None, "samples": 1}
     assert measure_real(samples, ["shapes"]).by_sample == {"a": {}}
+
+
+def test_a_video_made_from_text_alone_is_not_compared_with_a_real_one(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "real.mp4", clip(40), 8)
+    sample = made(tmp_path, "a", clip(40), tmp_path / "real.mp4", vision_path=None)
+    values = measure([replace(sample, kept=0)], ["continuation"], lambda *_: None).by_sample["a"]
+    assert values.keys() == {"psnr", "ssim", "motion_error"}
+    assert all("it was generated from text alone" in str(value) for value in values.values())
+
+
+def test_captions_are_held_against_generated_and_real_videos(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "real.mp4", clip(90), 8)
+    scorer = ClipScorer(make_clip(tmp_path / "clip"), "cpu")
+    sample = made(tmp_path, "a", clip(40), tmp_path / "real.mp4", prompt="a red square")
+    trained = measure([sample], ["clip"], lambda *_: None, scorer)
+    assert trained.by_sample["a"] == {"clip_score": scorer.score("a red square", sample.video)}
+    real = measure_real([sample], ["clip"], scorer)
+    assert real.by_sample["a"] == {"clip_score": scorer.score("a red square", cast(Tensor, sample.real))}
+    assert summarize({"trained": trained, "real": real})["clip_score"]["trained"]["samples"] == 1
+
+
+def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None:
+    features = VideoFeatures(make_videomae(tmp_path / "videomae"), "cpu")
+    videos, real = [clip(level, height=64) for level in (0, 40, 90)], [clip(level, height=64) for level in (20, 60, 70)]
+    for place, video in enumerate(real):
+        write_mp4(tmp_path / f"real{place}.mp4", video, 8)
+    samples = [made(tmp_path, f"a{place}", video, tmp_path / f"real{place}.mp4") for place, video in enumerate(videos)]
+    same = [made(tmp_path, f"b{place}", video, tmp_path / f"real{place}.mp4") for place, video in enumerate(real)]
+    figure = measure_distances({"trained": samples, "same": same}, features)
+    expected = frechet_distance(*(np.stack([features(v) for v in of]) for of in (decoded(samples), decoded(same))))
+    assert figure["trained"] == {"mean": pytest.approx(expected), "interval": None, "samples": 3}
+    assert figure["same"]["mean"] == pytest.approx(0, abs=1e-6)
+    assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
+    assert figure["unit"] == "of 3 videos"
+    lines = list(table({"fvd_videomae": figure}))
+    assert "fvd_videomae: 3 videos are too few" in lines[2]
+    assert "2048" in lines[2]
+
+
+def decoded(samples: list[MadeVideo]) -> list[Tensor]:
+    return [sample.unread().video for sample in samples]
+
+
+def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:
+    features = VideoFeatures(make_videomae(tmp_path / "videomae"), "cpu")
+    write_mp4(tmp_path / "real.mp4", clip(40), 8)
+    for video, reason in ((clip(40, 1), "they are images"), (clip(40), "fewer than two videos have a real one")):
+        sample = made(tmp_path, f"x{video.shape[1]}", video, tmp_path / "real.mp4")
+        figure = measure_distances({"trained": [sample]}, features)
+        assert figure["trained"]["mean"] is None
+        assert figure["not_measured"] == {"trained": {reason: 1}}

@@ -151,3 +151,15 @@ def test_lines_say_who_decided_what_for_how_many() -> None:
     lines = settings_lines(samples)
     assert "shift                3.0 (model)" in lines
     assert "guidance             2.0 (file; 1 of 2 samples)" in lines
+
+
+def test_lines_of_a_file_do_not_grow_with_its_samples() -> None:
+    samples = [one({}, {"guidance": float(index), "seed": index}) for index in range(9)]
+    for index, sample in enumerate(samples):
+        for name in ("guidance", "height"):
+            sample.sources[name] = f"in/samples.jsonl:{index + 1}"
+    lines = settings_lines(samples)
+    assert "guidance             9 different values (in/samples.jsonl)" in lines
+    assert f"height               {samples[0].height} (in/samples.jsonl)" in lines
+    some = settings_lines(samples[:2])
+    assert "guidance             0.0 (in/samples.jsonl; 1 of 2 samples)" in some

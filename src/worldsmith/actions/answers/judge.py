@@ -15,7 +15,7 @@ from worldsmith.actions.answers.asked import Asked, find_repeated, find_trained_
 from worldsmith.actions.answers.outcome import describe, write_outcome
 from worldsmith.actions.answers.saved_answers import SavedAnswers
 from worldsmith.actions.lineage.parents import training_data_of
-from worldsmith.actions.model_action import WritingAction
+from worldsmith.actions.model_action import WritingAction, require_outside
 from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -191,12 +191,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
 
     def asked_with(self, model: StoredModel) -> dict[str, Any]:
         """What all answers in a folder have in common. Raises UserError for results among the model's own files."""
-        inside = Path(self.config.out).resolve().is_relative_to(model.folder.resolve())
-        if inside and model.weights != "untrained":
-            raise UserError(
-                f"--out {self.config.out} lies in the folder of the model, which would be another one with these files "
-                "in it; choose a folder outside"
-            )
+        require_outside(Path(self.config.out), model)
         adapter = None if model.adapter is None else fingerprint(model.adapter)
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 

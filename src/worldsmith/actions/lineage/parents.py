@@ -329,19 +329,24 @@ def processor_of(folder: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def training_data_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
+def training_data_of(folder: Path) -> Mapping[str, Any] | None:
     """Returns `dataloader_train` of the run that trained a model, or of the models that it was made from."""
+    found = (training_tree_of(folder) or {}).get("dataloader_train")
+    return found if isinstance(found, dict) else None
+
+
+def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
+    """Returns the config of the run that trained a model, or one of the models that it was made from, as plain data."""
     folder = folder.resolve()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if (run / RUN_CONFIG).is_file():
-        found = read_tree(run / RUN_CONFIG).get("dataloader_train")
-        return found if isinstance(found, dict) else None
+        return read_tree(run / RUN_CONFIG)
     record = record_of(folder)
     if record is None or depth == 0:
         return None
     told = read_lineage(record)
     places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
-    return next((found for place in places if (found := training_data_of(place, depth - 1)) is not None), None)
+    return next((found for place in places if (found := training_tree_of(place, depth - 1)) is not None), None)
 
 
 def read_tree(file: Path) -> dict[str, Any]:

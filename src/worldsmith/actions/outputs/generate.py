@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
-from worldsmith.actions.outputs.sample_order import Order
+from worldsmith.actions.outputs.sample_order import Order, order_of
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.merged_adapter import use_adapter
 from worldsmith.checkpoint.formats.registry import formats_of
@@ -136,8 +136,7 @@ class GenerateVideos(WritingAction):
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:
                 raise UserError(f"{sample.name}: guidance 1 has no second branch for --cfgp-size 2; leave it out")
-        adapter = None if model.adapter is None else str(model.adapter)
-        order = Order(replace(model, adapter=None), device, samples, out, adapter)
+        order = order_of(model, device, samples, out)
         if not config.force:
             order.require_same()
         return order

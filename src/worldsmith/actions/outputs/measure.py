@@ -4,47 +4,75 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.model_action import VideoAction
+from worldsmith.actions.model_action import VideoAction, find_device, require_outside
 from worldsmith.actions.outputs.adherence import MeasureAdherence
+from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
+from worldsmith.actions.outputs.evaluation_file import RESULT, draw, figures_of, measure_all, record
+from worldsmith.actions.outputs.evaluators import NETWORKS, Evaluators
 from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.outputs.sample_order import SHEET, SHEET_SAMPLES, Order, mark_of
+from worldsmith.actions.outputs.held_out import HeldOutClips, HeldOutLoss
+from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.made_video import MadeVideo, find_real
-from worldsmith.evaluation.measuring import EVALUATORS, REAL, Measured, measure, measure_real, summarize, table
+from worldsmith.evaluation.measuring import (
+    EVALUATORS,
+    LOSS,
+    REAL,
+    table,
+)
 from worldsmith.files.atomic import write_text
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
+from worldsmith.models.video_model import Mode
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.monitor.page.run_page import refresh_page
+from worldsmith.monitor.run_record import package_versions
 from worldsmith.sampling.sample_files import read_files
 
-RESULT = "evaluation.json"
+logger = logging.getLogger(__name__)
+
 SAME_FORM = ("height", "width", "num_frames", "fps")
 """What the samples of two models must share to be compared."""
-Evaluator = Literal["continuation", "motion", "sharpness", "diversity", "shapes"]
+Evaluator = Literal["loss", "continuation", "motion", "sharpness", "diversity", "shapes", "clip", "fvd"]
+OF_CLIPS = ("loss", "continuation", "motion", "sharpness", "clip", "fvd")
+"""What is measured on a data set of clips if nothing is chosen."""
 
 
 class MeasureVideos(VideoAction):
-    """Measures what a generator makes of prompts of one's own, or of those of a moving-shapes dataset.
+    """Measures what a generator has learned, on clips of one's own, samples of one's own or a moving-shapes dataset.
 
-    -i FILE takes files of samples as `worldsmith generate` does: videos are made of each model, complete ones are left
-    alone, and evaluation.json, a table and a contact sheet say what is measured of them. --prompts takes the prompts of
-    a moving-shapes dataset and counts the videos that show what they ask for.
+    --dataset DIR takes a data set of clips that was not trained on: the loss on them is measured, videos are generated
+    of their captions and compared with the clips. -i FILE takes files of samples as `worldsmith generate` does. Videos
+    are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet say what is
+    measured of them. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
+    ask for.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
 
     class Config(VideoAction.Config):
+        dataset: str | None = None
+        """A data set of clips, read as the training data were: its video_dataset_file.jsonl, the folder of it, or .tar
+        shards."""
+        max_videos: Count = 16
+        """With --dataset: videos are generated of the first so many clips; --evaluators loss generates none."""
+        model_mode: Mode | None = None
+        """With --dataset: what videos are generated from; null: from text if the model can, else from a first frame."""
         input_files: list[str] = field(default_factory=list)
         """Files of samples, or patterns; the flag may be repeated. The real video of a sample is named by `real` in its
         `extra`, else it is the vision_path of a video that goes on from its beginning."""
@@ -60,34 +88,71 @@ class MeasureVideos(VideoAction):
         """auto: averaged (ema) if there are any."""
         evaluators: list[Evaluator] = field(default_factory=list)
         """What is measured; empty: all that can be."""
+        clip: str | None = None
+        """Folder of a CLIP model for the evaluator clip, such as openai/clip-vit-large-patch14."""
+        videomae: str | None = None
+        """Folder of a VideoMAE classifier for the evaluator fvd, such as MCG-NJU/videomae-base-finetuned-ssv2."""
 
         def check(self) -> None:
-            if (self.prompts is None) == (not self.input_files):
-                raise wrong(self, "input_files", why="what is generated comes from --input-files or from --prompts",
-                            remedy="give one of them")  # fmt: skip
-            for name in ("baseline", "evaluators"):
+            if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
+                raise wrong(self, "dataset", "input_files", "prompts", why="one of them says what is measured on",
+                            remedy="give one")  # fmt: skip
+            for name in ("baseline", "evaluators", "clip", "videomae"):
                 if self.prompts is not None and getattr(self, name):
-                    raise wrong(self, name, "prompts", why="the former needs files of samples",
+                    raise wrong(self, name, "prompts", why="the former needs files of samples, or a data set",
                                 remedy="give these with --input-files, and what they show in their extra")  # fmt: skip
+            if self.dataset is None and "loss" in self.evaluators:
+                raise wrong(self, "evaluators", "dataset", why="the loss is measured on a data set of clips",
+                            remedy="give --dataset DIR")  # fmt: skip
+            if self.dataset is None and self.model_mode is not None:
+                raise wrong(self, "model_mode", "dataset", why="samples of files say it themselves",
+                            remedy="write it into the files")  # fmt: skip
 
     config: Config
+    mode: Mode | None = None
+    """What videos of a data set are generated from; None: files of samples say it."""
+    modes: Sequence[Mode] = ()
+    """What the model could generate them from."""
 
     def plan(self) -> Iterator[str]:
         require_one_process()
         if self.config.prompts is not None:
             yield from self.adherence().plan()
             return
-        for name, (order, _) in self.orders().items():
-            self.samples(order)
-            yield f"{name:<12}{order.model.folder} ({order.model.weights_in_words})"
-            yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
-        yield f"{'evaluators':<12}{', '.join(self.chosen())}"
+        self.evaluators.require_folders()
+        if self.config.dataset is not None:
+            yield from self.plan_clips(self.config.dataset)
+        else:
+            for name, (order, _) in self.orders().items():
+                self.samples(order)
+                yield f"{name:<12}{order.model.folder} ({order.model.weights_in_words})"
+                yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
+        yield f"{'evaluators':<12}{', '.join(self.evaluators.active)}"
+        yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.evaluators.skipped.items())
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
+
+    def plan_clips(self, dataset: str) -> Iterator[str]:
+        """What would be done with a data set of clips, of which none is opened."""
+        models = self.models()
+        clips = self.held_out_clips(dataset, models)
+        for name, model in models.items():
+            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
+        yield f"{'data':<12}{clips.dataset.num_samples} windows of {clips.dataset.name}"
+        yield from clips.left_out_lines()
+        yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
+        if LOSS in self.evaluators.active:
+            yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
+        if self.evaluators.generates:
+            count = min(self.config.max_videos, clips.dataset.num_samples)
+            yield f"{'videos':<12}{count} of each model, {self.mode}"
 
     def run(self) -> Result:
         require_one_process()
         if self.config.prompts is not None:
             return self.adherence().run()
+        self.evaluators.require_folders()
+        if self.config.dataset is not None:
+            return self.run_on_clips(self.config.dataset)
         orders = self.orders()
         samples = {name: self.samples(order) for name, (order, _) in orders.items()}
         require_writable(Path(self.config.out))
@@ -95,44 +160,141 @@ class MeasureVideos(VideoAction):
             generation.run()
         return self.measure({name: order for name, (order, _) in orders.items()}, samples)
 
-    def measure(self, orders: Mapping[str, Order], samples: Mapping[str, Sequence[MadeVideo]]) -> Result:
-        """Measures what is made, or repeats what was measured of the same."""
-        out = Path(self.config.out)
-        file, signature = out / RESULT, self.signature(samples)
-        last = [f"contact sheet {out / SHEET}", f"figures       {file}"]
-        known = {} if self.config.force else figures_of(file, signature)
-        if known and (out / SHEET).is_file():
-            line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
-            return Result([line, *table(known["figures"]), *last], known)
-        measured = {
-            name: measure(of, self.chosen(), share_done(f"measuring {len(of)} videos ({name})"))
-            for name, of in samples.items()
+    def run_on_clips(self, dataset: str) -> Result:
+        """Measures the loss on a data set of clips, and generates and measures videos of its captions."""
+        models, out = self.models(), Path(self.config.out)
+        clips = self.held_out_clips(dataset, models)
+        require_writable(out)
+        trained_on, warnings = self.find_trained_on(clips)
+        for warning in warnings:
+            logger.warning("%s", warning)
+        device = find_device(self.config.device)
+        orders = {name: order_of(model, device, [], out / name) for name, model in models.items()}
+        losses: dict[str, HeldOutLoss] = {}
+        for name, order in orders.items() if LOSS in self.evaluators.active else ():
+            progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
+            losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
+        samples: dict[str, list[MadeVideo]] = {name: [] for name in orders}
+        if self.evaluators.generates:
+            assert self.mode is not None  # since the data set was read
+            write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
+            found = self.orders()
+            samples = {name: self.samples(order) for name, (order, _) in found.items()}
+            for _, generation in found.values():
+                generation.run()
+            orders = {name: order for name, (order, _) in found.items()}
+        facts = {
+            "dataset": clips.dataset.name,
+            "iteration": models["trained"].iteration,
+            "weights": models["trained"].weights,
+            "held_out": {
+                "windows": clips.dataset.num_samples,
+                "fingerprint": clips.dataset.fingerprint,
+                "in_training_data": trained_on,
+                "left_out": list(clips.left_out.values()),
+                "seed_of_loss": clips.data.seed,
+            },
         }
-        real = measure_real(next(iter(samples.values())), self.chosen())
-        columns = {**measured, REAL: real} if any(real.by_sample.values()) else measured
-        draw(out / SHEET, samples)
+        return self.measure(orders, samples, losses, facts, clips.left_out_lines())
+
+    def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
+        """The data set; from now on it is known what videos are generated from.
+
+        Raises UserError for an --out in the folder of a model, and when nothing can be measured.
+        """
+        for model in models.values():
+            require_outside(Path(self.config.out), model)
+        self.modes = models["trained"].config.modes
+        self.mode = choose_mode(self.modes, self.config.model_mode)
+        self.evaluators.require_active()
+        return HeldOutClips(dataset, models["trained"])
+
+    def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
+        """The number of windows that the model was trained on, None if it is not known; and what to warn of."""
+        try:
+            count = clips.count_trained_on()
+        except (UserError, DataError, ValueError, OSError) as error:
+            return None, [f"the clips are not compared with the model's training data: {error}"]
+        if not count:
+            return count, []
+        total = clips.dataset.num_samples
+        told = "the figures do not tell how the model does on new clips"
+        return count, [f"{count} of {total} windows are of clips that are in the training data of the model: {told}"]
+
+    def measure(
+        self,
+        orders: Mapping[str, Order],
+        samples: Mapping[str, Sequence[MadeVideo]],
+        losses: Mapping[str, HeldOutLoss] | None = None,
+        about: Mapping[str, Any] | None = None,
+        lines: Sequence[str] = (),
+    ) -> Result:
+        """Measures what is made, or repeats what was measured of the same. `about` and `lines` go into the result."""
+        out, losses = Path(self.config.out), losses or {}
+        file, signature = out / RESULT, self.signature(samples, losses)
+        makes = any(samples.values())
+        last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
+        notes = [*lines, *(f"skipped {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
+        known = {} if self.config.force else figures_of(file, signature)
+        if known and (not makes or (out / SHEET).is_file()):
+            line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
+            return Result([line, *table(known["figures"]), *notes, *last], known)
+        figures, measured, real = measure_all(
+            samples, losses, self.evaluators.active, *self.evaluators.load_networks(find_device(self.config.device))
+        )
+        if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
+            raise UserError(f"nothing could be measured: {'; '.join([*table(figures)][1 + len(figures) :])}")
+        if makes:
+            draw(out / SHEET, samples)
         facts: dict[str, Any] = {
             "signature": signature,
-            "evaluators": self.chosen(),
+            **(about or {}),
+            "evaluators": self.evaluators.active,
+            "skipped": self.evaluators.skipped,
             "models": {name: order.about for name, order in orders.items()},
-            "figures": summarize(columns),
+            "fingerprints": {name: fingerprint(order.model.folder) for name, order in orders.items()},
+            "versions": package_versions(),
+            "figures": figures,
             "samples": {name: [record(one, measured[name], out) for one in of] for name, of in samples.items()},
             REAL: real.by_sample,
+            "losses": {name: of.losses for name, of in losses.items()},
         }
         write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
         refresh_page(out)
         inputs = [Input("model", orders["trained"].model.folder)]
-        inputs += [Input("dataset", place) for place in self.config.input_files]
-        write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=[RESULT, SHEET])
-        return Result([*table(facts["figures"]), *last], facts)
+        inputs += [Input("dataset", place) for place in self.config.input_files or [facts["dataset"]]]
+        outputs = [RESULT, *([SHEET] if makes else [])]
+        write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
+        return Result([*table(facts["figures"]), *notes, *last], facts)
 
     def adherence(self) -> MeasureAdherence:
         config = self.config
         names = [one.name for one in fields(MeasureAdherence.Config)]
         return MeasureAdherence.Config(**{name: getattr(config, name) for name in names}).build()
 
-    def chosen(self) -> list[str]:
-        return list(self.config.evaluators or EVALUATORS)
+    @property
+    def evaluators(self) -> Evaluators:
+        """What is measured."""
+        config = self.config
+        folders = {name: folder for name, folder in (("clip", config.clip), ("fvd", config.videomae)) if folder}
+        others = [name for name in EVALUATORS if name != LOSS and (name not in NETWORKS or name in folders)]
+        chosen = config.evaluators or (others if config.dataset is None else OF_CLIPS)
+        return Evaluators(list(chosen), folders, self.mode, self.modes)
+
+    def models(self) -> dict[str, StoredModel]:
+        """The models that are measured."""
+        config = self.config
+        found = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
+        if config.baseline is not None:
+            found["baseline"] = find_model(config.baseline, base=config.base)
+        if config.untrained is not None:
+            found["untrained"] = find_model(config.untrained, weights="untrained", base=config.base)
+        return found
+
+    @property
+    def files(self) -> list[str]:
+        """The files of samples; those of a data set are written here."""
+        return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
         """What is generated with each model. Raises UserError when that cannot be compared."""
@@ -145,7 +307,7 @@ class MeasureVideos(VideoAction):
                 model=model,
                 base=config.base,
                 force=config.force,
-                input_files=config.input_files,
+                input_files=self.files,
                 out=str(Path(config.out) / name),
                 weights="untrained" if name == "untrained" else config.weights if name == "trained" else "auto",
                 num_steps=config.steps,
@@ -170,7 +332,7 @@ class MeasureVideos(VideoAction):
 
     def samples(self, order: Order) -> list[MadeVideo]:
         """What an order makes. Raises UserError for a real video that is not there."""
-        folders = {entry.name: entry.layers[0].folder for entry in read_files(self.config.input_files)}
+        folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
         found: list[MadeVideo] = []
         for sample in order.samples:
@@ -182,9 +344,11 @@ class MeasureVideos(VideoAction):
             found.append(MadeVideo(args, file, kept, find_real(sample, folders[entry])))
         return found
 
-    def signature(self, samples: Mapping[str, Sequence[MadeVideo]]) -> str:
-        """Changes with what is measured, every video, and every real one."""
-        digest = hashlib.sha256(repr(self.chosen()).encode())
+    def signature(self, samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
+        """Changes with what is measured, the networks that measure, every loss, every video, and every real one."""
+        networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
+        found = [[name, of.losses, of.left_out] for name, of in losses.items()]
+        digest = hashlib.sha256(repr([self.evaluators.active, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
             digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())
@@ -198,46 +362,3 @@ def require_one_process() -> None:
             "videos are measured by one process; `worldsmith launch … generate MODEL -i FILE -o OUT/trained` makes "
             "them in several, and `worldsmith evaluate MODEL -i FILE -o OUT` then measures them"
         )
-
-
-def figures_of(file: Path, signature: str) -> dict[str, Any]:
-    """What an earlier command measured of the same videos; nothing if there is no such."""
-    if not file.is_file():
-        return {}
-    try:
-        known = read_json_object(file)
-        if known.get("signature") == signature:
-            list(table(known["figures"]))
-            return known
-    except UserError as error:
-        raise UserError(f"{error}; remove it, and the videos are measured again") from None
-    except (AttributeError, LookupError, TypeError, ValueError):
-        raise UserError(f"{file} does not hold figures; remove it, and the videos are measured again") from None
-    return {}
-
-
-def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
-    """Each model's videos, and the real ones where any is known."""
-    import torch
-
-    from worldsmith.sampling.video_writer import contact_sheet, few_frames
-
-    first = next(iter(samples.values()))[:SHEET_SAMPLES]
-    rows = [(name, [few_frames(sample.file) for sample in of[:SHEET_SAMPLES]]) for name, of in samples.items()]
-    if any(sample.source is not None for sample in first):
-        real = [sample.unread().real for sample in first]
-        none = torch.full((3, 1, 16, 16), 255, dtype=torch.uint8)
-        rows.append((REAL, [none if isinstance(video, str) else video for video in real]))
-    contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])
-
-
-def record(sample: MadeVideo, measured: Measured, out: Path) -> dict[str, Any]:
-    """A sample in evaluation.json."""
-    values = {**measured.by_sample[sample.name], **measured.by_group.get(sample.name, {})}
-    return {
-        **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
-        "file": str(sample.file.relative_to(out)),
-        "real": None if sample.source is None else str(sample.source.absolute()),
-        "figures": {name: value for name, value in values.items() if not isinstance(value, str)},
-        "not_measured": {name: value for name, value in values.items() if isinstance(value, str)},
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +170,12 @@ def branch_share(world: World) -> BranchShare | None:
     if world.context_group is None:
         return None
     return BranchShare(world.context_group.rank(), partial(gather_tensors, group=world.context_group))
+
+
+def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
+    """An order whose model comes without its adapter, which is merged where it is loaded."""
+    adapter = None if model.adapter is None else str(model.adapter)
+    return Order(replace(model, adapter=None), device, samples, out, adapter)
 
 
 def mark_of(files: Iterable[Path]) -> str:
