@@ -11,6 +11,12 @@ COLLECTED = (10_000, 10, 10)
 
 def program() -> None:
     """Runs the command; Ctrl-C while it is being imported ends it without a traceback."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # run from the source tree, where no pip has refused it
+        found = ".".join(str(number) for number in sys.version_info[:3])
+        message = f"Python is too old: expected 3.11 or newer, found {found} ({sys.executable})."
+        fix = "Run `make install` in the clone, or `python3.11 -m venv DIR` and `DIR/bin/pip install WHEEL`."
+        print(f"worldsmith: error: {message} {fix}", file=sys.stderr)
+        sys.exit(2)
     gc.set_threshold(*COLLECTED)
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from worldsmith.cli.main import main

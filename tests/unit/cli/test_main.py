@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,3 +218,18 @@ def test_a_command_without_arguments_prints_its_help(name: str, capsys: pytest.C
 def test_recipes_without_arguments_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes"]) == 0
     assert "moving_shapes" in capsys.readouterr().out
+
+
+def test_an_older_python_gets_one_line(tmp_path: Path) -> None:
+    """This interpreter with an older version number, and a real Python 3.10 if this machine has one."""
+    script = "import sys; sys.version_info = (3, 10, 13); from worldsmith.__main__ import program; program()"
+    commands = [[sys.executable, "-c", script]]
+    if (older := shutil.which("python3.10")) and subprocess.run([older, "-V"], capture_output=True).returncode == 0:
+        commands.append([older, "-m", "worldsmith"])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    for command in commands:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("worldsmith: error: Python is too old: expected 3.11 or newer, found 3.10."), line
+        assert "python3.11 -m venv" in line
