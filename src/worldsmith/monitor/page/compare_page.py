@@ -11,8 +11,8 @@ from worldsmith.monitor.page.evaluations import compared
 from worldsmith.monitor.page.formats import count, figure
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run
-from worldsmith.monitor.page.run_page import BEST
-from worldsmith.monitor.page.samples import Place, Row, rows, scores
+from worldsmith.monitor.page.run_page import BEST, samples_section
+from worldsmith.monitor.page.samples import Place, Row, rows
 from worldsmith.monitor.page.settings import differences
 from worldsmith.monitor.page.status import find_status
 
@@ -40,7 +40,7 @@ def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
         section("curves", "Curves", empty=not curves, thinned=note, missing=""),
-        section("samples", "Samples", rows=shown, scores=scores(shown), more=0),
+        samples_section(shown),
         *([section("evaluation", "Evaluation", evaluations=measured)] if measured else []),
         section("differences", "Config", names=names, differences=differences(runs)),
     ]
@@ -59,13 +59,14 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -
     """The newest samples of each run, by prompt, first the prompts that most runs have."""
     found: dict[tuple[str, str], Row] = {}
     shares: Counter[tuple[str, str]] = Counter()
-    for run, name in zip(runs, names, strict=True):
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
         run.samples = [sample for sample in run.samples if sample.get("step") == newest]
-        for row in rows(run, place, prefix=name):
+        for row in rows(run, place, prefix=name, index=index):
             shares[row.key] += 1
             if row.key in found:
                 found[row.key].shown += row.shown
+                found[row.key].real = found[row.key].real or row.real
             else:
                 found[row.key] = row
     return sorted(found.values(), key=lambda row: -shares[row.key])

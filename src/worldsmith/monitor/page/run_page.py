@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
-from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows, scores
+from worldsmith.monitor.page.samples import OPEN_PROMPTS, Place, Row, count_rows, group_by_prompt, rows, scores
 from worldsmith.monitor.page.series import MetricsReader
 from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import MEANING, Status, find_status
@@ -78,8 +78,7 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     is_urgent = not status.at_work and status.state != "finished"
     if is_urgent:
         yield advice
-    prompts = len({sample.get("prompt") for sample in run.samples})
-    results = [section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))]
+    results = [samples_section(found, more=count_rows(run) - len(found))]
     if measured:
         results.append(section("evaluation", "Evaluation", evaluations=measured))
     curves = section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
@@ -95,6 +94,12 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     changed = sum(setting.changed for setting in found_settings)
     yield section("config", "Config", settings=found_settings, known=bool(run.origins), changed=changed)
     yield section("environment", "Environment", launch=run.launch, environment=run.environment)
+
+
+def samples_section(rows: Sequence[Row], *, more: int = 0) -> Section:
+    """Samples by prompt; `more` prompts are not on the page."""
+    groups = group_by_prompt(rows)
+    return section("samples", "Samples", groups=groups, open_prompts=OPEN_PROMPTS, scores=scores(rows), more=more)
 
 
 def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:

@@ -221,6 +221,12 @@
     section.querySelectorAll("details").forEach((details, index) => { details.open = open[index] ?? details.open; });
     if (focused >= 0) [...section.querySelectorAll("a, button, summary, input, [tabindex]")][focused]?.focus();
     watchVideos(section);
+    showNewest(section);
+  }
+
+  // Strips begin with the oldest sample: they are scrolled to the newest, next to the real clip, which stays.
+  function showNewest(root) {
+    for (const strip of root.querySelectorAll(".strip")) strip.scrollLeft = strip.scrollWidth;
   }
 
   async function refresh() {
@@ -314,6 +320,8 @@
   show(page.charts);
   dark.addEventListener("change", () => drawn.forEach(draw));
   watchVideos(document);
+  showNewest(document);
+  document.addEventListener("toggle", ({target}) => showNewest(target), true);
   ago();
   setInterval(ago, 5000);
   if (page.live) setTimeout(refresh, 2000);
