@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
 from worldsmith.monitor.page.formats import count, duration, figure, plural
 from worldsmith.monitor.page.next_steps import next_steps
@@ -57,13 +56,14 @@ def live_page(folder: Path, metrics: MetricsReader) -> Page:
 
 def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = None) -> Page:
     status = find_status(run, known)
-    curves = charts([("", run.metrics.series)])
-    sections = list(sections_of(run, status, place, empty=not curves))
+    curves, single = drop_single_values(charts([("", run.metrics.series)]))
+    notes = list(filter(None, (thinned_note(run), missing_note(run), single)))
+    sections = list(sections_of(run, status, place, section("curves", "Curves", empty=not curves, notes=notes)))
     title = f"{run.name}: {status.state}, step {status.step}"
     return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
 
 
-def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> Iterator[Section]:
+def sections_of(run: RunFiles, status: Status, place: Place, curves: Section) -> Iterator[Section]:
     """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
@@ -80,8 +80,7 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
         yield advice
     results = [samples_section(found, more=count_rows(run) - len(found))]
     if measured:
-        results.append(section("evaluation", "Evaluation", evaluations=measured))
-    curves = section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
+        results.append(section("evaluation", "Evaluation", evaluations=measured, is_comparison=False))
     yield from [*results, curves] if found else [curves, *results]
     if run.plan:
         yield plan_section(run)
@@ -116,10 +115,10 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
         yield fact("Speed", f"{count(round(speed))} tokens/s", f"{figure(latest.get('step_seconds'))} s/step")
     if memory := latest.get("peak_memory_bytes"):
         yield fact("Peak memory", f"{memory / 2**30:.3g} GiB")
-    if status.started and status.updated and status.updated - status.started > timedelta(0):
+    if status.elapsed_seconds:
         name = "Elapsed" if status.at_work else "Duration"
         note = "since the last start" if run.launch.get("earlier_launches") else ""
-        yield fact(name, duration((status.updated - status.started).total_seconds()), note)
+        yield fact(name, duration(status.elapsed_seconds), note)
     yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
     for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
         if latest.get(name):

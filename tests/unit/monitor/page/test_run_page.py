@@ -48,7 +48,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     curves = {chart["id"]: chart for chart in json.loads(data)["charts"]}
     assert list(curves) == ["loss", "validation", "learning_rate", "gradient"]
     assert curves["loss"]["lines"][0]["y"][:3] == [40, 20, 13.3333]
-    assert [line["label"] for line in curves["validation"]["lines"]] == ["live weights", "averaged weights"]
+    assert [line["label"] for line in curves["validation"]["lines"]] == ["raw weights", "EMA weights"]
 
 
 def test_nothing_is_fetched_from_outside(tmp_path: Path) -> None:
