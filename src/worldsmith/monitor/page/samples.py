@@ -42,6 +42,8 @@ MOST_STEPS = 8
 MOST_PROMPTS = 24
 OPEN_PROMPTS = 4
 """Prompts whose samples are visible at once; a click shows the others."""
+LONG_ANSWER = 40
+"""Characters above which an answer gets a wide box."""
 REAL = "real clip"
 WEIGHTS = {"ema": "EMA", "live": "raw"}
 """Names of kinds of weights on a page, by their names in files."""
@@ -156,6 +158,11 @@ class Row:
     def answers(self) -> bool:
         """Whether words were drawn here, which are read rather than looked at."""
         return any(shown.answer is not None for shown in self.shown)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether an answer needs a wide box."""
+        return any(len(shown.answer or "") > LONG_ANSWER for shown in self.shown)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -90,3 +90,12 @@ def test_the_only_evaluation_has_no_second_heading(tmp_path: Path) -> None:
         page = page_of(read_run(folder), Place(folder))
         html = next(str(section.html) for section in page.sections if section.name == "evaluation")
         assert html.count("<h3>") == (0 if number == 1 else 2)
+
+
+def test_data_that_are_all_alike_have_no_bars(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    features = {"size": {"labels": ["64x64"], "counts": [16]}, "seconds": {"labels": ["1", "2"], "counts": [3, 4]}}
+    (folder / "data_report.json").write_text(json.dumps({"train": {"records": 16, "features": features}}))
+    page = page_of(read_run(folder), Place(folder))
+    assert "size 64x64 in all 16" in sections_of(folder)["data"]
+    assert next(str(s.html) for s in page.sections if s.name == "data").count("<meter") == 2

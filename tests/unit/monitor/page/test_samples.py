@@ -160,3 +160,13 @@ def test_a_picture_that_cannot_be_embedded_is_linked(
     html = write_page(folder).read_text()
     assert 'src="evaluation/contact_sheet.png"' in html
     assert "1 video or picture lies beside this file" in html
+
+
+def test_long_answers_get_a_wide_box(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    given = {"step": 20, "kind": "answer", "weights": "live"}
+    answers = {"p": "yes", "q": "It falls to the left and stops. " * 3}
+    write_lines(folder / FILE, [{**given, "prompt": prompt, "answer": text} for prompt, text in answers.items()])
+    first, second = html_of(folder).split("<h3>")[1:]
+    assert 'class="long"' not in first
+    assert 'class="long"' in second

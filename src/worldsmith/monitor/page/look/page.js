@@ -178,7 +178,7 @@
       across.ticker = new Bokeh.FixedTicker({ticks: spec.stops.map(([value]) => value)});
       across.major_label_overrides = new Map(spec.stops);
     } else {
-      across.ticker.desired_num_ticks = 5;
+      across.ticker.setv({desired_num_ticks: 5, min_interval: spec.over ? 0 : 1});
       across.formatter.use_scientific = false;
     }
     for (const lines of figure.grids) lines.grid_line_color = grid;
