@@ -134,7 +134,7 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
         yield fact("Model", str(model), note)
     rate = lookup(run.config, "optimizer.lr")
     if isinstance(rate, int | float):
-        schedule = str(lookup(run.config, "scheduler.type", "")).rpartition(".")[2]
+        schedule = str(lookup(run.config, "scheduler.type") or "").rpartition(".")[2]
         steps = lookup(run.config, "scheduler.warm_up_steps")
         warm_up = steps[0] if isinstance(steps, list) and steps else steps
         told = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]

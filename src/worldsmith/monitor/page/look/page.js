@@ -194,7 +194,7 @@
       if (line.low)
         drawings.push(figure.varea(at("x"), at("low"), at("high"), {source, fill_color: line_color, fill_alpha: 0.14}));
       if (line.smooth) drawings.push(figure.line(at("x"), at("y"), {...width(1), line_alpha: spec.lines.length > 4 ? 0.12 : 0.3}));
-      if (!line.points) drawings.push(figure.line(at("x"), at("s"), {...width(line.smooth ? 2.2 : 1.8), line_dash}));
+      if (!line.points) drawings.push(figure.line(at("x"), at("s"), {...width(spec.lines.length > 8 ? 1.5 : line.smooth ? 2.2 : 1.8), line_dash}));
       const dots = line.points || (!line.smooth && line.x.length < 40)
         ? [figure.scatter(at("x"), at("y"), {source, size: line.points ? 7 : 5, fill_color: line_color, line_color: null})] : [];
       const [hovered] = line.points ? dots : drawings.slice(-1);
