@@ -38,7 +38,7 @@ CHARTS = {
     "validation": Chart(
         "Validation loss", r"val(_ema)?/loss", labels={"val/loss": "raw weights", "val_ema/loss": "EMA weights"}
     ),
-    "learning_rate": Chart("Learning rate", r"lr|lr_groups/.*"),
+    "learning_rate": Chart("Learning rate", r"lr|lr_groups/.*", labels={"lr": "learning rate"}),
     "gradient": Chart("Gradient norm", r"grad_norm", smooth=True, log=True),
     "throughput": Chart("Tokens per second", r"tokens_per_second", smooth=True),
     "seconds": Chart(

@@ -48,7 +48,8 @@
       const [at, least] = line.least;
       told.push(`least ${short(least)} at ${spec.ticks ? spec.ticks[at] : short(at)}`, `greatest ${short(line.greatest[1])}`);
     }
-    if (page.runs > 1 && labels(spec).length > DASHES.length) told.push(`a line each for ${labels(spec).join(", ")}`);
+    if (byRun(spec)) told.push(labels(spec).length > DASHES.length ? `a line each for ${labels(spec).join(", ")}`
+      : labels(spec).map((name, index) => `${DASHES[index][0]}: ${name}`).join(", "));
     if (spec.more) told.push(`${spec.more} more lines are in metrics.jsonl`);
     return told.join(" · ");
   }
@@ -74,10 +75,14 @@
     return DASHES[page.runs > 1 && known.length <= DASHES.length ? known.indexOf(line.label) : 0];
   }
 
+  // Whether a legend has one entry for each run instead of one for each line.
+  const byRun = spec => page.runs > 1 && labels(spec).length > 1
+    && (labels(spec).length > DASHES.length || spec.lines.length > 8);
+
   // The entries of a legend: the lines that one button shows and hides.
   function entries(spec) {
     if (spec.lines.length < 2) return [];
-    if (page.runs < 2 || labels(spec).length <= DASHES.length)
+    if (!byRun(spec))
       return spec.lines.map((line, index) => ({name: label(spec, line), lines: [index]}));
     const runs = [...new Set(spec.lines.map(line => line.run))];
     return runs.map(run => {
@@ -226,7 +231,7 @@
     const {spec} = chart, line = spec.lines[entry.lines[0]];
     const swatch = make("span", {className: line.points ? "swatch dot" : "swatch"});
     swatch.style.color = lineColour(spec, line, entry.lines[0]);
-    swatch.style.borderTopStyle = dashOf(spec, line)[0];
+    swatch.style.borderTopStyle = byRun(spec) ? "solid" : dashOf(spec, line)[0];
     const button = make("button", {type: "button"}, swatch, entry.name, make("small", {textContent: lastOf(spec, entry)}));
     const is_shown = () => entry.lines.some(index => !chart.hidden.has(index));
     button.setAttribute("aria-pressed", String(is_shown()));
