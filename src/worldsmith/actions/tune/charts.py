@@ -28,7 +28,9 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
         there = f"there {'is' if complete == 1 else 'are'} {complete}"
         named = ", ".join((history_title(metric), *titles.values(), "all settings"))
         return [], [f"Not drawn, because each needs at least {FEWEST} complete trials and {there}: {named}."]
-    drawn, same, few = [], [], []
+    drawn: list[dict[str, Any]] = []
+    same: list[str] = []
+    few: list[str] = []
     for path in paths:
         places = slice_places(lines, space, path)
         if len({place for place, _ in places}) > 1:

@@ -128,9 +128,9 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
     """Model, main settings, data and code of the run, for the head of the page. Unknown ones are omitted."""
     if model := lookup(run.config, "model.name"):
-        total, trained = (run.parameters.get(name) for name in ("parameters", "trained"))
-        known = isinstance(total, int) and isinstance(trained, int) and total > 0
-        note = f"{short_number(total)} parameters, {100 * trained / total:.3g} % trained" if known else ""
+        total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
+        if isinstance(total, int) and isinstance(trained, int) and total > 0:
+            note = f"{short_number(total)} parameters, {100 * trained / total:.3g} % trained"
         yield fact("Model", str(model), note)
     rate = lookup(run.config, "optimizer.lr")
     if isinstance(rate, int | float):
