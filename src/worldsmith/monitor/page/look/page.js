@@ -19,15 +19,20 @@
   const short = value => Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
     ? value.toExponential(3) : value.toLocaleString("en", {maximumSignificantDigits: 5});
 
-  // An exponential mean of the values on both sides: it neither lags behind the curve nor is drawn to zero at an end.
+  // At each point a line is fitted to the values on both sides, which weigh exponentially less with their distance. So
+  // the smoothed curve neither lags behind the values nor bends away from them at its ends.
   function smooth(values, weight) {
-    const pass = list => {
-      let mean = 0, total = 0;
-      return list.map(value => [mean = weight * mean + value, total = weight * total + 1]);
-    };
-    const ahead = pass(values), behind = pass([...values].reverse()).reverse();
-    return values.map((value, index) =>
-      (ahead[index][0] + behind[index][0] - value) / (ahead[index][1] + behind[index][1] - 1));
+    const reach = weight > 0 ? Math.ceil(Math.log(1e-3) / Math.log(weight)) : 0;
+    return values.map((value, index) => {
+      let s0 = 0, s1 = 0, s2 = 0, t0 = 0, t1 = 0;
+      for (let other = Math.max(0, index - reach); other <= Math.min(values.length - 1, index + reach); other++) {
+        const away = other - index, share = weight ** Math.abs(away);
+        s0 += share; s1 += share * away; s2 += share * away * away;
+        t0 += share * values[other]; t1 += share * away * values[other];
+      }
+      const spread = s0 * s2 - s1 * s1;
+      return spread > 1e-9 ? (t0 * s2 - t1 * s1) / spread : t0 / s0;
+    });
   }
 
   function columns(line) {
