@@ -26,6 +26,8 @@ DEMOS = {
     "falling_objects": ["dataset", "falling-objects", "data", "--clips", "8", "--val-clips", "4"],
 }
 
+TITLES = "[...document.querySelectorAll('.chart h3')].map(title => title.textContent)"
+
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium on this machine")
 
 
@@ -165,3 +167,56 @@ def test_watch_follows_a_run_without_loading_it_anew(tmp_path: Path, browser: Br
 def address_of(request: str) -> str:
     """Scheme and host; the page's own icon counts as the page's."""
     return "/".join(request.split("/")[:3])
+
+
+def test_a_run_has_one_color_in_all_charts_of_a_comparison(tmp_path: Path, browser: Browser) -> None:
+    folders = [write_run(tmp_path, "first"), write_run(tmp_path, "second", steps=30)]
+    for folder in folders:
+        levels = [{"step": step, "val": {"loss_by_noise": {f"0.{n}": n / step for n in range(6)}}} for step in (10, 20)]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        write_lines(folder / "metrics.jsonl", [*levels, *lines])
+    browser.open(write_comparison(folders, tmp_path / "compare.html").as_uri())
+    legend = """[...document.querySelectorAll('.chart')].map(chart => [...chart.querySelectorAll('.legend button')]
+        .map(button => [button.firstChild.nextSibling.data, getComputedStyle(button.firstChild).color,
+                        button.firstChild.style.borderTopStyle]))"""
+    loss, validation, *_, by_noise = browser.evaluate(legend)
+    blue, orange = "rgb(11, 107, 203)", "rgb(217, 89, 11)"
+    assert loss == by_noise == [["first", blue, "solid"], ["second", orange, "solid"]]
+    assert validation == [
+        ["first · raw weights", blue, "solid"],
+        ["first · EMA weights", blue, "dashed"],
+        ["second · raw weights", orange, "solid"],
+        ["second · EMA weights", orange, "dashed"],
+    ]
+    drawn = "Bokeh.documents.at(-1).roots()[0].renderers.map(one => one.glyph.line_color?.value).filter(Boolean)"
+    assert set(browser.evaluate(drawn)) == {"#0b6bcb", "#d9590b"}
+    assert browser.errors == []
+
+
+def test_the_smoothed_line_neither_lags_nor_leaves_the_values(tmp_path: Path, browser: Browser) -> None:
+    """On a straight line the smoothed values are the values, also at its ends; noise is smaller than before."""
+    folder = write_run(tmp_path)
+    lines = [{"step": step, "loss": 5 + step, "grad_norm": 1 + 0.5 * (-1) ** step} for step in range(1, 101)]
+    write_lines(folder / "metrics.jsonl", lines)
+    browser.open(write_page(folder).as_uri())
+    smoothed = "Bokeh.documents[{}].roots()[0].renderers.at(-1).data_source.data.s"
+    loss = browser.evaluate(f"[...{smoothed.format(0)}]")
+    assert loss == pytest.approx([5.0 + step for step in range(1, 101)])
+    norm = next(index for index, name in enumerate(browser.evaluate(TITLES)) if name == "Gradient norm")
+    assert browser.evaluate(f"[...{smoothed.format(norm)}]")[20:80] == pytest.approx([1.0] * 60, abs=0.1)
+
+
+def test_a_strip_shows_the_newest_sample_next_to_the_real_clip(tmp_path: Path, browser: Browser) -> None:
+    folder = write_run(tmp_path)
+    (clip, *_) = add_samples(folder, steps=tuple(range(1, 9)))
+    file = folder / "EveryNDrawSample/samples.jsonl"
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    write_lines(file, [{**entry, "real": clip.relative_to(folder).as_posix()} for entry in entries])
+    browser.open(write_page(folder).as_uri(), width=400)
+    seen = """[...document.querySelectorAll('.strip li')].filter(item => {
+        const box = item.getBoundingClientRect();
+        const at = document.elementFromPoint(box.left + box.width / 2, box.top + 20);
+        return box.left >= 0 && box.right <= innerWidth && item.contains(at);
+    }).map(item => item.querySelector('figcaption').textContent)"""
+    browser.evaluate("document.querySelector('.strip').scrollIntoView({block: 'center'})")
+    assert browser.evaluate(seen) == ["real clip", "step 8"]

@@ -28,6 +28,7 @@ def write_run(root: Path, name: str = "first", *, steps: int = 40, status: Mappi
     (folder / "config.yaml").write_text(CONFIG.replace("NAME", name))
     (folder / "launch_info.yaml").write_text(f"cmd: worldsmith train x.toml\nworking_directory: {root}\n")
     lines = [{"step": step, "loss": 40 / step, "lr": 1e-3, "grad_norm": 0.5} for step in range(1, steps + 1)]
+    lines.append({"step": steps // 2, "val/loss": 3.0, "val_ema/loss": 2.5, "val/samples": 4})
     lines.append({"step": steps, "val/loss": 1.5, "val_ema/loss": 1.25, "val/samples": 4})
     write_lines(folder / "metrics.jsonl", lines)
     if status is not None:

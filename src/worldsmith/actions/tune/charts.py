@@ -14,15 +14,41 @@ from worldsmith.monitor.page.formats import figure
 
 TICKS = 4
 """On an axis of numbers, about."""
+FEWEST = 2
+"""Complete trials that a chart needs."""
 Lines = Sequence[Mapping[str, Any]]
 """Trials as trials.jsonl has them."""
+
+
+def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The charts that have values, and one sentence for each reason to omit others."""
+    complete, paths = len(valued(lines)), list(dict.fromkeys(dimension.path for dimension in space.dimensions))
+    titles = {path: f"{metric} over {path}" for path in paths}
+    if complete < FEWEST:
+        there = f"there {'is' if complete == 1 else 'are'} {complete}"
+        named = ", ".join((history_title(metric), *titles.values(), "all settings"))
+        return [], [f"Not drawn, because each needs at least {FEWEST} complete trials and {there}: {named}."]
+    drawn: list[dict[str, Any]] = []
+    same: list[str] = []
+    few: list[str] = []
+    for path in paths:
+        places = slice_places(lines, space, path)
+        if len({place for place, _ in places}) > 1:
+            drawn.append(slice_chart(lines, space, path, titles[path], places))
+        else:
+            (same if len(places) == complete else few).append(titles[path])
+    reasons = {"all complete trials have the same value of the setting": same, "too few trials have a value": few}
+    notes = [f"Not drawn, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
+    return [*history(lines, metric, direction), *drawn, *across(lines, space, metric, direction)], notes
+
+
+def history_title(metric: str) -> str:
+    return f"{metric} by trial"
 
 
 def history(lines: Lines, metric: str, direction: str) -> list[dict[str, Any]]:
     """Values by trial, and the best one so far."""
     complete = valued(lines)
-    if not complete:
-        return []
     better = min if direction == "min" else max
     best: list[float] = []
     for _, value in complete:
@@ -33,36 +59,39 @@ def history(lines: Lines, metric: str, direction: str) -> list[dict[str, Any]]:
         curve("complete", *columns(complete), points=True),
         *([curve("pruned, its last value", *columns(pruned), points=True)] if pruned else []),
     ]
-    return [chart("history", f"{metric} by trial", drawn, over="trial")]
+    return [chart("history", history_title(metric), drawn, over="trial")]
 
 
-def slices(lines: Lines, space: Space, metric: str) -> list[dict[str, Any]]:
-    """The values over each setting."""
-    found = []
-    for path in dict.fromkeys(dimension.path for dimension in space.dimensions):
-        (dimension, *_) = (dimension for dimension in space.dimensions if dimension.path == path)
-        labels = labels_of(dimension, lines, space)
-        points = []
-        for line in lines:
-            if line["state"] == "complete" and (place := place_of(line, dimension, space, labels)) is not None:
-                points.append((place, line["value"]))
-        if points:
-            about: dict[str, Any] = {"over": path, "ticks": labels, "log_over": is_log(dimension)}
-            about["stops"] = [[value, figure(value)] for value in stops(dimension)]
-            found.append(
-                chart(f"slice {path}", f"{metric} over {path}", [curve(path, *columns(points), points=True)], **about)
-            )
-    return found
+def slice_places(lines: Lines, space: Space, path: str) -> list[tuple[float, float]]:
+    """The position on the axis of a setting and the value of each complete trial that has one there."""
+    dimension = dimension_of(space, path)
+    labels = labels_of(dimension, lines, space)
+    places = [
+        (place_of(line, dimension, space, labels), line["value"]) for line in lines if line["state"] == "complete"
+    ]
+    return [(place, value) for place, value in places if place is not None]
+
+
+def slice_chart(
+    lines: Lines, space: Space, path: str, title: str, places: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
+    """The values over one setting."""
+    dimension = dimension_of(space, path)
+    about: dict[str, Any] = {"over": path, "ticks": labels_of(dimension, lines, space), "log_over": is_log(dimension)}
+    about["stops"] = [[value, figure(value)] for value in stops(dimension)]
+    return chart(f"slice {path}", title, [curve(path, *columns(places), points=True)], **about)
+
+
+def dimension_of(space: Space, path: str) -> Dimension:
+    return next(dimension for dimension in space.dimensions if dimension.path == path)
 
 
 def across(lines: Lines, space: Space, metric: str, direction: str) -> list[dict[str, Any]]:
     """Parallel coordinates of the complete trials: an axis for each setting, the last for the value."""
     complete = [line for line in lines if line["state"] == "complete"]
-    if len(complete) < 2:
-        return []
     axes, heights = [], []
     for path in dict.fromkeys(dimension.path for dimension in space.dimensions):
-        (dimension, *_) = (dimension for dimension in space.dimensions if dimension.path == path)
+        dimension = dimension_of(space, path)
         labels = labels_of(dimension, lines, space)
         places = [place_of(line, dimension, space, labels) for line in complete]
         if any(place is not None for place in places):

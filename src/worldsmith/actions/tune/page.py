@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.actions.tune.charts import Lines, across, history, shown, slices
+from worldsmith.actions.tune.charts import Lines, shown, study_charts
 from worldsmith.actions.tune.record import LEAST
 from worldsmith.actions.tune.space import Space
 from worldsmith.monitor.page.formats import figure
@@ -33,11 +33,7 @@ def write_page(
         for line in lines
         for draw in line["refused"]
     ]
-    charts = [
-        *history(lines, metric, direction),
-        *across(lines, space, metric, direction),
-        *slices(lines, space, metric),
-    ]
+    charts, notes = study_charts(lines, space, metric, direction)
     few = f"That takes {LEAST} complete trials, in which the value differs."
     sections = [
         section(
@@ -54,7 +50,7 @@ def write_page(
             words=facts.get("words", []),
             command=command if facts.get("trial") is not None else "",
         ),
-        section("study_charts", "Charts", empty=not charts),
+        section("study_charts", "Charts", notes=notes),
         section("importances", "What matters", importances=importances, complete=count(lines, "complete"), why=few),
         section("trials", "Trials", lines=rows, paths=paths, best=facts.get("trial"), refused=refused),
         section("space", "Search", space=[str(dimension) for dimension in space.dimensions], rules=rules),

@@ -1,16 +1,22 @@
-"""Which figures are drawn in which chart, as plain data for `look/page.js`."""
+"""The charts of a page and the metrics that each one draws, as plain data for `look/page.js`."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worldsmith.monitor.page.formats import figure
 from worldsmith.monitor.page.series import Series
 
 MOST_LINES = 12
 """Of one run in one chart."""
+FEWEST_SMOOTHED = 20
+"""Points above which a curve may be smoothed."""
+NOISY = 5
+"""A curve is noisy if its way up and down is this many times as long as its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +36,25 @@ class Chart:
 CHARTS = {
     "loss": Chart("Training loss", r"loss", smooth=True),
     "validation": Chart(
-        "Validation loss", r"val(_ema)?/loss", labels={"val/loss": "live weights", "val_ema/loss": "averaged weights"}
+        "Validation loss", r"val(_ema)?/loss", labels={"val/loss": "raw weights", "val_ema/loss": "EMA weights"}
     ),
-    "learning_rate": Chart("Learning rate", r"lr|lr_groups/.*"),
+    "learning_rate": Chart("Learning rate", r"lr|lr_groups/.*", labels={"lr": "learning rate"}),
     "gradient": Chart("Gradient norm", r"grad_norm", smooth=True, log=True),
     "throughput": Chart("Tokens per second", r"tokens_per_second", smooth=True),
     "seconds": Chart(
-        "Seconds per step",
+        "Step time",
         r"(step|data)_seconds",
         unit="s",
         smooth=True,
-        labels={"step_seconds": "whole step", "data_seconds": "waiting for data"},
+        labels={"step_seconds": "complete step", "data_seconds": "waiting for data"},
     ),
-    "shares": Chart("Shares, 0 to 1", r"\w+_share"),
-    "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*"),
+    "shares": Chart("Fractions, 0 to 1", r"\w+_share"),
+    "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*", smooth=True),
     "val_by_noise": Chart("Validation loss by noise level", r"val/loss_by_noise/.*"),
-    "val_ema_by_noise": Chart("Validation loss by noise level, averaged weights", r"val_ema/loss_by_noise/.*"),
-    "norms": Chart("Norms of the whole network", r"norms/.*", log=True),
+    "val_ema_by_noise": Chart("Validation loss by noise level, EMA weights", r"val_ema/loss_by_noise/.*"),
+    "norms": Chart("Norms of the network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
-    "device_load": Chart("Load of the busiest process", r"devices/\w+_percent", unit="%"),
+    "device_load": Chart("Peak utilization of a process", r"devices/\w+_percent", unit="%"),
     "device_memory": Chart("Memory of the largest process", r"devices/\w+_bytes", unit="GiB", factor=2**-30),
 }
 
@@ -57,10 +63,10 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
     """The charts of the series of (named) runs, in the order in which they are shown; empty ones are left out."""
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
-        for figure, values in series.items():
-            if figure == "lr" and any(other.startswith("lr_groups/") for other in series):  # the first of them
+        for metric, values in series.items():
+            if metric == "lr" and any(other.startswith("lr_groups/") for other in series):  # the first of them
                 continue
-            name = chart_of(figure)
+            name = chart_of(metric)
             about = CHARTS.get(name, Chart(in_words(name), ""))
             chart = found.setdefault(
                 name, {"id": name, "title": about.title, "unit": about.unit, "log": about.log, "lines": [], "more": 0}
@@ -68,7 +74,7 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
             if sum(line["run"] == index for line in chart["lines"]) >= MOST_LINES:
                 chart["more"] += 1
                 continue
-            label = (about.labels or {}).get(figure, label_of(figure))
+            label = (about.labels or {}).get(metric, label_of(metric))
             chart["lines"].append({**line(values, about), "run": index, "name": run, "label": label})
     for chart in found.values():
         chart["lines"] = by_number(chart["lines"])
@@ -76,10 +82,10 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
     return [found[name] for name in order if name in found]
 
 
-def label_of(figure: str) -> str:
+def label_of(metric: str) -> str:
     """What a line is called. A group of learning rates that is named by its factor has a times sign."""
-    name = figure.rpartition("/")[2]
-    factor = re.fullmatch(r"x([\d.e+-]+)", name) if figure.startswith("lr_groups/") else None
+    name = metric.rpartition("/")[2]
+    factor = re.fullmatch(r"x([\d.e+-]+)", name) if metric.startswith("lr_groups/") else None
     return f"rate × {factor[1]}" if factor else in_words(name)
 
 
@@ -91,21 +97,22 @@ def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return lines
 
 
-def chart_of(figure: str) -> str:
-    """The chart in which a figure is drawn."""
+def chart_of(metric: str) -> str:
+    """The chart in which a metric is drawn."""
     for name, chart in CHARTS.items():
-        if re.fullmatch(chart.figures, figure):
+        if re.fullmatch(chart.figures, metric):
             return name
-    return figure.rpartition("/")[0] or figure
+    return metric.rpartition("/")[0] or metric
 
 
 def line(series: Series, about: Chart) -> dict[str, Any]:
     """The points of one curve; with the least and greatest values around each where it stands for several."""
     buckets, factor = series.buckets, about.factor
+    values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
         "x": [short(bucket.steps / bucket.count) for bucket in buckets],
-        "y": [short(factor * bucket.total / bucket.count) for bucket in buckets],
-        "smooth": about.smooth and len(buckets) > 20,
+        "y": [short(value) for value in values],
+        "smooth": len(buckets) > FEWEST_SMOOTHED and (about.smooth or is_noisy(values)),
         "values": series.values,
         "last": [series.last[0], short(factor * series.last[1])],
         "least": [series.least[0], short(factor * series.least[1])],
@@ -115,6 +122,34 @@ def line(series: Series, about: Chart) -> dict[str, Any]:
         data["low"] = [short(factor * bucket.low) for bucket in buckets]
         data["high"] = [short(factor * bucket.high) for bucket in buckets]
     return data
+
+
+def is_noisy(values: Sequence[float]) -> bool:
+    """Whether a curve goes up and down so often that its trend is hard to see."""
+    extent = max(values) - min(values)
+    return extent > 0 and sum(abs(b - a) for a, b in itertools.pairwise(values)) > NOISY * extent
+
+
+def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Omits charts whose lines have one value each, and names them with their values in a sentence.
+
+    At the first logged step, when every chart is like that, all are kept.
+    """
+    drawn = [chart for chart in charts if any(len(line["x"]) > 1 for line in chart["lines"])]
+    if not drawn or len(drawn) == len(charts):
+        return charts, ""
+    told = []
+    for chart in charts:
+        if chart not in drawn:
+            unit = f" {chart['unit']}" if chart["unit"] else ""
+            values = [f"{name_of(line)} {figure(line['last'][1])}{unit}" for line in chart["lines"]]
+            told.append(f"{chart['title']} ({', '.join(values)})")
+    return drawn, f"Charts with a single value so far are not drawn: {'; '.join(told)}."
+
+
+def name_of(line: Mapping[str, Any]) -> str:
+    """The run, if several are compared, and the label of a line."""
+    return " · ".join(filter(None, (line["name"], line["label"])))
 
 
 def short(value: float) -> float:

@@ -1,20 +1,23 @@
-"""Several runs on one page: their curves in the same charts, what differs in their configs, samples side by side."""
+"""Several runs on one page: changed settings, results, samples side by side, and curves in the same charts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import compared
-from worldsmith.monitor.page.formats import count, figure
+from worldsmith.monitor.page.formats import count, duration, figure, size, time
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run
-from worldsmith.monitor.page.run_page import BEST
-from worldsmith.monitor.page.samples import Place, Row, rows, scores
-from worldsmith.monitor.page.settings import differences
-from worldsmith.monitor.page.status import find_status
+from worldsmith.monitor.page.run_page import BEST, samples_section
+from worldsmith.monitor.page.samples import Place, Row, rows
+from worldsmith.monitor.page.settings import ABSENT, differences
+from worldsmith.monitor.page.status import Status, find_status
+
+OPEN_DIFFERENCES = 12
+"""Changed settings that are visible at once; a click shows the others."""
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
@@ -26,23 +29,33 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
     names = names_of(runs)
     states = [find_status(run) for run in runs]
-    about = [
-        {"name": name, "folder": str(run.folder), "status": status, "loss": last_loss(run), "best": best_loss(run)}
-        for run, name, status in zip(runs, names, states, strict=True)
-    ]
     shown, measured = side_by_side(runs, names, place), compared(runs, names)
     for run in runs:
         run.report_outside()
     problems = [f"{name}: {problem}" for run, name in zip(runs, names, strict=True) for problem in run.problems]
-    curves = charts([(name, run.metrics.series) for run, name in zip(runs, names, strict=True)])
+    series = [(name, run.metrics.series) for run, name in zip(runs, names, strict=True)]
+    curves, single = drop_single_values(charts(series))
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
-    note = "Long curves are drawn with fewer points; all values are in metrics.jsonl." if thinned else ""
+    notes = ["Long curves are drawn with fewer points; all values are in metrics.jsonl."] if thinned else []
+    notes += [single] if single else []
+    about = [
+        {"name": name, "folder": str(run.folder), "status": status}
+        for run, name, status in zip(runs, names, states, strict=True)
+    ]
+    results = {}
+    for label, value in RESULTS:
+        values = [value(run, status) for run, status in zip(runs, states, strict=True)]
+        if set(values) != {ABSENT}:
+            results[label] = values
     sections = [
         section("comparison", "Runs", runs=about, problems=problems),
-        section("curves", "Curves", empty=not curves, thinned=note, missing=""),
-        section("samples", "Samples", rows=shown, scores=scores(shown), more=0),
-        *([section("evaluation", "Evaluation", evaluations=measured)] if measured else []),
-        section("differences", "Config", names=names, differences=differences(runs)),
+        section(
+            "differences", "Settings", names=names, differences=differences(runs), open_differences=OPEN_DIFFERENCES
+        ),
+        section("results", "Results", names=names, results=results),
+        *([section("evaluation", "Evaluation", evaluations=measured, is_comparison=True)] if measured else []),
+        samples_section(shown),
+        section("curves", "Curves", empty=not curves, notes=notes),
     ]
     at_work = any(status.at_work for status in states)
     return Page(f"{len(runs)} runs", sections, curves, runs=len(runs), at_work=at_work, linked=place.linked)
@@ -59,23 +72,54 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -
     """The newest samples of each run, by prompt, first the prompts that most runs have."""
     found: dict[tuple[str, str], Row] = {}
     shares: Counter[tuple[str, str]] = Counter()
-    for run, name in zip(runs, names, strict=True):
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
         run.samples = [sample for sample in run.samples if sample.get("step") == newest]
-        for row in rows(run, place, prefix=name):
+        for row in rows(run, place, prefix=name, index=index):
             shares[row.key] += 1
             if row.key in found:
                 found[row.key].shown += row.shown
+                found[row.key].real = found[row.key].real or row.real
             else:
                 found[row.key] = row
     return sorted(found.values(), key=lambda row: -shares[row.key])
 
 
-def last_loss(run: RunFiles) -> str:
+def last_loss(run: RunFiles, _: Status) -> str:
     loss = run.metrics.series.get("loss")
-    return figure(loss.last[1]) if loss else "–"
+    return figure(loss.last[1]) if loss else ABSENT
 
 
-def best_loss(run: RunFiles) -> str:
+def best_loss(run: RunFiles, _: Status) -> str:
     validation = run.metrics.series.get(BEST)
-    return f"{figure(validation.least[1])} at step {count(validation.least[0])}" if validation else "–"
+    return f"{figure(validation.least[1])} at step {count(validation.least[0])}" if validation else ABSENT
+
+
+def speed(run: RunFiles, _: Status) -> str:
+    tokens = run.metrics.latest.get("tokens_per_second")
+    return f"{count(round(tokens))} tokens/s" if tokens else ABSENT
+
+
+def peak_memory(run: RunFiles, _: Status) -> str:
+    memory = run.metrics.latest.get("peak_memory_bytes")
+    return size(memory) if memory else ABSENT
+
+
+def elapsed(_: RunFiles, status: Status) -> str:
+    return duration(status.elapsed_seconds) if status.elapsed_seconds else ABSENT
+
+
+def step_of(_: RunFiles, status: Status) -> str:
+    return f"{count(status.step)} of {count(status.max_iter)}" if status.max_iter else count(status.step)
+
+
+RESULTS: tuple[tuple[str, Callable[[RunFiles, Status], str]], ...] = (
+    ("step", step_of),
+    ("training loss", last_loss),
+    ("best validation loss", best_loss),
+    ("speed", speed),
+    ("peak memory", peak_memory),
+    ("duration", elapsed),
+    ("started", lambda _, status: time(status.started) if status.started else ABSENT),
+)
+"""Rows of the table of results."""

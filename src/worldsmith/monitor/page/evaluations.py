@@ -9,9 +9,10 @@ from typing import Any
 
 from worldsmith.monitor.page.formats import words
 from worldsmith.monitor.page.run_files import RunFiles
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import WEIGHTS, Place
 
-PICTURES = {"confusion.png": "true classes and answers", "contact_sheet.png": "videos of each model"}
+PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
+WIDE = "contact_sheet.png"
 MOST_PARTS = 12
 """Parts of the data whose accuracy is shown, of one evaluation."""
 
@@ -29,8 +30,8 @@ class Evaluation:
     columns: list[str]
     """Models that were measured beside each other; one that is empty where there is one."""
     rows: Rows
-    pictures: list[tuple[str, str]] = field(default_factory=list)
-    """`src` and what it shows."""
+    pictures: list[tuple[str, str, bool]] = field(default_factory=list)
+    """`src`, what it shows, and whether it has small details and needs the width of the page."""
 
 
 def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
@@ -40,8 +41,8 @@ def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
         folder = Path(file).parent
         columns, rows = figures_in(facts)
         if rows:
-            sources = {name: place and place.source(run, str(folder / name)) for name in PICTURES}
-            pictures = [(source, PICTURES[name]) for name, source in sources.items() if source]
+            sources = {name: place and place.picture(run, str(folder / name)) for name in PICTURES}
+            pictures = [(source, PICTURES[name], name == WIDE) for name, source in sources.items() if source]
             found.append(Evaluation(str(folder), describe(facts), columns, rows, pictures))
     return found
 
@@ -112,7 +113,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     told = [
         f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
         f"step {iteration}" if iteration is not None else "",
-        f"{weights} weights" if weights else "",
+        f"{WEIGHTS.get(weights, weights)} weights" if weights else "",
         f"data {facts['dataset']}" if facts.get("dataset") else "",
     ]
     return " · ".join(filter(None, told))

@@ -13,6 +13,11 @@ def count(value: Any) -> str:
     return f"{value:,}".replace(",", "\u202f") if isinstance(value, (int, float)) else str(value)
 
 
+def plural(number: float, noun: str) -> str:
+    """The number with its noun: 1 clip, 24 clips."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 

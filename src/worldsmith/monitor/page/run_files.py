@@ -52,6 +52,8 @@ class RunFiles:
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Entries of the quarantine lists, by the file's name."""
     data_report: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Number of parameters, and of trained ones."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What `worldsmith evaluate` has measured, by file."""
     checkpoints: list[str] = field(default_factory=list)
@@ -96,6 +98,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
     run.status = table(run, "status.json")
     run.plan = table(run, "plan.json")
     run.data_report = table(run, "data_report.json")
+    run.parameters = table(run, "param_count/parameters.json")
     for name in (name for figures in MEASURED for name in (f"*/{figures}", f"*/*/{figures}")):
         for path in sorted(folder.glob(name)):
             place = path.relative_to(folder).as_posix()

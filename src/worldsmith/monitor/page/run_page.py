@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.monitor.page.charts import charts
+from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
-from worldsmith.monitor.page.formats import count, duration, figure
+from worldsmith.monitor.page.formats import count, duration, figure, plural
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
-from worldsmith.monitor.page.samples import MOST_PROMPTS, Place, rows, scores
+from worldsmith.monitor.page.samples import OPEN_PROMPTS, Place, Row, count_rows, group_by_prompt, rows, scores
 from worldsmith.monitor.page.series import MetricsReader
 from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import MEANING, Status, find_status
+from worldsmith.monitor.short_text import short_number
 
 logger = logging.getLogger(__name__)
 
@@ -56,30 +56,32 @@ def live_page(folder: Path, metrics: MetricsReader) -> Page:
 
 def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = None) -> Page:
     status = find_status(run, known)
-    curves = charts([("", run.metrics.series)])
-    sections = list(sections_of(run, status, place, empty=not curves))
+    curves, single = drop_single_values(charts([("", run.metrics.series)]))
+    notes = list(filter(None, (thinned_note(run), missing_note(run), single)))
+    sections = list(sections_of(run, status, place, section("curves", "Curves", empty=not curves, notes=notes)))
     title = f"{run.name}: {status.state}, step {status.step}"
     return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
 
 
-def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> Iterator[Section]:
+def sections_of(run: RunFiles, status: Status, place: Place, curves: Section) -> Iterator[Section]:
     """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
     run.report_outside()
     where = " / ".join(str(name) for name in job if name) or str(run.folder)
     meaning = MEANING[status.state]
-    facts = list(facts_of(run, status))
-    yield section("overview", "Overview", run=run, status=status, where=where, meaning=meaning, facts=facts)
+    facts, setup = list(facts_of(run, status)), list(setup_facts(run))
+    yield section(
+        "overview", "Overview", run=run, status=status, where=where, meaning=meaning, facts=facts, setup=setup
+    )
     advice = section("next", "What next", steps=next_steps(run, status))
     is_urgent = not status.at_work and status.state != "finished"
     if is_urgent:
         yield advice
-    yield section("curves", "Curves", empty=empty, thinned=thinned_note(run), missing=missing_note(run))
-    prompts = len({sample.get("prompt") for sample in run.samples})
-    yield section("samples", "Samples", rows=found, scores=scores(found), more=max(0, prompts - MOST_PROMPTS))
+    results = [samples_section(found, more=count_rows(run) - len(found))]
     if measured:
-        yield section("evaluation", "Evaluation", evaluations=measured)
+        results.append(section("evaluation", "Evaluation", evaluations=measured, is_comparison=False))
+    yield from [*results, curves] if found else [curves, *results]
     if run.plan:
         yield plan_section(run)
     if not is_urgent:
@@ -93,13 +95,15 @@ def sections_of(run: RunFiles, status: Status, place: Place, *, empty: bool) -> 
     yield section("environment", "Environment", launch=run.launch, environment=run.environment)
 
 
+def samples_section(rows: Sequence[Row], *, more: int = 0) -> Section:
+    """Samples by prompt; `more` prompts are not on the page."""
+    groups = group_by_prompt(rows)
+    return section("samples", "Samples", groups=groups, open_prompts=OPEN_PROMPTS, scores=scores(rows), more=more)
+
+
 def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
-    """The figures at the head of the page."""
+    """Results so far, for the head of the page."""
     series, latest = run.metrics.series, run.metrics.latest
-
-    def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-        return {"name": name, "value": value, "note": note}
-
     if loss := series.get("loss"):
         yield fact(
             "Training loss", figure(loss.last[1]), f"first {figure(loss.buckets[0].total / loss.buckets[0].count)}"
@@ -108,15 +112,62 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
         step, value = validation.least
         yield fact("Best validation loss", figure(value), f"at step {count(step)}")
     if speed := latest.get("tokens_per_second"):
-        yield fact("Speed", f"{count(round(speed))} tokens/s", f"{figure(latest.get('step_seconds'))} s a step")
+        yield fact("Speed", f"{count(round(speed))} tokens/s", f"{figure(latest.get('step_seconds'))} s/step")
     if memory := latest.get("peak_memory_bytes"):
         yield fact("Peak memory", f"{memory / 2**30:.3g} GiB")
-    if status.started and status.updated and status.updated - status.started > timedelta(0):
-        yield fact("At work for", duration((status.updated - status.started).total_seconds()), "since its last start")
+    if status.elapsed_seconds:
+        name = "Elapsed" if status.at_work else "Duration"
+        note = "since the last start" if run.launch.get("earlier_launches") else ""
+        yield fact(name, duration(status.elapsed_seconds), note)
     yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
     for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
         if latest.get(name):
             yield fact(title, count(latest[name]))
+
+
+def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
+    """Model, main settings, data and code of the run, for the head of the page. Unknown ones are omitted."""
+    if model := lookup(run.config, "model.name"):
+        total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
+        if isinstance(total, int) and isinstance(trained, int) and total > 0:
+            note = f"{short_number(total)} parameters, {100 * trained / total:.3g} % trained"
+        yield fact("Model", str(model), note)
+    rate = lookup(run.config, "optimizer.lr")
+    if isinstance(rate, int | float):
+        schedule = str(lookup(run.config, "scheduler.type") or "").rpartition(".")[2]
+        steps = lookup(run.config, "scheduler.warm_up_steps")
+        warm_up = steps[0] if isinstance(steps, list) and steps else steps
+        told = [schedule, f"{plural(warm_up, 'warm-up step')}" if isinstance(warm_up, int) and warm_up else ""]
+        yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, told)))
+    latest = run.metrics.latest
+    if samples := latest.get("samples"):
+        note = f"{count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
+        yield fact("Batch", plural(samples, "sample"), note)
+    if names := dataset_names(run):
+        kind = "clip" if lookup(run.config, "job.task") == "vfm" else "record"
+        records, held_out = (lookup(run.data_report, f"{split}.records") for split in ("train", "val"))
+        told = [plural(records, kind)] if isinstance(records, int) else []
+        told += [f"{count(held_out)} for validation"] if isinstance(held_out, int) else []
+        yield fact("Data", ", ".join(names), ", ".join(told))
+    if commit := lookup(run.environment, "git.commit"):
+        changed = lookup(run.environment, "git.changed_files") or []
+        told = [str(lookup(run.environment, "git.branch", ""))]
+        told += [plural(len(changed), "changed file")] if isinstance(changed, list) and changed else []
+        yield fact("Commit", str(commit)[:10], ", ".join(filter(None, told)))
+
+
+def dataset_names(run: RunFiles) -> list[str]:
+    """The last parts of the paths of the training data, without repetitions."""
+    dataset = lookup(run.config, "dataloader_train.dataset")
+    parts = lookup(dataset, "datasets") if isinstance(dataset, Mapping) else None
+    found = [dataset, *(parts.values() if isinstance(parts, Mapping) else [])]
+    paths = [part["path"] for part in found if isinstance(part, Mapping) and part.get("path")]
+    return list(dict.fromkeys(Path(str(path)).name for path in paths))
+
+
+def fact(name: str, value: str, note: str = "") -> dict[str, str]:
+    """One entry of the head of the page."""
+    return {"name": name, "value": value, "note": note}
 
 
 def data_section(run: RunFiles) -> Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from PIL import Image
 
 from worldsmith.monitor.page.run_files import RunFiles
 
@@ -27,9 +30,23 @@ EMBEDDED_FILE = 64_000
 """Bytes of the largest file that is put into the page."""
 EMBEDDED_PAGE = 1_200_000
 """Bytes of all files that are put into one page."""
+EMBEDDED_PICTURE = 500_000
+"""Bytes of the largest picture of an evaluation that is put into the page; a larger one is scaled down to that."""
+EMBEDDED_PICTURES = 1_500_000
+"""Bytes of all pictures of evaluations that are put into one page."""
+PICTURE_WIDTH = 1600
+"""Pixels of the widest picture of an evaluation that was scaled down, and of the narrowest one below."""
+LEAST_PICTURE_WIDTH = 400
 MOST_STEPS = 8
 """Of one prompt; the first and the last are among them."""
 MOST_PROMPTS = 24
+OPEN_PROMPTS = 4
+"""Prompts whose samples are visible at once; a click shows the others."""
+LONG_ANSWER = 40
+"""Characters above which an answer gets a wide box."""
+REAL = "real clip"
+WEIGHTS = {"ema": "EMA", "live": "raw"}
+"""Names of kinds of weights on a page, by their names in files."""
 
 
 @dataclass(slots=True)
@@ -38,8 +55,14 @@ class Place:
 
     folder: Path
     room: int = EMBEDDED_PAGE
+    picture_room: int | None = None
+    """Bytes left for pictures of evaluations; `None`: `EMBEDDED_PICTURES`, or nothing where `room` is 0."""
     linked: int = 0
     """Files that the page needs beside it."""
+
+    def __post_init__(self) -> None:
+        if self.picture_room is None:
+            self.picture_room = EMBEDDED_PICTURES if self.room else 0
 
     def source(self, run: RunFiles, name: str) -> str | None:
         """The `src` of a file in a run folder: its content when it is small, else its path as seen from the page.
@@ -53,9 +76,50 @@ class Place:
         size = file.stat().st_size
         if size <= min(EMBEDDED_FILE, self.room):
             self.room -= size
-            return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+            return data_uri(kind, file.read_bytes())
+        return self._link(file)
+
+    def picture(self, run: RunFiles, name: str) -> str | None:
+        """The `src` of a picture of an evaluation: its content, scaled down if it is large; else as `source`."""
+        file, room = run.find_media(name), self.picture_room or 0
+        if file is None or not room:
+            return self.source(run, name)
+        found = read_picture(file)
+        if found is None or len(found[1]) > room:
+            return self._link(file)
+        self.picture_room = room - len(found[1])
+        return data_uri(*found)
+
+    def _link(self, file: Path) -> str:
         self.linked += 1
         return quote(os.path.relpath(file, self.folder.resolve()))
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def read_picture(file: Path) -> tuple[str, bytes] | None:
+    """Media type and content of an image file, as a smaller JPEG if it exceeds `EMBEDDED_PICTURE` bytes.
+
+    Returns None if the file is no image that can be decoded, or stays too large.
+    """
+    if file.stat().st_size <= EMBEDDED_PICTURE:
+        return MEDIA[file.suffix.lower()], file.read_bytes()
+    try:
+        with Image.open(file) as image:
+            picture = image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    width = min(PICTURE_WIDTH, picture.width)
+    while width >= LEAST_PICTURE_WIDTH:
+        picture = picture.resize((width, max(1, round(picture.height * width / picture.width))))
+        content = io.BytesIO()
+        picture.save(content, "JPEG", quality=80)
+        if content.tell() <= EMBEDDED_PICTURE:
+            return "image/jpeg", content.getvalue()
+        width = width * 3 // 4
+    return None
 
 
 @dataclass(slots=True)
@@ -69,6 +133,8 @@ class Shown:
     right: bool | None = None
     missing: str | None = None
     """The file that is not shown, and why."""
+    run: int | None = None
+    """Index of its run among those that are compared, which chooses its color."""
 
 
 @dataclass(slots=True)
@@ -82,6 +148,8 @@ class Row:
     media: str | None = None
     """`src` of what a question is about."""
     media_is_video: bool = False
+    real: Shown | None = None
+    """The clip of the data whose caption is the prompt."""
     shown: list[Shown] = field(default_factory=list)
     more: int = 0
     """Samples that are left out of the page."""
@@ -92,33 +160,60 @@ class Row:
         return any(shown.answer is not None for shown in self.shown)
 
     @property
+    def is_long(self) -> bool:
+        """Whether an answer needs a wide box."""
+        return any(len(shown.answer or "") > LONG_ANSWER for shown in self.shown)
+
+    @property
     def key(self) -> tuple[str, str]:
         return self.prompt, self.about
 
 
-def rows(run: RunFiles, place: Place, *, prefix: str = "") -> list[Row]:
-    """The samples of a run by what they are asked, in the order of their first appearance.
+def rows(run: RunFiles, place: Place, *, prefix: str = "", index: int | None = None) -> list[Row]:
+    """The samples of a run by prompt and by the file that a question is about; one prompt's rows follow each other.
 
-    One question may be asked about several files. `prefix` stands before each caption.
+    Prompts keep the order of their first appearance. `prefix` stands before each caption; `index` is that of the run
+    in a comparison.
     """
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for sample in run.samples:
         if isinstance(sample.get("step"), int):
-            grouped.setdefault((str(sample.get("prompt", "")), about(sample)), []).append(sample)
-    return [row(run, prompt, samples, place, prefix) for (prompt, _), samples in list(grouped.items())[:MOST_PROMPTS]]
+            prompt = str(sample.get("prompt", ""))
+            grouped.setdefault(prompt, {}).setdefault(about(sample), []).append(sample)
+    found = [(prompt, samples) for prompt, files in grouped.items() for samples in files.values()]
+    return [row(run, prompt, samples, place, prefix, index) for prompt, samples in found[:MOST_PROMPTS]]
 
 
-def row(run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Place, prefix: str) -> Row:
+def count_rows(run: RunFiles) -> int:
+    """Number of rows without the limit of `rows`."""
+    return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
+
+
+def group_by_prompt(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Each prompt with its rows, in the order of the prompts' first appearance."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.prompt, []).append(row)
+    return list(found.items())
+
+
+def row(
+    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Place, prefix: str, index: int | None
+) -> Row:
     steps = sorted({sample["step"] for sample in samples})
     kept = spread(steps, MOST_STEPS)
     found = Row(prompt, about=about(samples[-1]), expected=words(samples[-1].get("expected")))
     if found.about:
         found.media = place.source(run, found.about)
         found.media_is_video = is_video(found.about)
-    several = len({(sample.get("weights"), sample.get("guidance")) for sample in samples}) > 1
+    if real := next((sample["real"] for sample in reversed(samples) if sample.get("real")), None):
+        found.real = media(run, str(real), place, REAL)
+    varied = [name for name in ("weights", "guidance") if len({sample.get(name) for sample in samples}) > 1]
     for sample in sorted(samples, key=lambda sample: sample["step"]):
         if sample["step"] in kept:
-            found.shown.append(show(run, sample, place, prefix, several))
+            shown = show(run, sample, place, caption(sample, prefix, varied))
+            shown.run = index
+            found.shown.append(shown)
         else:
             found.more += 1
     return found
@@ -136,18 +231,27 @@ def about(sample: dict[str, Any]) -> str:
     return str(sample.get("media") or "")
 
 
-def show(run: RunFiles, sample: dict[str, Any], place: Place, prefix: str, several: bool) -> Shown:
+def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
+    """The step, and of weights and guidance scale what differs between the samples of the prompt."""
     told = [prefix, f"step {sample['step']}"]
-    if several:
-        weights = {"ema": "averaged", "live": "live"}.get(str(sample.get("weights")), sample.get("weights"))
-        guidance = sample.get("guidance")
-        told += [str(weights or ""), "" if guidance is None else f"guidance {guidance:g}"]
-    caption = " · ".join(text for text in told if text)
+    if "weights" in varied:
+        weights = str(sample.get("weights") or "")
+        told.append(WEIGHTS.get(weights, weights))
+    if "guidance" in varied and sample.get("guidance") is not None:
+        told.append(f"guidance {sample['guidance']:g}")
+    return " · ".join(text for text in told if text)
+
+
+def show(run: RunFiles, sample: dict[str, Any], place: Place, caption: str) -> Shown:
     if sample.get("kind") == "answer":
         answer, expected = words(sample.get("answer")) or "", words(sample.get("expected"))
         right = None if expected is None else answer.strip().casefold() == expected.strip().casefold()
         return Shown(caption, answer=answer, right=right)
-    file = str(sample.get("file") or "")
+    return media(run, str(sample.get("file") or ""), place, caption)
+
+
+def media(run: RunFiles, file: str, place: Place, caption: str) -> Shown:
+    """A video or an image of the run folder, or why it is not shown."""
     source = place.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 

@@ -42,6 +42,13 @@ class Status:
         return self.state in AT_WORK
 
     @property
+    def elapsed_seconds(self) -> float | None:
+        """Seconds from the last start to the last sign of life; `None` if unknown."""
+        if self.started and self.updated and self.updated > self.started:
+            return (self.updated - self.started).total_seconds()
+        return None
+
+    @property
     def share(self) -> float | None:
         """Of the steps that are done, 0 to 1."""
         return min(self.step / self.max_iter, 1.0) if self.max_iter else None

@@ -79,7 +79,7 @@ def test_the_page_of_a_run_shows_its_evaluation_at_once(tmp_path: Path) -> None:
     write(out, [Row("a", gt="yes", full_response="yes")], "binary")
     shown = page.read_text()
     assert "<h3>asked</h3>" in shown
-    assert 'alt="true classes and answers"' in shown
+    assert 'alt="confusion matrix"' in shown
 
 
 def test_too_many_failures_are_an_exit_code(tmp_path: Path) -> None:

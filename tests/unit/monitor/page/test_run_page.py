@@ -48,7 +48,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     curves = {chart["id"]: chart for chart in json.loads(data)["charts"]}
     assert list(curves) == ["loss", "validation", "learning_rate", "gradient"]
     assert curves["loss"]["lines"][0]["y"][:3] == [40, 20, 13.3333]
-    assert [line["label"] for line in curves["validation"]["lines"]] == ["live weights", "averaged weights"]
+    assert [line["label"] for line in curves["validation"]["lines"]] == ["raw weights", "EMA weights"]
 
 
 def test_nothing_is_fetched_from_outside(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_one_question_about_several_files_is_several_questions(tmp_path: Path) -
     answers = [{**given, "media": f"{name}.mp4", "answer": name, "expected": "a"} for name in "ab"]
     write_lines(folder / "EveryNDrawSample/samples.jsonl", answers)
     shown = text_of(folder, "samples")
-    assert re.search(r"Does it fall\? expected: a a ✓ step 20 Does it fall\? expected: a b ✗ step 20", shown), shown
+    assert re.search(r"Does it fall\? expected: a a ✓ step 20 expected: a b ✗ step 20", shown), shown
 
 
 def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
         (folder / name).write_text(json.dumps(facts))
     Image.new("RGB", (8, 8)).save(folder / "asked/confusion.png")
     shown = text_of(folder, "evaluation")
-    assert "12 records: ok 11, unparsed 1 · step 24 · live weights accuracy 0.25 [0.1, 0.5]" in shown
+    assert "12 records: ok 11, unparsed 1 · step 24 · raw weights accuracy 0.25 [0.1, 0.5]" in shown
     assert "f1 – " not in shown
     assert "answers that could not be read 1 accuracy of side left (4) 0.5" in shown
     assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown

@@ -19,13 +19,19 @@
   const short = value => Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
     ? value.toExponential(3) : value.toLocaleString("en", {maximumSignificantDigits: 5});
 
-  // An exponential mean that is not drawn to zero at its start.
+  // At each point a line is fitted to the values on both sides, which weigh exponentially less with their distance. So
+  // the smoothed curve neither lags behind the values nor bends away from them at its ends.
   function smooth(values, weight) {
-    let mean = 0, total = 0;
-    return values.map(value => {
-      mean = weight * mean + (1 - weight) * value;
-      total = weight * total + (1 - weight);
-      return mean / total;
+    const reach = weight > 0 ? Math.ceil(Math.log(1e-3) / Math.log(weight)) : 0;
+    return values.map((value, index) => {
+      let s0 = 0, s1 = 0, s2 = 0, t0 = 0, t1 = 0;
+      for (let other = Math.max(0, index - reach); other <= Math.min(values.length - 1, index + reach); other++) {
+        const away = other - index, share = weight ** Math.abs(away);
+        s0 += share; s1 += share * away; s2 += share * away * away;
+        t0 += share * values[other]; t1 += share * away * values[other];
+      }
+      const spread = s0 * s2 - s1 * s1;
+      return spread > 1e-9 ? (t0 * s2 - t1 * s1) / spread : t0 / s0;
     });
   }
 
@@ -47,12 +53,48 @@
       const [at, least] = line.least;
       told.push(`least ${short(least)} at ${spec.ticks ? spec.ticks[at] : short(at)}`, `greatest ${short(line.greatest[1])}`);
     }
+    if (byRun(spec)) told.push(labels(spec).length > DASHES.length ? `a line each for ${labels(spec).join(", ")}`
+      : labels(spec).map((name, index) => `${DASHES[index][0]}: ${name}`).join(", "));
     if (spec.more) told.push(`${spec.more} more lines are in metrics.jsonl`);
     return told.join(" · ");
   }
 
-  const several = spec => new Set(spec.lines.map(line => line.label)).size > 1;
-  const label = (spec, line) => page.runs < 2 ? line.label : several(spec) ? `${line.name} · ${line.label}` : line.name;
+  const labels = spec => [...new Set(spec.lines.map(line => line.label))];
+  const label = (spec, line) =>
+    page.runs < 2 ? line.label : labels(spec).length > 1 ? `${line.name} · ${line.label}` : line.name;
+
+  // The color of a run in a comparison; on the page of one run that of a line, in a ramp where lines have an order.
+  function lineColour(spec, line, index) {
+    if (page.runs > 1) return colour(`c${line.run % 10}`);
+    const ordered = spec.lines.length > 2 && spec.lines.every(line => line.label !== "" && Number.isFinite(Number(line.label)));
+    if (!ordered) return colour(`c${index % 10}`);
+    const ends = ["c0", "c4"].map(name => colour(name).slice(1).match(/../g).map(part => parseInt(part, 16)));
+    const place = index / (spec.lines.length - 1);
+    return `#${ends[0].map((part, k) => Math.round(part + place * (ends[1][k] - part)).toString(16).padStart(2, "0")).join("")}`;
+  }
+
+  // In a comparison the dashes tell the lines of one run apart, unless there are more lines than dashes.
+  const DASHES = [["solid", []], ["dashed", [7, 4]], ["dotted", [2, 3]], ["double", [9, 3, 2, 3]]];
+  function dashOf(spec, line) {
+    const known = labels(spec);
+    return DASHES[page.runs > 1 && known.length <= DASHES.length ? known.indexOf(line.label) : 0];
+  }
+
+  // Whether a legend has one entry for each run instead of one for each line.
+  const byRun = spec => page.runs > 1 && labels(spec).length > 1
+    && (labels(spec).length > DASHES.length || spec.lines.length > 8);
+
+  // The entries of a legend: the lines that one button shows and hides.
+  function entries(spec) {
+    if (spec.lines.length < 2) return [];
+    if (!byRun(spec))
+      return spec.lines.map((line, index) => ({name: label(spec, line), lines: [index]}));
+    const runs = [...new Set(spec.lines.map(line => line.run))];
+    return runs.map(run => {
+      const lines = spec.lines.flatMap((line, index) => line.run === run ? [index] : []);
+      return {name: spec.lines[lines[0]].name, lines};
+    });
+  }
 
   function add(spec) {
     const plot = make("div", {className: "plot"});
@@ -66,6 +108,7 @@
     const chart = {spec, plot, legend, text, scale, log: spec.log, hidden: new Set()};
     scale.onclick = () => { chart.log = !chart.log; draw(chart); };
     reset.onclick = () => chart.figure.reset.emit();
+    reset.hidden = touch;
     reset.setAttribute("aria-label", `${spec.title}: show everything`);
     drawn.set(spec.id, chart);
     draw(chart);
@@ -124,49 +167,58 @@
     chart.scale.textContent = log ? "linear" : "log";
     chart.scale.setAttribute("aria-label", `${spec.title}: ${log ? "linear" : "logarithmic"} scale`);
     const figure = Bokeh.Plotting.figure({
-      height: 230, sizing_mode: "stretch_width", toolbar_location: null, tools: touch ? [] : ["box_zoom", "reset"],
+      height: 244, sizing_mode: "stretch_width", toolbar_location: null, tools: touch ? [] : ["box_zoom", "reset"],
       y_axis_type: log ? "log" : "linear", x_axis_type: spec.log_over ? "log" : "linear", background_fill_color: null, border_fill_color: null, outline_line_color: null,
       min_border: 4, min_border_right: 14, output_backend: "canvas",
     });
     for (const axis of figure.axes)
       axis.setv({axis_line_color: grid, major_tick_line_color: grid, minor_tick_line_color: null,
         major_label_text_color: quiet, major_label_text_font_size: "11px", major_label_text_font: "system-ui"});
-    figure.yaxes[0].ticker.desired_num_ticks = 5;
+    const [across] = figure.xaxes, [up] = figure.yaxes;
+    across.setv({axis_label: over(spec), axis_label_text_color: quiet, axis_label_text_font_size: "11px",
+      axis_label_text_font: "system-ui", axis_label_text_font_style: "normal", axis_label_standoff: 1});
+    up.ticker.desired_num_ticks = 5;
+    up.formatter = new Bokeh.CustomJSTickFormatter({code: `
+      const value = Number(tick.toPrecision(6)), size = Math.abs(value);
+      return value && (size < 1e-3 || size >= 1e6) ? value.toExponential().replace("e+", "e") : String(value);`});
     if (spec.ticks) {
-      figure.xaxes[0].ticker = new Bokeh.FixedTicker({ticks: spec.ticks.map((_, index) => index)});
-      figure.xaxes[0].major_label_overrides = new Map(spec.ticks.map((text, index) => [index, text]));
+      across.ticker = new Bokeh.FixedTicker({ticks: spec.ticks.map((_, index) => index)});
+      across.major_label_overrides = new Map(spec.ticks.map((text, index) => [index, text]));
     } else if (spec.stops?.length) {
-      figure.xaxes[0].ticker = new Bokeh.FixedTicker({ticks: spec.stops.map(([value]) => value)});
-      figure.xaxes[0].major_label_overrides = new Map(spec.stops);
+      across.ticker = new Bokeh.FixedTicker({ticks: spec.stops.map(([value]) => value)});
+      across.major_label_overrides = new Map(spec.stops);
     } else {
-      figure.xaxes[0].ticker.desired_num_ticks = 5;
-      figure.xaxes[0].formatter.use_scientific = false;
+      across.ticker.setv({desired_num_ticks: 5, min_interval: spec.over ? 0 : 1});
+      across.formatter.use_scientific = false;
     }
     for (const lines of figure.grids) lines.grid_line_color = grid;
+    figure.xgrids[0].ticker = across.ticker;
     for (const range of [figure.x_range, figure.y_range]) range.only_visible = true;
+    const shows = [];
     chart.sources = [];
-    chart.legend.replaceChildren();
     spec.lines.forEach((line, index) => {
-      const number = (page.runs > 1 && !several(spec) ? line.run : index) % 10, line_color = colour(`c${number}`);
+      const line_color = lineColour(spec, line, index), [, line_dash] = dashOf(spec, line);
       const source = new Bokeh.ColumnDataSource({data: columns(line)});
       const at = name => ({field: name}), drawings = [];
       const width = line_width => ({source, line_color, line_width, line_join: "round"});
       if (line.low)
         drawings.push(figure.varea(at("x"), at("low"), at("high"), {source, fill_color: line_color, fill_alpha: 0.14}));
-      if (line.smooth) drawings.push(figure.line(at("x"), at("y"), {...width(1), line_alpha: 0.3}));
-      if (!line.points) drawings.push(figure.line(at("x"), at("s"), width(1.8)));
-      const dots = line.points || line.x.length < 40
+      if (line.smooth) drawings.push(figure.line(at("x"), at("y"), {...width(1), line_alpha: spec.lines.length > 4 ? 0.12 : 0.3}));
+      if (!line.points) drawings.push(figure.line(at("x"), at("s"), {...width(spec.lines.length > 8 ? 1.5 : line.smooth ? 2.2 : 1.8), line_dash}));
+      const dots = line.points || (!line.smooth && line.x.length < 40)
         ? [figure.scatter(at("x"), at("y"), {source, size: line.points ? 7 : 5, fill_color: line_color, line_color: null})] : [];
       const [hovered] = line.points ? dots : drawings.slice(-1);
       drawings.push(...dots);
       const told = [[over(spec), spec.ticks || spec.log_over ? "@x" : "@x{0,0}"], [spec.lines.length > 1 ? "$name" : "value", `@y${log ? "{0.000e+0}" : "{0.[000000]}"}`]];
       hovered.name = label(spec, line);
-      figure.add_tools(new Bokeh.HoverTool({renderers: [hovered], tooltips: told, mode: line.points ? "mouse" : "vline"}));
+      const mode = line.points || spec.lines.length > 4 ? "mouse" : "vline";
+      figure.add_tools(new Bokeh.HoverTool({renderers: [hovered], tooltips: told, mode}));
       chart.sources.push(source);
-      const show = on => drawings.forEach(drawing => { drawing.visible = on; });
-      show(!chart.hidden.has(index));
-      if (spec.lines.length > 1) chart.legend.append(toggle(chart, index, number, hovered.name, show));
+      shows.push(on => drawings.forEach(drawing => { drawing.visible = on; }));
+      shows[index](!chart.hidden.has(index));
     });
+    chart.entries = entries(spec);
+    chart.legend.replaceChildren(...chart.entries.map(entry => toggle(chart, entry, shows)));
     put(chart, figure);
   }
 
@@ -178,14 +230,23 @@
     }
   }
 
-  function toggle(chart, index, number, name, show) {
-    const value = make("small", {textContent: last(chart.spec, chart.spec.lines[index])});
-    const button = make("button", {type: "button"}, make("span", {className: `swatch c${number}`}), name, value);
-    button.setAttribute("aria-pressed", String(!chart.hidden.has(index)));
+  const lastOf = (spec, {lines}) => lines.length === 1 ? last(spec, spec.lines[lines[0]]) : "";
+
+  function toggle(chart, entry, shows) {
+    const {spec} = chart, line = spec.lines[entry.lines[0]];
+    const swatch = make("span", {className: line.points ? "swatch dot" : "swatch"});
+    swatch.style.color = lineColour(spec, line, entry.lines[0]);
+    swatch.style.borderTopStyle = byRun(spec) ? "solid" : dashOf(spec, line)[0];
+    const button = make("button", {type: "button"}, swatch, entry.name, make("small", {textContent: lastOf(spec, entry)}));
+    const is_shown = () => entry.lines.some(index => !chart.hidden.has(index));
+    button.setAttribute("aria-pressed", String(is_shown()));
     button.onclick = () => {
-      const on = chart.hidden.delete(index) || !chart.hidden.add(index);
+      const on = !is_shown();
+      for (const index of entry.lines) {
+        chart.hidden[on ? "delete" : "add"](index);
+        shows[index](on);
+      }
       button.setAttribute("aria-pressed", String(on));
-      show(on);
     };
     return button;
   }
@@ -194,7 +255,7 @@
     const {spec} = chart;
     chart.text.textContent = summary(spec);
     chart.plot.setAttribute("aria-label", `${spec.title}${spec.axes ? "" : ` over ${spec.over ?? "steps"}`}. ${chart.text.textContent}`);
-    chart.legend.querySelectorAll("small").forEach((value, index) => { value.textContent = last(spec, spec.lines[index]); });
+    chart.legend.querySelectorAll("small").forEach((value, index) => { value.textContent = lastOf(spec, chart.entries[index]); });
   }
 
   const shape = spec => JSON.stringify(spec.lines.map(line => [line.run, line.label, Boolean(line.low), line.smooth, line.x.length < 40]));
@@ -221,6 +282,13 @@
     section.querySelectorAll("details").forEach((details, index) => { details.open = open[index] ?? details.open; });
     if (focused >= 0) [...section.querySelectorAll("a, button, summary, input, [tabindex]")][focused]?.focus();
     watchVideos(section);
+    showNewest(section);
+  }
+
+  // The strips of one run begin with the oldest sample: they are scrolled to the newest, next to the real clip, which stays.
+  function showNewest(root) {
+    if (page.runs > 1) return;
+    for (const strip of root.querySelectorAll(".strip")) strip.scrollLeft = strip.scrollWidth;
   }
 
   async function refresh() {
@@ -229,7 +297,9 @@
       const next = await answer.json();
       for (const [name, text] of Object.entries(next.sections)) {
         const section = document.getElementById(name);
-        if (section && next.hashes[name] !== page.hashes[name] && name !== "curves") replace(section, text);
+        if (!section || next.hashes[name] === page.hashes[name]) continue;
+        if (name !== "curves") replace(section, text);
+        else document.getElementById("curve-notes").replaceWith(make("template", {innerHTML: text}).content.getElementById("curve-notes"));
       }
       page = {...page, ...next};
       document.title = page.title;
@@ -314,6 +384,8 @@
   show(page.charts);
   dark.addEventListener("change", () => drawn.forEach(draw));
   watchVideos(document);
+  showNewest(document);
+  document.addEventListener("toggle", ({target}) => showNewest(target), true);
   ago();
   setInterval(ago, 5000);
   if (page.live) setTimeout(refresh, 2000);
