@@ -29,7 +29,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.json_file import kind_of, read_json_object
+from worldsmith.files.json_file import are_numbers, kind_of, read_json_object
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.finite import non_finite, require_finite
@@ -285,8 +285,8 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
     if initial.startswith(CHANGES_BASE):
         raise ValueError(
             f"{folder / CONFIG}: init_lora_weights = {config['init_lora_weights']!r} is not supported: PEFT has "
-            "changed the base weights, so that these adapters do not belong to the original base. Save them again with PEFT's "
-            "save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes plain LoRA of them"
+            "changed the base weights, so that these adapters do not belong to the original base. Save them again with "
+            "PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes plain LoRA of them"
         )
     try:
         with open_file(folder / WEIGHTS) as file:
@@ -300,7 +300,7 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
 
 def is_scale(alpha: Any) -> bool:
     """Whether a value can be the `lora_alpha` of adapters."""
-    return isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 < alpha < math.inf
+    return are_numbers([alpha], above=0)
 
 
 def pipeline_file(path: Path) -> Path | None:
