@@ -61,9 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     """Finds the command and runs it, after the packages that it needs are imported."""
+    from worldsmith.monitor.terminal_text import print_text
+
     words, packages = take_packages(words)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print_text(overview())
         return 0
     if words[0] in ("-V", "--version"):
         print(f"worldsmith {__version__}")
