@@ -275,7 +275,10 @@ def read_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     """
     from torch.distributed.run import get_args_parser
 
+    from worldsmith.cli.main import CommandParser
+
     parser = get_args_parser()
+    parser.__class__ = CommandParser  # torchrun's options, and messages of ours
     parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
     options = itertools.takewhile(lambda word: word not in LAUNCHED, words)
     if "--slurm" in options:

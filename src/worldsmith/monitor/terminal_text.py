@@ -40,7 +40,7 @@ def _stated_width() -> int | None:
 
 
 def text_width() -> int:
-    """Columns for paragraphs on standard output: `WIDTH`, or fewer in a narrower terminal or by the variable COLUMNS."""
+    """Columns for paragraphs on standard output: at most `WIDTH`, the terminal's and the variable COLUMNS."""
     return max(NARROWEST, min(WIDTH, terminal_width(sys.stdout) or _stated_width() or WIDTH))
 
 

@@ -48,12 +48,23 @@ def test_long_values_and_lines_are_cut_and_paths_are_kept() -> None:
     assert shorten("x" * 200) == "x" * 200
 
 
-@pytest.mark.parametrize("words", [[EVIL], ["config", "check", f"/tmp/{EVIL}.toml"], ["evaluate", f"/tmp/{EVIL}"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [EVIL],
+        ["config", "check", f"/tmp/{EVIL}.toml"],
+        ["evaluate", f"/tmp/{EVIL}"],
+        ["schema", EVIL],
+        ["config", EVIL],
+        ["config", "diff", "moving_shapes", "flux_tiny", EVIL],
+        ["launch", f"--{EVIL}", "train"],
+    ],
+)
 def test_an_error_is_escaped(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert is_clean(error)
-    assert "\\u001b]0;title\\u0007" in error
+    assert "\\u001b]0;title\\u0007" in error or repr(EVIL) in error
 
 
 @pytest.mark.parametrize("key", ["k" * 305_000, json.dumps(EVIL)])
