@@ -12,6 +12,7 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.gpus import Gpu, find_gpu
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.planning.quick import QuickPlan, quick_plan
 from worldsmith.training.parallel import plan_degrees
 
@@ -60,7 +61,7 @@ class PlanRun(Action):
         if self.config.quick:
             return
         if sys.stderr.isatty():
-            print("a step is carried out without memory; this can take a minute …", file=sys.stderr, flush=True)
+            print_message("a step is carried out without memory; this can take a minute …")
         yield from plan_lines(self.exact)
 
     @property

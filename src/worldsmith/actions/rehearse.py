@@ -10,6 +10,7 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.world import world_size
+from worldsmith.monitor.terminal_text import print_message
 
 
 class Rehearse(Action):
@@ -27,7 +28,7 @@ class Rehearse(Action):
         from worldsmith.planning.rehearsal.rehearse import rehearse
 
         if sys.stderr.isatty():
-            print("every process is simulated; this can take a minute …", file=sys.stderr, flush=True)
+            print_message("every process is simulated; this can take a minute …")
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 

@@ -52,7 +52,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
     if ACTIONS[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
             raise UserError(f"say which:\n{kinds_in_words(name)}")
-        print(kinds_in_words(name))
+        print_text(kinds_in_words(name))
         return 0
     with mistakes_of_the_user():
         prefix, kinds, words = choose(name, head)
@@ -61,7 +61,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             texts = [text for kind in kinds if (text := help_of(name, prefix, kind, words, file, topic))]
             if not texts:
                 raise UserError(f"no flag has '{topic}' in its name or description")
-            print("\n".join(texts), end="")
+            print_text("\n".join(texts).removesuffix("\n"))
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")

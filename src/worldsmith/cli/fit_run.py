@@ -20,6 +20,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert
 from worldsmith.distributed.gpus import find_gpu
+from worldsmith.monitor.terminal_text import WIDTH, terminal_width
 from worldsmith.planning.fitting.fit import Clock, Fitting
 from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
@@ -100,7 +101,8 @@ class Progress:
         self.tried += 1
         line = f"{self.tried}, {self.clock.spent:.0f} of {self.clock.budget:.0f} s: {text}"
         if sys.stderr.isatty():
-            print(f"\r\033[K{line[:98]}", end="", file=sys.stderr, flush=True)
+            width = terminal_width(sys.stderr) or WIDTH
+            print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self.said_at >= EVERY:
             self.said_at = time.monotonic()
             print(f"trying setting {line}", file=sys.stderr, flush=True)

@@ -22,8 +22,8 @@ from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.json_schema import has_sections
 from worldsmith.config.write.values import LAUNCH_WORD, write
+from worldsmith.monitor.terminal_text import text_width
 
-WIDTH = 100
 REQUIRED = "required"
 MOST_CHOICES = 8
 """Longer lists of classes are left out: such a field takes any component."""
@@ -143,9 +143,10 @@ def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
 
 
 def _paragraph(text: str, doc: str) -> str:
-    lines = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+    width = text_width()
+    lines = textwrap.wrap(text, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
     for paragraph in doc.splitlines():
-        lines += textwrap.wrap(paragraph, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += textwrap.wrap(paragraph, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 

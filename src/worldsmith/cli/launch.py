@@ -32,7 +32,7 @@ from worldsmith.distributed.launch_desk import LaunchDesk
 from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once
 from worldsmith.distributed.stop_signals import PREEMPTED, leave, leave_terminal
 from worldsmith.distributed.world import require_devices
-from worldsmith.monitor.terminal_text import print_message
+from worldsmith.monitor.terminal_text import print_message, print_text
 from worldsmith.training.run_folder import START_VARIABLE, start_time
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
     Returns the exit code of the run, on several machines as far as this machine's processes know it.
     """
     if not words or words[0] in ("-h", "--help"):
-        print(HELP)
+        print_text(HELP)
         return 0 if words else 2
     asked: set[int] = set()
     desk = LaunchDesk()
@@ -275,7 +275,10 @@ def read_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     """
     from torch.distributed.run import get_args_parser
 
+    from worldsmith.cli.main import CommandParser
+
     parser = get_args_parser()
+    parser.__class__ = CommandParser  # torchrun's options, and messages of ours
     parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
     options = itertools.takewhile(lambda word: word not in LAUNCHED, words)
     if "--slurm" in options:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
+from typing import IO
 
 from worldsmith import __version__
 from worldsmith.actions.registry import ACTIONS
@@ -61,9 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     """Finds the command and runs it, after the packages that it needs are imported."""
+    from worldsmith.monitor.terminal_text import print_text
+
     words, packages = take_packages(words)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print_text(overview())
         return 0
     if words[0] in ("-V", "--version"):
         print(f"worldsmith {__version__}")
@@ -147,7 +150,7 @@ def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Name
     """The command's module and what its words say."""
     head, tail = split_tail(words)
     module = importlib.import_module(f"worldsmith.cli.{ELSEWHERE.get(name, name)}")
-    parser = argparse.ArgumentParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
+    parser = CommandParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(parser)
     read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
     args = read_words(parser, head)
@@ -156,6 +159,15 @@ def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Name
             parser.error(f"worldsmith {name} takes no overrides after --")
         args.overrides = [*args.overrides, *tail]
     return module, args
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose messages do not hold control characters of the words that it was given."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        from worldsmith.config.write.values import escape_controls
+
+        super()._print_message(escape_controls(message), file)
 
 
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import textwrap
 from typing import Any
 
@@ -20,10 +19,9 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
-from worldsmith.monitor.terminal_text import print_warning
+from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
 HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
-WIDTH = 100
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
 SIZE = 3
 """The column of numbers."""
@@ -90,15 +88,15 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
         print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
         return
     size = f", {short(found['parameters'])} parameters" if found["parameters"] is not None else ""
-    print(f"{found['name']}: {found['doc']}".rstrip(": "))
-    print(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
-    print(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
+    print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
+    print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
+    print_text(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
     if not parent:
         print(f"\n{to_yaml(tree)}", end="")
         return
-    print(f"\nchanges from {parent}:")
+    print_text(f"\nchanges from {parent}:")
     for path, before, after in changes:
-        print(f"  {path} = {after}  (was {before})")
+        print_text(f"  {path} = {after}  (was {before})")
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, str, str]]:
@@ -119,7 +117,7 @@ def _shown(tree: Config, path: Path) -> str:
 
 def print_list(found: list[dict[str, Any]]) -> None:
     """A line of facts and one of words for each recipe. Lines break between words, so that names can be copied."""
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+    width = text_width()
     rows = [
         (
             *(entry["name"], entry["task"], entry["model"], short(entry["parameters"])),

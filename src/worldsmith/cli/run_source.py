@@ -22,6 +22,7 @@ from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
 from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
 from worldsmith.monitor.redaction import redact_arguments
+from worldsmith.monitor.terminal_text import print_text
 
 FILES = (".toml", ".yaml", ".yml")
 
@@ -108,7 +109,7 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic:
     apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, draft.task, places=draft.places)
     named = [action for action in parser._actions if action.dest not in ("help", "source")]
     options = {", ".join(action.option_strings): action.help or "" for action in named}
-    print(flag_help(draft, topic, options), end="")
+    print_text(flag_help(draft, topic, options).removesuffix("\n"))
 
 
 def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loaded, list[str]]:

@@ -241,7 +241,8 @@ def local_size() -> int:
 
 
 def _environment_int(name: str, default: int) -> int:
+    """A whole number of the environment, not below the default. Raises ValueError for anything else."""
     text = os.environ.get(name, str(default))
-    if not text.isdigit():
-        raise ValueError(f"environment variable {name} must be a whole number, found {text!r}")
+    if not text.isdecimal() or int(text) < default:
+        raise ValueError(f"environment variable {name}: expected a whole number, at least {default}, found {text!r}")
     return int(text)

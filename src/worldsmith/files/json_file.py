@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.files.errors import UserError
+from worldsmith.files.lines import require_regular
 
+LARGEST = 3.4e38
+"""Bound of the numbers that float32 can hold."""
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object that a file holds. Raises UserError, with the file and the place in it, for anything else."""
+    require_regular(file)
     try:
         data = json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
@@ -48,6 +52,11 @@ def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name}: expected an object, found {kind_of(value)}")
     return value
+
+
+def are_numbers(values: Any, *, above: float = -LARGEST) -> bool:
+    """Whether a value is a list of numbers that float32 can hold, all greater than `above`."""
+    return isinstance(values, list) and all(type(value) in (int, float) and above < value < LARGEST for value in values)
 
 
 def kind_of(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -21,6 +22,13 @@ def read_lines(path: Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
+
+
+def require_regular(path: Path) -> None:
+    """Raises OSError for a FIFO or a device: reading one would wait, or go on, for ever."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "expected a regular file, found a pipe or a device", str(path))
 
 
 def append_line(path: Path, line: str) -> None:

@@ -13,6 +13,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TypeVar
 
+from worldsmith.files.lines import require_regular
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -80,11 +82,12 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
     the checkpoint is whole when none finds damage.
     """
     try:
+        require_regular(checkpoint / MANIFEST)
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
         wanted = [(str(name), [int(size), int(crc)]) for name, (size, crc) in files.items() if name.startswith(only)]
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
     if not wanted:
         return f"its {MANIFEST} lists no file{'' if only == ('',) else ' of its weights'}"

@@ -18,7 +18,8 @@ INDEX_FILES = "*.index.json"
 def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
     """`kind.from_pretrained` for a class of transformers or diffusers and a local folder.
 
-    Raises UserError for a folder that needs code of its own, or names kernels or files outside; like the library else.
+    Raises UserError for a folder that needs code of its own, or names kernels or files outside; OSError and ValueError
+    like the library, and ValueError, with the folder, instead of the library's other exceptions about its files.
     """
     require_safe(folder)
     try:
@@ -30,6 +31,16 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
                 "class of transformers itself; give a model that transformers supports without such code"
             ) from error
         raise
+    except (OSError, MemoryError, ImportError, UserError):  # about a file, which it names, or about the machine
+        raise
+    except Exception as error:  # each class of the libraries has exceptions of its own
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        words = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder}: {kind.__name__} cannot read the files of this folder: {type(error).__name__}: {words}. "
+            "Copy the folder again"
+        ) from error
 
 
 def require_safe(folder: Path) -> None:

@@ -1,21 +1,87 @@
-"""Text on its way to the terminal: what it holds from outside does not control the terminal, or flood it."""
+"""Text on its way to the terminal: what it holds from outside does not control the terminal, or flood it.
+
+In a terminal, lines end between words, as wide as it is. Files and pipes get the lines as they are.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
+import textwrap
+from contextlib import suppress
+from typing import TextIO
 
 from worldsmith.config.write.values import escape_controls, limit_message
+
+WIDTH = 100
+"""Maximum columns of text that is written in paragraphs."""
+NARROWEST = 20
+"""Columns of the narrowest terminal for which lines are wrapped."""
+_LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
+"""The start of a line whose text stands in a second column, after a label and two spaces; or its indentation."""
+_AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next: )?worldsmith \w")
+"""A line of a file that an error shows, or the marks below it; or a command, which is copied whole."""
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream writes to; None for a file or a pipe."""
+    with suppress(OSError, ValueError, AttributeError):
+        if stream.isatty():
+            return max(NARROWEST, _stated_width() or os.get_terminal_size(stream.fileno()).columns)
+    return None
+
+
+def _stated_width() -> int | None:
+    """The value of the variable COLUMNS; None where it is not set or not a number above 0."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) or None if columns.isdecimal() and len(columns) < 6 else None
+
+
+def text_width() -> int:
+    """Columns for paragraphs on standard output: at most `WIDTH`, the terminal's and the variable COLUMNS."""
+    return max(NARROWEST, min(WIDTH, terminal_width(sys.stdout) or _stated_width() or WIDTH))
+
+
+def fit_width(text: str, width: int | None) -> str:
+    """The text with all lines wrapped that are wider than `width`, between words; None: as it is.
+
+    The text of a second column stays in it. Words that are wider, lines of files and commands are not broken.
+    """
+    if width is None:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _wrap(line, width))
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    if len(line) <= width or _AS_IT_IS.match(line):
+        return [line]
+    found = _LABEL.match(line)
+    assert found is not None  # the second form matches everything
+    hanging = found.end() if found["plain"] is None else len(found["plain"]) + 4
+    if hanging > width // 2:
+        hanging = len(found["indent"] or found["plain"] or "") + 4
+    wrapped = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * min(hanging, width // 2),
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [part.rstrip() for part in wrapped] or [line]
 
 
 def print_text(text: str) -> None:
     """Prints results on standard output."""
-    print(escape_controls(text), flush=True)
+    print(fit_width(escape_controls(text), terminal_width(sys.stdout)), flush=True)
 
 
 def print_message(text: str) -> None:
     """Prints an error or a note on standard error."""
-    print(escape_controls(limit_message(text)), file=sys.stderr, flush=True)
+    print(fit_width(escape_controls(limit_message(text)), terminal_width(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def print_warning(text: str) -> None:
@@ -26,7 +92,7 @@ class TerminalFormatter(logging.Formatter):
     """Log records as a terminal shows them, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return escape_controls(limit_message(super().format(record)))
+        return fit_width(escape_controls(limit_message(super().format(record))), terminal_width(sys.stderr))
 
 
 def format_last_resort() -> None:

@@ -17,6 +17,12 @@ from rich.text import Text
 
 from worldsmith.config.write.values import escape_controls
 from worldsmith.monitor.short_text import duration, short_number
+from worldsmith.monitor.terminal_text import fit_width
+
+BAR = 16
+"""Maximum columns of the bar of a live line."""
+LEAST_BAR = 6
+"""Columns that are kept for the bar, with the spaces around it."""
 
 
 class TerminalView:
@@ -47,10 +53,10 @@ class TerminalView:
         self.progress: Bars | None = None
         self.task: TaskID | None = None
         if self.console.is_terminal:
-            # One line even in 80 columns: a short bar, and text that is cropped rather than wrapped.
+            # One line in any terminal: the bar gives way to the text, and `update` leaves out what has no room.
             columns = (
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
-                BarColumn(bar_width=16),
+                BarColumn(bar_width=None, table_column=Column(max_width=BAR)),
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             )
             self.progress = Bars(*columns, console=self.console, meanwhile=meanwhile)
@@ -84,10 +90,13 @@ class TerminalView:
     ) -> None:
         """Shows the state after `step` optimizer steps. Unknown rates are left out."""
         parts = [f"loss {loss:.4f}"]
-        if tokens_per_second is not None:
-            parts.append(f"{short_number(tokens_per_second)} tokens/s")
         if remaining_seconds is not None and step < self.total_steps:
             parts.append(f"{duration(remaining_seconds)} left")
+        if tokens_per_second is not None:
+            speed = f"{short_number(tokens_per_second)} tokens/s"
+            room = self.console.width - len(f"step {self.total_steps}/{self.total_steps}") - LEAST_BAR
+            if self.progress is None or len("  ".join([*parts, speed])) <= room:
+                parts.insert(1, speed)
         text = "  ".join(parts)
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=step, description=text)
@@ -99,8 +108,9 @@ class TerminalView:
 
     def print(self, message: str, *, style: str = "") -> None:
         """Prints a message above the live line."""
+        text = fit_width(escape_controls(message), self.console.width if self.console.is_terminal else None)
         try:
-            self.console.print(Text(escape_controls(message), style=style), soft_wrap=True)
+            self.console.print(Text(text, style=style), soft_wrap=True)
         except OSError as error:  # a log file on a full disk
             go_quiet(self.console, error)
 

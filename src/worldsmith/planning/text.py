@@ -1,4 +1,4 @@
-"""A plan for people, in lines of at most 100 columns: the answer first, what was assumed for it last."""
+"""A plan for people, in at most 100 columns, or the terminal's: the answer first, what was assumed for it last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import short_number
+from worldsmith.monitor.terminal_text import text_width
 from worldsmith.planning.memory_verdict import worst_moment
 from worldsmith.planning.seconds import Range, StepSeconds, leaves
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from worldsmith.planning.work import PhaseMemory
 
 T = TypeVar("T")
-WIDTH = 100
 TIE = "\u00a0"
 """A space at which no line ends."""
 FIRST = 13
@@ -121,10 +121,23 @@ def table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
     for title, phase in rows.items():
         counts = [phase.peak, *(phase.kinds.get(kind, 0) for kind in kinds)]
         entries.append([title, *("-" if count < LEAST * unit else f"{count / unit:.2f}" for count in counts)])
-    widths = [max(map(len, column)) for column in zip(*entries, strict=True)]
-    for title, *cells in entries:
-        numbers = (text.rjust(width) for text, width in zip(cells, widths[1:], strict=True))
-        yield "  ".join([title.ljust(widths[0]), *numbers])
+    first, *widths = [max(map(len, column)) for column in zip(*entries, strict=True)]
+    parts = fitting_columns(widths, text_width() - first)
+    for number, columns in enumerate(parts):
+        if number:
+            yield ""
+        for title, *cells in entries:
+            yield "  ".join([title.ljust(first), *(cells[column].rjust(widths[column]) for column in columns)])
+
+
+def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The numbers of a table's columns, in as many groups as needed so that each is at most `room` wide."""
+    parts: list[list[int]] = [[]]
+    for column, width in enumerate(widths):
+        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
+            parts.append([])
+        parts[-1].append(column)
+    return parts
 
 
 def in_order(found: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
@@ -174,7 +187,7 @@ def traffic_lines(plan: Plan) -> Iterator[str]:
 
 def line(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
     """The word, and the text in as many lines as it needs."""
-    lines = textwrap.wrap(text, WIDTH - first, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, text_width() - first, break_long_words=False, break_on_hyphens=False)
     for number, part in enumerate(lines):
         yield f"{about if number == 0 else '':<{first}}{part}".replace(TIE, " ")
 

@@ -10,6 +10,7 @@ import pytest
 from stored_checkpoints import checkpointer, messages, save
 
 from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.sources.verify import has_checksums
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
 from worldsmith.files.manifest import find_damage
@@ -90,7 +91,23 @@ def test_a_manifest_that_lists_nothing_is_damage(tmp_path: Path, only: tuple[str
     assert "lists no file" in str(find_damage(tmp_path, only=only))
 
 
-@pytest.mark.parametrize("content", ["[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"a": ["x", "y"]}}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"files": []}',
+        '{"files": {"a": 1}}',
+        '{"files": {"a": ["x", "y"]}}',
+        '{"files": {"a": [Infinity, 1]}}',
+        "{",
+    ],
+)
 def test_a_manifest_of_anything_else_is_damage(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     assert "manifest.json cannot be read" in str(find_damage(tmp_path))
+
+
+def test_a_manifest_that_is_a_pipe_is_damage_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    assert "found a pipe or a device" in str(find_damage(tmp_path))
+    assert has_checksums(tmp_path), "a manifest that cannot be read"

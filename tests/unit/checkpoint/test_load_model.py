@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -316,3 +317,25 @@ def test_weights_that_are_not_finite_are_refused(run_folder: Path, config: Cosmo
     report = load_weights(str(run_folder), model, keys_to_skip=["net."])
     assert len(report.skipped) == len(names)
     load_weights(str(run_folder), model, average_as_live=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("__class__", None, "generation has the unknown key '__class__'"),
+        ("guidance", "6", r"generation\.guidance: expected a number, found '6'"),
+        ("guidance", float("nan"), r"generation\.guidance: expected a number, found nan"),
+        ("steps", 1.5, r"generation\.steps: expected a whole number, found 1\.5"),
+    ],
+)
+def test_defaults_of_an_export_that_its_family_does_not_have_are_refused(
+    config: Cosmos3Generator.Config, run_folder: Path, tmp_path: Path, name: str, value: Any, words: str
+) -> None:
+    model = find_model(run_folder)
+    export_native(model.open(), model.spec, tmp_path / "out", defaults=model.defaults)
+    file = tmp_path / "out" / "worldsmith.json"
+    about = json.loads(file.read_text())
+    about["generation"][name] = value
+    file.write_text(json.dumps(about))
+    with pytest.raises(UserError, match=words):
+        find_model(tmp_path / "out")

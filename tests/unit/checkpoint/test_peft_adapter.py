@@ -149,6 +149,11 @@ def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
         ({"bias": "all"}, "bias = 'all' is not supported"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True is not supported"),
         ({"alpha_pattern": {"to_q": 3}}, "alpha_pattern"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "'pissa_niter_4' is not supported: PEFT has changed the base",
+        ),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq' is not supported"),
         ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),
     ],
 )

@@ -198,6 +198,10 @@ ADAPTER_MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: config(f, "adapter_config.json", lora_alpha=0),
         r"adapter_config\.json: lora_alpha: expected .* found 0",
     ),
+    "huge": (
+        lambda f: config(f, "adapter_config.json", lora_alpha=10**400),
+        r"adapter_config\.json: lora_alpha: expected a number above 0",
+    ),
     "flipped": (lambda f: flip(f / "adapter_model.safetensors"), r"is damaged: the content of adapter_model"),
 }
 

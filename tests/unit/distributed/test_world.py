@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from worldsmith.distributed.peers import PATIENCE
-from worldsmith.distributed.world import World, device_remarks, start_world
+from worldsmith.distributed.world import World, device_remarks, start_world, world_size
 
 
 def test_one_process_agrees_with_itself() -> None:
@@ -61,3 +61,10 @@ def test_ranks_wait_for_each_other_as_long_as_reading_a_checkpoint_may_take(
     device, (words, named) = asked
     assert (device, words) == (1, ("cpu:gloo,cuda:nccl",))
     assert named["timeout"] == PATIENCE
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "x", "1e3", "²"])
+def test_a_number_of_processes_that_cannot_be_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ValueError, match=rf"WORLD_SIZE: expected a whole number, at least 1, found '{value}'"):
+        world_size()

@@ -170,6 +170,25 @@ def test_an_index_may_name_files_in_folders_below(tmp_path: Path) -> None:
     assert read_weight_map(index)["a"] == "transformer/model-1.safetensors"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("tokenizer_config.json", {"extra_special_tokens": [["x"]]}, "AutoTokenizer .*TypeError"),
+        ("special_tokens_map.json", {"eos_token": 0.1}, "AutoTokenizer .*TypeError: Special token eos_token"),
+        ("tokenizer.json", {"version": "/dev/zero"}, "AutoTokenizer .*KeyError"),
+        ("config.json", {"model_type": "t5", "is_encoder_decoder": "no"}, "AutoConfig .*is_encoder_decoder"),
+    ],
+)
+def test_what_the_libraries_cannot_read_is_an_error_with_the_folder(
+    folder: Path, name: str, settings: dict[str, Any], words: str
+) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    change(folder / name, **settings)
+    with pytest.raises(ValueError, match=rf"{folder}: {words}"):
+        load_from_folder(AutoConfig if name == "config.json" else AutoTokenizer, folder)
+
+
 def test_what_is_shipped_is_loaded() -> None:
     from diffusers import AutoencoderKLWan
     from transformers import AutoTokenizer

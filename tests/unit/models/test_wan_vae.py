@@ -101,6 +101,17 @@ def test_a_vae_that_divides_clips_otherwise_is_refused(folder, tmp_path):
         WanVAE.Config(vae_path=str(tmp_path)).build()
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), 10**400, {}, None, "1"])
+def test_deviations_of_latents_that_no_latents_can_have_are_refused(folder, tmp_path, value):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["latents_std"][3] = value
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"config\.json': latents_std: expected finite numbers above 0, found \["):
+        WanVAE.Config(vae_path=str(tmp_path)).build()
+
+
 def test_fingerprint_changes_with_weights_config_precision_and_window_only(folder, tmp_path):
     def fingerprint(path, precision="float32"):
         return WanVAE.Config(vae_path=str(path), precision=precision).build().fingerprint

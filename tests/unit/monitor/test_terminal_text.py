@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from worldsmith.data.conversations.preview import Stretch, written
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.process_log import CopiedStream, ProcessLog
-from worldsmith.monitor.terminal_text import print_warning, terminal_handler
+from worldsmith.monitor.terminal_text import fit_width, print_warning, terminal_handler
 from worldsmith.monitor.terminal_view import TerminalView
+from worldsmith.planning.text import fitting_columns
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.\u2066b\rc"
@@ -46,12 +48,23 @@ def test_long_values_and_lines_are_cut_and_paths_are_kept() -> None:
     assert shorten("x" * 200) == "x" * 200
 
 
-@pytest.mark.parametrize("words", [[EVIL], ["config", "check", f"/tmp/{EVIL}.toml"], ["evaluate", f"/tmp/{EVIL}"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [EVIL],
+        ["config", "check", f"/tmp/{EVIL}.toml"],
+        ["evaluate", f"/tmp/{EVIL}"],
+        ["schema", EVIL],
+        ["config", EVIL],
+        ["config", "diff", "moving_shapes", "flux_tiny", EVIL],
+        ["launch", f"--{EVIL}", "train"],
+    ],
+)
 def test_an_error_is_escaped(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert is_clean(error)
-    assert "\\u001b]0;title\\u0007" in error
+    assert "\\u001b]0;title\\u0007" in error or repr(EVIL) in error
 
 
 @pytest.mark.parametrize("key", ["k" * 305_000, json.dumps(EVIL)])
@@ -139,3 +152,87 @@ def test_the_log_of_a_process_is_escaped(tmp_path: Path) -> None:
     assert is_clean(text)
     assert "green" in text
     assert sys.stdout is not None
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_lines_end_between_words_in_the_column_of_their_text(width: int) -> None:
+    words = [f"word{number}" for number in range(60)]
+    folder = f"/{'folder/' * 40}file"
+    text = f"label        {' '.join(words)}\n    -> {' '.join(words)}\nin {folder} {' '.join(words)}\nshort"
+    lines = fit_width(text, width).split("\n")
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split()), "nothing is lost"
+    assert all(len(line) <= width or line.strip() == folder for line in lines)
+    second = lines[1]
+    assert second.startswith(" " * 13 + "word")
+    assert next(line for line in lines if "->" in line).startswith("    -> word0")
+    assert fit_width(text, None) == text
+
+
+def test_lines_of_files_with_their_marks_and_commands_are_not_wrapped() -> None:
+    command = f"next: worldsmith export {'folder' * 9} -o DIR"
+    assert fit_width(command, 60) == command
+    frame = f"   12 | {'key = 1 ' * 20}\n      | {' ' * 90}^^^"
+    assert fit_width(frame, 60) == frame
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["recipes"],
+        ["recipes", "moving_shapes"],
+        ["dataset"],
+        ["dataset", "import", "--help"],
+        ["generate", "--help"],
+        ["launch", "--help"],
+        ["train", "--help"],
+        ["train", "moving_shapes", "--help", "lr"],
+        ["config", "check", "vision_sft_nano", "--", "a=1", "trainer.max_iter=x"],
+        ["plan", "no_recipe"],
+    ],
+)
+def test_what_commands_print_fits_the_terminal(
+    words: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same words as through a pipe, on lines that are not wider than the terminal."""
+    for name in ("WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "DATASET_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    main(words)
+    piped = "".join(capsys.readouterr())
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    main(words)
+    shown = terminal.getvalue()
+    assert sorted(shown.split()) == sorted(piped.split()) or words[-1] == "--help", "no word is cut"
+    assert all(len(line) <= width or len(line.split()) < 3 for line in shown.split("\n"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_wide_table_has_its_columns_in_groups(width: int) -> None:
+    parts = fitting_columns([5] * 12, width - 10)
+    assert [column for part in parts for column in part] == list(range(12))
+    assert all(7 * len(part) <= width - 10 for part in parts)
+    assert fitting_columns([5], 2) == [[0]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_live_line_of_a_run_is_not_cropped(width: int) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, force_terminal=True, color_system=None)
+    with TerminalView(total_steps=20_000, console=console) as view:
+        view.update(12_345, loss=1.23456, tokens_per_second=123_456, remaining_seconds=4567)
+        view.print("Saved checkpoint " + "word " * 40)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).replace("\r", "\n")
+    assert all(len(line) <= width for line in text.split("\n"))
+    assert "…" not in text
+    assert "loss 1.2346" in text
+    assert re.search(r"step 12345/20000 .*left", text)
+    assert ("tokens/s" in text) == (width > 60)

@@ -17,6 +17,8 @@ from worldsmith.config import get_recipe
 from worldsmith.config.load import load
 from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.plain import to_yaml
+from worldsmith.config.tree.references import resolve
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.convert import convert
 from worldsmith.config.write.python import PythonWriter
@@ -145,3 +147,20 @@ def test_hostile_names_survive_every_form_of_a_run(tmp_path: Path, text: str, su
     unsaid = text == "???"
     assert [change.path[-1] for change in converted.rest if change.path[-1] != "caption_suffix"] == ["group"] * unsaid
     assert same(read_back(converted.text, tmp_path / "h.toml", converted.words), tree)
+
+
+def test_tables_of_a_whole_tree_replace_the_defaults_of_their_fields(tmp_path: Path) -> None:
+    def read(*texts: str) -> Any:
+        files = [tmp_path / f"{number}.yaml" for number in range(len(texts))]
+        for file, text in zip(files, texts):
+            file.write_text(text)
+        return load([str(file) for file in files], []).tree
+
+    tree = get_recipe("cogvideox_2b_tiny")
+    assert tree.dataloader_train.dataset.conditioning_config == {}, "the field's default has three keys"
+    del tree.trainer.callbacks["iter_speed"]
+    text = to_yaml(tree)
+    assert read(text) == resolve(tree)
+    speed = "worldsmith.training.callbacks.iter_speed.IterSpeed"
+    names = set(read(text, f"trainer: {{callbacks: {{again: {{type: {speed}}}}}}}\n").trainer.callbacks)
+    assert names == {*tree.trainer.callbacks, "again"}, "later files are merged"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.convert import convert
 from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
+from worldsmith.monitor.terminal_text import print_message
 
 BEST_RUN = "best.yaml"
 """The run with the best settings, in a form that `worldsmith train` takes."""
@@ -47,7 +47,7 @@ class Results:
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = f"; best: trial {best.number}, {figure(best.value)}" if best and best.number != trial.number else ""
         settings = " ".join(line["words"]) or "the run as it is"
-        print(f"trial {trial.number} of {self.config.trials}: {what} ({settings}){beside}", file=sys.stderr, flush=True)
+        print_message(f"trial {trial.number} of {self.config.trials}: {what} ({settings}){beside}")
         self.write()
 
     def write(self) -> dict[str, Any]:

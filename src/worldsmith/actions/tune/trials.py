@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from worldsmith.actions.tune.trial_run import TrialRun
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.files.record_lock import in_use
+from worldsmith.monitor.terminal_text import print_message
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -143,7 +143,7 @@ class Trials:
                 run.start(self.environment(run.slot))
             elif number not in self.told:
                 self.told.add(number)
-                print(f"trial {number} waits for its folder {run.folder}: {holder}", file=sys.stderr, flush=True)
+                print_message(f"trial {number} waits for its folder {run.folder}: {holder}")
             return None
         code = run.code()
         self.listen(trial)

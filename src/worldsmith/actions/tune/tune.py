@@ -6,7 +6,6 @@ import importlib.util
 import math
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -33,6 +32,7 @@ from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.distributed.world import require_devices
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.training.run_folder import flatten, given_root
 
 LOSSES = ("loss", "perplexity", "error")
@@ -104,7 +104,7 @@ class Tune(Action):
     def run(self) -> Result:
         """Raises UserError. Where the policy asks for no search, the process becomes that of the training."""
         if not self.route.search:
-            print(self.route.said, file=sys.stderr, flush=True)
+            print_message(self.route.said)
             words = program(self.source.command())
             os.execv(words[0], words)
         config, out = self.config, self.out

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
@@ -17,6 +18,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.stored_config import written_here
 from worldsmith.checkpoint.sources.verify import WEIGHTS, require_whole
+from worldsmith.config.declare.value_types import fits, misfit
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
@@ -173,8 +175,10 @@ def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stored
     formats = formats_of(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
-    generation = section(about, "generation")
-    told = formats.read_defaults(generation) if about else formats.published_defaults(spec.config, folder)
+    if about:
+        told = read_generation(formats, about, folder)
+    else:
+        told = formats.published_defaults(spec.config, folder)
     return StoredModel(
         folder=folder,
         spec=spec,
@@ -184,6 +188,20 @@ def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stored
         weights=source.get("weights", "live"),
         tree=None,
     )
+
+
+def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any:
+    """The defaults for generating that an export keeps. Raises UserError for others than its family has."""
+    generation = section(about, "generation")
+    defaults = formats.read_defaults({})
+    hints = {} if defaults is None else get_type_hints(type(defaults))
+    for name, value in generation.items() if defaults is not None else ():
+        if name not in {known.name for known in fields(defaults)}:
+            raise UserError(f"{folder / ABOUT}: generation has the unknown key '{name}'. Export the model again")
+        if not fits(value, hints[name]) or (isinstance(value, float) and not math.isfinite(value)):
+            problem = misfit(("generation", name), hints[name], value)
+            raise UserError(f"{folder / ABOUT}: {replace(problem, hint=None).render()}. Export the model again")
+    return formats.read_defaults(generation)
 
 
 def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:

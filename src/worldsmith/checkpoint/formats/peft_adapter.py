@@ -29,7 +29,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import are_numbers, kind_of, read_json_object
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.finite import non_finite, require_finite
@@ -47,6 +47,9 @@ UNSUPPORTED = (
     *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
 )
 """Keys of `adapter_config.json` that change what is computed, other than `"bias": "none"`, and are not applied here."""
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of `init_lora_weights` (and of those with a suffix, such as `pissa_niter_4`) with which PEFT changes the base
+weights before training: on the original base such adapters give another model."""
 PREFIX = "base_model.model"
 """Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -278,6 +281,13 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
             raise ValueError(
                 f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
             )
+    initial = str(config.get("init_lora_weights")).lower()
+    if initial.startswith(CHANGES_BASE):
+        raise ValueError(
+            f"{folder / CONFIG}: init_lora_weights = {config['init_lora_weights']!r} is not supported: PEFT has "
+            "changed the base weights, so that these adapters do not belong to the original base. Save them again with "
+            "PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes plain LoRA of them"
+        )
     try:
         with open_file(folder / WEIGHTS) as file:
             weights = {layout.native_adapter_name(name): file.get_tensor(name) for name in sorted(file.keys())}
@@ -290,7 +300,7 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
 
 def is_scale(alpha: Any) -> bool:
     """Whether a value can be the `lora_alpha` of adapters."""
-    return isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 < alpha < math.inf
+    return are_numbers([alpha], above=0)
 
 
 def pipeline_file(path: Path) -> Path | None:
@@ -309,7 +319,12 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
     with open_file(file) as opened:
         header = opened.metadata() or {}
         stored = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-    known = json.loads(header.get(DIFFUSERS_HEADER, "{}"))
+    try:
+        known = json.loads(header.get(DIFFUSERS_HEADER, "{}"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header is not valid JSON: {error}") from error
+    if not isinstance(known, dict):
+        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {kind_of(known)}")
     stated = known.get(f"{layout.part}.lora_alpha", alpha)
     if stated is None:
         raise UserError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.config.errors import UserError
+from worldsmith.files.lines import require_regular
 from worldsmith.files.manifest import MANIFEST, find_damage
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
 def has_checksums(folder: Path) -> bool:
     """Whether a folder has a manifest of ours, whole or damaged; other programs have files of that name, too."""
     try:
+        require_regular(folder / MANIFEST)
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         return False

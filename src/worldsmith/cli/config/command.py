@@ -97,7 +97,7 @@ def check(args: argparse.Namespace) -> int:
         from worldsmith.actions.check_files import CheckFiles
 
         CheckFiles.Config(run=loaded.tree).build(written=loaded.places).run()
-    print(f"OK: {loaded.source}")
+    print_text(f"OK: {loaded.source}")
     return 0
 
 

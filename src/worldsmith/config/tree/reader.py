@@ -139,7 +139,8 @@ class Reader:
 
     What the data leaves out, or has wrong, stays as it was below, or is the default. For a layer of files (`merge`),
     tables are merged key by key and ``???`` counts as left out; `spans` say where things stand, `known` which paths
-    there are, and `places` receives where each value was written.
+    there are, and `places` receives where each value was written. In a `whole` tree, which starts from no recipe, a
+    table that the files write replaces the default of its field, as in Python: keys of the default do not come back.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Reader:
         spans: Mapping[Path, Span] | None = None,
         places: dict[Path, Place] | None = None,
         known: Iterable[Path] = (),
+        whole: bool = False,
     ) -> None:
         self.problems = problems
         self.warnings = [] if warnings is None else warnings
@@ -158,6 +160,7 @@ class Reader:
         self.spans = spans or {}
         self.places = {} if places is None else places
         self.known = known
+        self.whole = whole
 
     def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
         """A section from a dict. `classes` are those that stand there, `source` is its path in the file."""
@@ -226,14 +229,16 @@ class Reader:
         return self.value(inner, None, above, path, source)
 
     def table(self, inner: Any, below: Any, above: dict[Any, Any], path: Path, source: Path) -> Any:
-        kept = dict(below) if self.merge and isinstance(below, dict) else {}
+        former = below if self.merge and isinstance(below, dict) else {}
+        is_default = self.whole and not any(starts_with(written, path) for written in self.places)
+        kept = {} if is_default else dict(former)
         wrong = False
         for key, raw in above.items():
             here = (*path, str(key))
             if not isinstance(key, str):
                 value = self.refuse(mismatch(here, "a key that is text", key), source)
             else:
-                value = self.value(inner, kept.get(key), raw, here, (*source, key))
+                value = self.value(inner, former.get(key), raw, here, (*source, key))
             if value is not _INVALID:
                 kept[key] = value
             elif not (self.merge and raw == MISSING):

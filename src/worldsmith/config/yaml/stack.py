@@ -152,8 +152,11 @@ def _put(draft: Draft, layers: list[Document], start: Config | type[Config], com
     """The layers on top of the start, the later ones over the earlier ones."""
     root, tree = (type(start), start) if isinstance(start, Config) else (start, None)
     known = [(name,) for name in field_names(root)] if tree is None else all_paths(tree)
+    places, whole = draft.places, not isinstance(start, Config)
     for layer in layers:
-        reader = Reader(draft.problems, draft.warnings, merge=True, spans=layer.spans, places=draft.places, known=known)
+        reader = Reader(
+            draft.problems, draft.warnings, merge=True, spans=layer.spans, places=places, known=known, whole=whole
+        )
         found = reader.section([root], tree, layer.data)
         tree = found if isinstance(found, Config) else tree
     if not complete or tree is None:

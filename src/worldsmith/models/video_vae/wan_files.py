@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import are_numbers, read_json_object
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.real_values import in_simulation, without_values
@@ -71,12 +71,22 @@ def read_settings(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
             f"{cell} and {TEMPORAL_FACTOR}"
         )
     for name in ("latents_mean", "latents_std"):
-        length, channels = len(settings.get(name, [])), settings["z_dim"]
-        if length != channels:
-            raise ValueError(f"vae_path: '{config}' has {length} values in {name}, expected z_dim = {channels}")
+        require_statistics(settings, name, config)
     if not is_file and not any(source.glob(WEIGHTS)):
         raise FileNotFoundError(f"vae_path: '{source}' has a config.json but no {WEIGHTS}")
     return settings
+
+
+def require_statistics(settings: dict[str, Any], name: str, config: Path) -> None:
+    """Raises ValueError for a mean or deviation that is not one finite number for each latent channel."""
+    values, channels = settings.get(name, []), settings.get("z_dim")
+    length = len(values) if isinstance(values, list) else 0
+    if length != channels:
+        raise ValueError(f"vae_path: '{config}' has {length} values in {name}, expected z_dim = {channels}")
+    positive = name == "latents_std"
+    if not (are_numbers(values, above=0) if positive else are_numbers(values)):
+        expected = f"finite numbers{' above 0' if positive else ''}"
+        raise ValueError(f"vae_path: '{config}': {name}: expected {expected}, found {values}")
 
 
 def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from worldsmith.config.errors import UserError
-from worldsmith.files.lines import read_lines
+from worldsmith.files.lines import read_lines, require_regular
 from worldsmith.monitor.page.series import MetricsReader
 
 EXPECTED = {
@@ -154,6 +154,7 @@ def table(run: RunFiles, name: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     with reported(run, name):
+        require_regular(path)
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=READER)
         if not isinstance(found, dict):
@@ -167,6 +168,7 @@ def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with reported(run, name):
+        require_regular(path)
         lines = read_lines(path)
     broken = 0
     for number, text in enumerate(lines, 1):

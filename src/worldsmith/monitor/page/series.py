@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worldsmith.files.lines import require_regular
+
 MOST_BUCKETS = 800
 """Of one series."""
 NO_CURVE = re.compile(
@@ -109,6 +111,7 @@ class MetricsReader:
     def read(self) -> None:
         """Takes in the lines that are complete. Raises OSError; a file that is not there holds none."""
         try:
+            require_regular(self.path)
             file = self.path.open("rb")
         except FileNotFoundError:
             return

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
+from worldsmith.monitor.terminal_text import text_width
 from worldsmith.planning.assumptions import encoded_first
 from worldsmith.planning.fitting.fit import Fits
 from worldsmith.planning.fitting.search import Tried
-from worldsmith.planning.text import WIDTH, line, size, span
+from worldsmith.planning.text import line, size, span
 
 FIRST = 15
 FEW = "; from a few layers"
@@ -104,7 +105,7 @@ def command_lines(words: Sequence[str]) -> Iterator[str]:
     """A command of several lines that can be pasted."""
     lines, now = [], ""
     for word in map(shlex.quote, words):
-        if now and len(now) + len(word) > WIDTH - 8:
+        if now and len(now) + len(word) > text_width() - 8:
             lines.append(now)
             now = ""
         now += f" {word}" if now else word

@@ -104,6 +104,17 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert "heard" in text_of(folder, "messages")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "messages.jsonl", "status.json", "config.yaml"])
+def test_pipes_and_devices_in_the_folder_are_named_and_not_read(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert f"{name} cannot be read: " in text_of(folder, "overview")
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert f"{name} cannot be read: " in text_of(folder, "overview")
+
+
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this is no run folder"):
         write_page(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.errors import UserError
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import are_numbers, read_json_object
 
 IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
     "preprocessor_config.json",
@@ -197,6 +197,10 @@ def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
     if abs(settings.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
         raise DataError(f"{where}: rescale_factor is {settings['rescale_factor']}; only 1/255 is supported")
     least, most, patch, merge, temporal, mean, std = found.values()
+    if not are_numbers(mean):
+        raise DataError(f"{where}: image_mean: expected finite numbers, found {mean!r}")
+    if not are_numbers(std, above=0):
+        raise DataError(f"{where}: image_std: expected finite numbers above 0, found {std!r}")
     return {
         "min_pixels": int(least),
         "max_pixels": int(most),

@@ -189,6 +189,12 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(("size", "key"), [("0", "patch_size"), ("[0,2,2]", "patch_size[0]")])
+def test_a_patch_has_at_least_one_cell_also_with_learned_positions(size: str, key: str) -> None:
+    t = read(f"{NET}patch_size={size}", f"{NET}modules.pos_embed_config.params.learnable_pos_embed=true")
+    assert f"{NET}{key}" in mistakes(t)
+
+
 @pytest.mark.parametrize(("words", "key"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_cannot_be_had_is_a_mistake_with_the_way_out(words: list[str], key: str) -> None:
     t = read(*words)

@@ -39,6 +39,8 @@ def test_an_absent_file_is_an_error(tmp_path: Path, name: str) -> None:
         ({"resample": 2}, "resample is 2; only 3"),
         ({"do_normalize": False}, "do_normalize is False"),
         ({"rescale_factor": 1.0}, r"rescale_factor is 1\.0"),
+        ({"image_std": [0.5, 0.0, 0.5]}, r"image_std: expected finite numbers above 0, found \[0\.5, 0\.0, 0\.5\]"),
+        ({"image_mean": ["0.5", 0.5, 0.5]}, r"image_mean: expected finite numbers, found \['0\.5'"),
     ],
 )
 def test_what_is_missing_or_unknown_is_an_error(tmp_path: Path, change: dict, words: str) -> None:
