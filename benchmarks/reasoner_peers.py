@@ -48,8 +48,8 @@ from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.vision_language.model import VisionLanguageModel
-from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW

@@ -19,7 +19,7 @@ from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer,
 from torch import Tensor
 
 from worldsmith.actions.weights.convert import Convert
-from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
+from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPVisionModel, 
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import sample_noise
-from worldsmith.tasks.wan import WanTask
+from worldsmith.families.wan.task import WanTask
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 

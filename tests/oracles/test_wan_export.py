@@ -18,7 +18,7 @@ from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.wan.image_encoder import PARTS
+from worldsmith.families.wan.image_encoder import PARTS
 from worldsmith.training.trainer import Trainer
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.tasks.cogvideox import CogVideoXTask
+from worldsmith.families.cogvideox.task import CogVideoXTask
 from worldsmith.training.parallel import build_model, join_world
 from worldsmith.training.step import Step, forward_backward
 

@@ -17,7 +17,7 @@ import tiny_wan
 from tiny_reasoner import conversation, qwen3_vl, write_folder
 from tiny_reasoner import model_config as reasoner_model
 
-import worldsmith.recipes  # noqa: F401
+import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.config.tree.references import resolve

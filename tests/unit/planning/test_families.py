@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recipe_environment import PLACES
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World

@@ -11,7 +11,7 @@ from worldsmith.checkpoint.formats.peft_adapter import (
     pipeline_file,
     read_pipeline_file,
 )
-from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
+from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
 from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
 from worldsmith.checkpoint.sources.weight_source import open_weights
