@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.attention.packed import grouped_attention
+from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.families.cosmos3.network.sequence import PackedSequence, pack_samples
 from worldsmith.models.video_model import SampleLayout
 

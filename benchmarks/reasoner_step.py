@@ -29,8 +29,8 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
-from worldsmith.objectives.next_token import NextToken
 from worldsmith.families.vision_language.task import VisionLanguageTask
+from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.step import Step, forward_backward
 
 GOAL = 1.5

@@ -15,8 +15,8 @@ import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline, CogVideoXVideoToVideoPipeline
 
 from worldsmith.families.cogvideox.defaults import CogVideoXDefaults
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.sampler import dynamic_scale
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE

@@ -13,18 +13,18 @@ from torch import nn
 
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cogvideox import architecture as cogvideox
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.image_input import ImageConfig
-from worldsmith.families.cosmos3.network import architecture as cosmos3
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network import architecture as cosmos3
 from worldsmith.families.flux import architecture as flux
 from worldsmith.families.flux.model import FluxGenerator
-from worldsmith.models.model import Model
 from worldsmith.families.vision_language.network.backbone import make_network
 from worldsmith.families.vision_language.network.parameter_shapes import linear_layers, parameter_shapes
 from worldsmith.families.vision_language.published import SIZES
 from worldsmith.families.wan import architecture as wan
 from worldsmith.families.wan.model import WanGenerator
+from worldsmith.models.model import Model
 
 
 def of_cosmos3(network: cosmos3.NetworkConfig, **fields: Any) -> Model.Config:

@@ -26,14 +26,14 @@ def import_for_reasoners() -> None:
 
     import worldsmith.checkpoint.formats.convert
     import worldsmith.data.conversations.chat_maker
-    import worldsmith.families.vision_language.network.forward
-    import worldsmith.families.vision_language.network.initialization
-    import worldsmith.sampling.video_writer
     import worldsmith.families.cogvideox.task
     import worldsmith.families.cosmos3.task
     import worldsmith.families.flux.task
+    import worldsmith.families.vision_language.network.forward
+    import worldsmith.families.vision_language.network.initialization
     import worldsmith.families.vision_language.task
     import worldsmith.families.wan.task
+    import worldsmith.sampling.video_writer
 
 
 def import_for_videos() -> None:

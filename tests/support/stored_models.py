@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.spec import ModelSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from worldsmith.assets import asset_path
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_vae.wan import WanVAE
 

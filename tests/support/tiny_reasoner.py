@@ -16,8 +16,8 @@ from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
-from worldsmith.objectives.next_token import NextToken
 from worldsmith.families.vision_language.task import VisionLanguageTask
+from worldsmith.objectives.next_token import NextToken
 
 IMAGE, VIDEO, VISION_START, VISION_END = 316, 317, 318, 319
 VOCABULARY = 320

@@ -22,8 +22,8 @@ from worldsmith.families.wan.architecture import (
     wan22_i2v_14b,
     wan_14b,
 )
-from worldsmith.families.wan.model import WanGenerator, part_of
 from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.families.wan.model import WanGenerator, part_of
 
 CLIP = replace(tiny(), in_channels=12, image_dim=8, added_kv_proj_dim=24)
 CLIP_ENCODER, SHORT = WanImageEncoder.Config(path="pipeline"), UMT5TextEncoder.Config(max_length=16)

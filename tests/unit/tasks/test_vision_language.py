@@ -14,8 +14,8 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_sample import IGNORED
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.policy import FreezeConfig
-from worldsmith.tasks.registry import task_of
 from worldsmith.families.vision_language.task import VisionLanguageTask
+from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 

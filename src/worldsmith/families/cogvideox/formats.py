@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.family_formats import DType, Export
-from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
-from worldsmith.files.json_file import read_json_object
 from worldsmith.families.cogvideox.defaults import SCHEDULERS, CogVideoXDefaults
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
+from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from worldsmith.config import wrong
 from worldsmith.families.cogvideox.architecture import NetworkConfig
 from worldsmith.families.cogvideox.defaults import CogVideoXDefaults, SamplingConfig
 from worldsmith.families.cogvideox.image_input import ImageConfig
-from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
+from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
 from worldsmith.models.weights.shapes import Shapes

@@ -10,13 +10,20 @@ from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cogvideox import architecture
 from worldsmith.families.cogvideox.architecture import NetworkConfig
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.base_recipe import (
+    clips,
+    make_demo,
+    make_tiny,
+    named,
+    pipeline_run,
+    with_adapters,
+)
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
+from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.objectives.v_prediction import VPrediction
-from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
-from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR
 from worldsmith.objectives.v_prediction import VPrediction
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +112,3 @@ def check_sizes(section: str, dataset: Any, network: Any) -> None:
     if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):
         why = f"the network has positions for clips of up to {width}x{height} (its sample_width and sample_height)"
         raise WrongValueError(given, why=why, remedy="train at smaller sizes")
-
-
-FAMILY = CogVideoXTask

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
-from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
-from worldsmith.families.cogvideox.sat_weights import LATEST, STATES
 from worldsmith.checkpoint.formats.export_folder import (
     count_numbers,
     facts_of,
@@ -22,8 +20,10 @@ from worldsmith.checkpoint.formats.export_folder import (
 from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.files.atomic import folder_aside
 from worldsmith.families.cogvideox.architecture import NetworkConfig
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
+from worldsmith.families.cogvideox.sat_weights import LATEST, STATES
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.models.video_vae.cogvideox_pt import sat_name
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.degrees import check_heads
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.attention.modes import (
     AttentionModes,
     NeighborhoodConfig,
@@ -20,6 +19,7 @@ from worldsmith.families.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.parameter_shapes import LAYERS, adaptable_layers, parameter_shapes, unreached
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer

@@ -15,14 +15,14 @@ from worldsmith.config.recipes.registry import not_available
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
 from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_repository
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.families.variables import CLIPS, WAN22_VAE, hub_repository
 from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos

@@ -127,6 +127,3 @@ def layout_of(sample: VideoSample) -> SampleLayout:
         fps=sample.fps,
         condition_frames=sample.condition_frames,
     )
-
-
-FAMILY = Cosmos3Task

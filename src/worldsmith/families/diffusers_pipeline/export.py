@@ -18,9 +18,9 @@ from worldsmith.checkpoint.formats.export_folder import (
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats, set_field
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats, set_field
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.parameter_names import native_parameters
 

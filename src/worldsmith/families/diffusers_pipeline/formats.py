@@ -17,9 +17,9 @@ from worldsmith.config import Configurable
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.reader import from_dict
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
-from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PipelineFormats(FamilyFormats):
         super().__init__(family)
         self.reads = f"a folder of diffusers with a {self.model.network_class}, or its pipeline (safetensors)"
         self.network_config: Any = type(self.new_config().network)
-        self.layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
+        self.adapter_layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
 
     @abstractmethod
     def pipeline_class(self, config: Any) -> str:
@@ -142,7 +142,7 @@ class PipelineFormats(FamilyFormats):
     def exports(self) -> dict[str, Export]:
         from worldsmith.families.diffusers_pipeline.export import DIFFUSERS
 
-        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.layout)}
+        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but those which the network's class keeps in float32."""
@@ -159,10 +159,10 @@ class PipelineFormats(FamilyFormats):
         return {"_class_name": self.model.network_class, **asdict(network.network)}
 
     def read_adapter(self, folder: Path) -> StoredAdapter:
-        return peft_adapter.read_adapter(self.layout, folder)
+        return peft_adapter.read_adapter(self.adapter_layout, folder)
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        return peft_adapter.load_adapter(self.layout, network, folder)
+        return peft_adapter.load_adapter(self.adapter_layout, network, folder)
 
     def adapts(self, layers: Sequence[str]) -> bool:
         config = self.new_config()

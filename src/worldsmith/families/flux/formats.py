@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
-from worldsmith.files.json_file import read_json_object
+from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS
+from worldsmith.files.json_file import read_json_object
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.flux.architecture import PACKED, NetworkConfig
 from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.model_files import SHORT_NAMES
-from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.models.weights.shapes import Shapes

@@ -7,16 +7,16 @@ from typing import cast
 from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.ema import PowerEMA
+from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_tiny, named, pipeline_run, with_adapters
 from worldsmith.families.flux.architecture import flux_dev as network_dev
 from worldsmith.families.flux.architecture import flux_schnell as network_schnell
 from worldsmith.families.flux.architecture import tiny
 from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
+from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.models.ema import PowerEMA
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_tiny, named, pipeline_run, with_adapters
-from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer

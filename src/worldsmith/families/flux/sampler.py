@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from worldsmith.families.diffusers_pipeline.sampler import SchedulerSampler
 from worldsmith.families.flux.architecture import PACKED
 from worldsmith.families.flux.model import FluxGenerator
-from worldsmith.families.diffusers_pipeline.sampler import SchedulerSampler
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, Sampling
 

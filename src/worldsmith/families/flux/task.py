@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class FluxTask(PipelineTask):
@@ -20,6 +20,3 @@ class FluxTask(PipelineTask):
         if data.dataset.num_video_frames != 1:
             given = {f"{section}.dataset.num_video_frames": data.dataset.num_video_frames}
             raise WrongValueError(given, why="this network makes images", remedy="write 1")
-
-
-FAMILY = FluxTask

@@ -7,8 +7,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.declare.ranges import Count
-from worldsmith.files.fingerprint import fingerprint
-from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 from worldsmith.families.diffusers_pipeline.published import CLIP_L, T5_XXL
 from worldsmith.families.diffusers_pipeline.text_encoder import (
     FIELD,
@@ -19,6 +17,8 @@ from worldsmith.families.diffusers_pipeline.text_encoder import (
     load_tokenizer,
     read_caption,
 )
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
 
 if TYPE_CHECKING:
     import torch

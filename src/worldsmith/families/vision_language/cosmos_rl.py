@@ -16,11 +16,11 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.stream.errors import DataError
-from worldsmith.models.ema import PowerEMA
-from worldsmith.models.spec import ModelSpec
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
 from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.loop_config import LoopConfig, monitors

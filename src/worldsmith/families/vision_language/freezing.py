@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from worldsmith.config.tree.suggest import nearest
-from worldsmith.models.parameter_names import native_name, native_parameters
 from worldsmith.families.vision_language.policy import FreezeConfig
+from worldsmith.models.parameter_names import native_name, native_parameters
 
 LANGUAGE = "language"
 PARTS = ("vision", "projector", LANGUAGE)

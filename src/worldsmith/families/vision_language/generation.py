@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.models.decoding import GREEDY, Decoding
-from worldsmith.families.vision_language.network.backbone import visual_of
 from worldsmith.families.vision_language.inputs import Conversation
+from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.models.decoding import GREEDY, Decoding
 
 NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 """What transformers calls patches and grids."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.models.real_values import real_values
 from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.models.real_values import real_values
 
 IGNORED = -100
 

@@ -1,4 +1,4 @@
-"""`VisionLanguageModel`: a vision-language model or a text decoder of transformers, as a family of the house."""
+"""`VisionLanguageModel`: a vision-language model or a text decoder of transformers, as a model family."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
-from worldsmith.models.decoding import GREEDY, Decoding
-from worldsmith.models.model import Model, NetworkParts
-from worldsmith.models.model_files import local_folder
 from worldsmith.families.vision_language.freezing import frozen_names
 from worldsmith.families.vision_language.network.parameter_shapes import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig
 from worldsmith.families.vision_language.published import find_config
+from worldsmith.models.decoding import GREEDY, Decoding
+from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model_files import local_folder
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ class VisionLanguageModel(Model):
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
         """One pass over a conversation, for those who watch the layers."""
-        from worldsmith.families.vision_language.network.forward import hidden_states
         from worldsmith.families.vision_language.inputs import make_inputs
+        from worldsmith.families.vision_language.network.forward import hidden_states
 
         given = make_inputs([sample], self.network, packed=False, normalize=normalize, device=self.device)
         hidden_states(self.network, given)

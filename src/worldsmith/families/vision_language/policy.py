@@ -7,8 +7,8 @@ from typing import Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.sections import check_patterns
-from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 from worldsmith.families.vision_language.published import pictures_of, published_config
+from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is read of a model folder beside its weights."""

@@ -19,12 +19,13 @@ from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVisio
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.models.ema import PowerEMA
-from worldsmith.models.spec import ModelSpec
+from worldsmith.families.variables import merged_reasoner
+from worldsmith.families.vision_language import cosmos_rl as cosmos_rl
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
+from worldsmith.models.ema import PowerEMA
+from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.families.variables import merged_reasoner
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.loop_config import LoopConfig, monitors

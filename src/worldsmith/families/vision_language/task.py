@@ -17,9 +17,9 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.report.flag import Flag
-from worldsmith.models.real_values import real_values
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.objectives.objective import LossSum
 from worldsmith.tasks.first_gradients import FirstGradients
@@ -166,6 +166,3 @@ def trace_of(turns: Sequence[Turn]) -> str:
 
 def has_media(sample: ChatSample) -> bool:
     return sample.image_grids is not None or sample.video_grids is not None
-
-
-FAMILY = VisionLanguageTask

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
-from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
+from worldsmith.families.wan.architecture import MASK, NetworkConfig
+from worldsmith.families.wan.defaults import WanDefaults
+from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.files.model_folder import load_from_folder
+from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
-from worldsmith.families.wan.architecture import MASK, NetworkConfig
-from worldsmith.families.wan.defaults import WanDefaults
-from worldsmith.families.wan.image_encoder import WanImageEncoder
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:

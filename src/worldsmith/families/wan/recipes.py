@@ -7,13 +7,20 @@ from typing import Any, cast
 from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.families.diffusers_pipeline.base_recipe import (
+    clips,
+    make_demo,
+    make_tiny,
+    named,
+    pipeline_run,
+    with_adapters,
+)
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
-from worldsmith.models.video_vae.wan import WanFamilyVAE
+from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.families.wan import architecture
 from worldsmith.families.wan.model import WanGenerator
+from worldsmith.models.video_vae.wan import WanFamilyVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_demo, make_tiny, named, pipeline_run, with_adapters
-from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaLinear

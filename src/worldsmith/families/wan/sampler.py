@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from worldsmith.families.diffusers_pipeline.sampler import SchedulerSampler, SchedulerSolver
+from worldsmith.families.wan.model import TIMESTEPS, WanGenerator, begin_with
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, SampleLayout
-from worldsmith.families.wan.model import TIMESTEPS, WanGenerator, begin_with
 
 
 class WanSampler(SchedulerSampler):

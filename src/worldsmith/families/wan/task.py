@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_cache import latents_of
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
+from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,3 @@ class WanTask(PipelineTask):
         states = self.model.image_encoder.states(frames) if self.model.config.network.image_dim else None
         openings = [self.model.beside_image(opening) for opening in self.latents(images)]
         return {"image": torch.stack(openings), "image_states": states}
-
-
-FAMILY = WanTask

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.attention.packed import latent_attention, text_attention
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.rms_norm import RMSNorm
 from worldsmith.families.cosmos3.network.rope import Rotary, apply_rotary
 from worldsmith.families.cosmos3.network.sequence import Geometry

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.heads import DomainAwareLinear, TimestepEmbedder, patchify, unpatchify
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence

@@ -13,11 +13,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, Pattern, attention_modes
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
 from worldsmith.families.cosmos3.attention.three_way import plan_latents
-from worldsmith.families.cosmos3.network.rope import Rotary, count_within, rotary_tables, text_positions, video_positions
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.rope import (
+    Rotary,
+    count_within,
+    rotary_tables,
+    text_positions,
+    video_positions,
+)
 from worldsmith.families.cosmos3.network.token_share import AllTokens, TokenShare
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout

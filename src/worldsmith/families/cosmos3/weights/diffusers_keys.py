@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from worldsmith.files.json_file import section
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.files.json_file import section
 
 STACK = "language_model.model."
 

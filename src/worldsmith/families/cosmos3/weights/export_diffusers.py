@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith import __version__
-from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.families.cosmos3.weights.model_card import pipeline_card
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     count_numbers,
@@ -25,9 +23,11 @@ from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOp
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.files.atomic import folder_aside
 from worldsmith.families.cosmos3.attention.modes import describe_modes
 from worldsmith.families.cosmos3.model import Cosmos3Generator, read_attention
+from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.families.cosmos3.weights.model_card import pipeline_card
+from worldsmith.files.atomic import folder_aside
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import GenerationDefaults

@@ -7,15 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from worldsmith.families.cosmos3.weights.diffusers_keys import (
-    native_to_diffusers,
-    network_config_from_diffusers,
-    transformer_config,
-)
-from worldsmith.families.cosmos3.weights.language_weights import language_weights
-from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
-from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of, stated
-from worldsmith.families.cosmos3.weights.tensor_names import NATIVE_TYPE, TRANSFORMER_CLASS, find_naming
 from worldsmith.checkpoint.formats.family_formats import (
     DType,
     Export,
@@ -26,11 +17,20 @@ from worldsmith.checkpoint.formats.family_formats import (
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.files.json_file import read_json_object, section
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import FILES, find_tokenizer
+from worldsmith.families.cosmos3.weights.diffusers_keys import (
+    native_to_diffusers,
+    network_config_from_diffusers,
+    transformer_config,
+)
+from worldsmith.families.cosmos3.weights.language_weights import language_weights
+from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
+from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of, stated
+from worldsmith.families.cosmos3.weights.tensor_names import NATIVE_TYPE, TRANSFORMER_CLASS, find_naming
+from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.weights.diffusers_keys import STACK
 from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of
 from worldsmith.families.cosmos3.weights.tensor_names import is_generation, text_settings
-from worldsmith.checkpoint.sources.weight_source import WeightSource
-from worldsmith.config.errors import UserError
 from worldsmith.models.lora import is_adapter
 
 HEAD = "language_model.lm_head.weight"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.families.cosmos3.weights.diffusers_keys import diffusers_to_native, native_to_diffusers
 from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.weights.diffusers_keys import diffusers_to_native, native_to_diffusers
 
 LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
 ADAPTER = peft_adapter.export_of(LAYOUT)

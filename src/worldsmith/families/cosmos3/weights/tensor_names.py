@@ -9,15 +9,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
+from worldsmith.families.cosmos3.network.architecture import edge
 from worldsmith.families.cosmos3.weights.diffusers_keys import (
     STACK,
     diffusers_to_native,
     network_config_from_diffusers,
 )
 from worldsmith.families.cosmos3.weights.network_settings import stated
-from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
 from worldsmith.files.json_file import section
-from worldsmith.families.cosmos3.network.architecture import edge
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from worldsmith.families.vision_language.network.attention import choose_attention
+from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE, IN_WINDOWS
+from worldsmith.families.vision_language.network.forward import loss_of
+from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model import NetworkParts
 from worldsmith.models.model_files import read_settings
 from worldsmith.models.real_values import with_real_values
-from worldsmith.families.vision_language.network.attention import choose_attention
-from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE, IN_WINDOWS
-from worldsmith.families.vision_language.network.forward import loss_of
-from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
 """Model types that keep samples in one row apart by their positions; others do not, or were never tried."""

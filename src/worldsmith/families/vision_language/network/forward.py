@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
-from worldsmith.models.real_values import real_values
 from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE
+from worldsmith.models.real_values import real_values
 
 if TYPE_CHECKING:
     from worldsmith.families.vision_language.inputs import Inputs

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith.files.model_folder import load_from_folder
 from worldsmith.families.vision_language.generation import generate
 from worldsmith.families.vision_language.inputs import Conversation
 from worldsmith.families.vision_language.published import VISUAL
+from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.weights.finite import non_finite, require_finite
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.models.parameter_names import native_parameters
 from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
 
 COUNTED = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

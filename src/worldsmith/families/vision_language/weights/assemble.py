@@ -20,18 +20,18 @@ from worldsmith.checkpoint.formats.export_folder import (
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.family_formats import DType
 from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
 from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
 from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.families.vision_language.model import VisionLanguageModel
 
 FAMILY = "vision_language"
 VISUAL = "model.visual."

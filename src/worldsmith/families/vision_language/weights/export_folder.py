@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, named_tensors
 from worldsmith.checkpoint.formats.family_formats import Export
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.conversion import FolderWeights, find_conversion
 from worldsmith.families.vision_language.weights.model_folder import find_folder, model_kind, with_dtype
-from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import is_local
 from worldsmith.models.spec import ModelSpec
-from worldsmith.families.vision_language.model import VisionLanguageModel
 
 
 def base_config(spec: ModelSpec) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Joined, Naming, NetworkDifference
+from worldsmith.config import Configurable
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.conversion import Conversion, find_conversion
 from worldsmith.families.vision_language.weights.model_card import adapter_card, folder_card
 from worldsmith.families.vision_language.weights.model_folder import (
@@ -24,12 +27,9 @@ from worldsmith.families.vision_language.weights.model_folder import (
     unexpected_patterns,
 )
 from worldsmith.families.vision_language.weights.picture_settings import write_picture_settings
-from worldsmith.config import Configurable
-from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
 from worldsmith.models.spec import ModelSpec
-from worldsmith.families.vision_language.model import VisionLanguageModel
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ import torch
 
 from worldsmith.checkpoint.formats.export_folder import count_numbers
 from worldsmith.checkpoint.formats.quantizer import Scheme, Sizes
-from worldsmith.families.vision_language.weights.gptq import round_columns
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.watch import Seen
+from worldsmith.families.vision_language.weights.gptq import round_columns
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

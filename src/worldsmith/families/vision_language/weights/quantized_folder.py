@@ -15,6 +15,10 @@ from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import facts_of, origin_of
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
+from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
+from worldsmith.config.errors import UserError
+from worldsmith.families.vision_language.network.quantized import QuantizedReasoner
+from worldsmith.families.vision_language.watch import watch_inputs
 from worldsmith.families.vision_language.weights.conversion import FolderWeights, find_conversion
 from worldsmith.families.vision_language.weights.export_folder import base_config, facts, folder_config
 from worldsmith.families.vision_language.weights.model_card import quantized_card
@@ -24,10 +28,6 @@ from worldsmith.families.vision_language.weights.quantization import (
     first_together,
     require_library,
 )
-from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
-from worldsmith.config.errors import UserError
-from worldsmith.families.vision_language.network.quantized import QuantizedReasoner
-from worldsmith.families.vision_language.watch import watch_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
