@@ -19,7 +19,7 @@ from diffusers import (
     CogVideoXPipeline,
 )
 from peft import PeftModel, get_peft_model_state_dict
-from worldsmith.checkpoint.formats.cogvideox import FAMILY
+from worldsmith.families.cogvideox.formats import CogVideoXFormats
 
 from worldsmith.actions.weights.convert import Convert
 from worldsmith.actions.weights.export import Export
@@ -36,6 +36,9 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.trainer import Trainer
+
+
+FAMILY = CogVideoXFormats("cogvideox")
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ class PipelineFormats(FamilyFormats):
     """What every such network has, and no other that is read here."""
     meanings: ClassVar[Sequence[str]] = ()
     """Network settings with other values of which the same weights compute something else, though shapes may fit."""
+    adapter_layout: AdapterLayout
     choices: ClassVar[Sequence[str]] = ()
     """Those which a fine-tuned run may choose, but should know."""
 
