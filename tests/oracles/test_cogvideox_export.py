@@ -19,7 +19,6 @@ from diffusers import (
     CogVideoXPipeline,
 )
 from peft import PeftModel, get_peft_model_state_dict
-from worldsmith.families.cogvideox.formats import CogVideoXFormats
 
 from worldsmith.actions.weights.convert import Convert
 from worldsmith.actions.weights.export import Export
@@ -29,6 +28,7 @@ from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.architecture import cogvideox1_5_5b, cogvideox_5b
+from worldsmith.families.cogvideox.formats import CogVideoXFormats
 from worldsmith.families.cogvideox.image_input import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.export import build_pipeline
@@ -36,7 +36,6 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.trainer import Trainer
-
 
 FAMILY = CogVideoXFormats("cogvideox")
 
