@@ -19,9 +19,9 @@ from typing import Any, cast
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-import worldsmith.families.recipes  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 
+import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World

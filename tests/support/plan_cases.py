@@ -14,10 +14,10 @@ from typing import Any, cast
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tiny_wan
-import worldsmith.families.recipes  # noqa: F401
 from tiny_reasoner import conversation, qwen3_vl, write_folder
 from tiny_reasoner import model_config as reasoner_model
 
+import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.config.tree.references import resolve

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import worldsmith.families.recipes  # noqa: F401 (registers them)
 from recipe_environment import PLACES
 
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.batches import assumed_batches

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worldsmith.families.recipes  # noqa: F401 (registers them)
 from recipe_environment import PLACES
 
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-import worldsmith.families.recipes  # noqa: F401 (registers them)
 from recipe_environment import PLACES
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.published_parts import with_published_parts

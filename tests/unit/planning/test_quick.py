@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-import worldsmith.families.recipes  # noqa: F401 (registers them)
 from recipe_environment import PLACES
 
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.quick import quick_plan

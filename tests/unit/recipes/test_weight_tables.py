@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worldsmith.families.recipes  # noqa: F401 (registers them)
 
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.vision_language.policy import FreezeConfig

@@ -54,9 +54,9 @@ class PipelineFormats(FamilyFormats):
     def pipeline_class(self, config: Any) -> str:
         """The pipeline for such a model, by its name in diffusers."""
 
-    @abstractmethod
     def scheduler(self, model: Any) -> Any:
-        """What it samples with."""
+        """The scheduler that the pipeline samples with."""
+        return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
         """The pipeline's arguments beside the scheduler, out of transformer, vae, text_encoder and tokenizer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.data.assumed.texts import AssumedTexts
+from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.data.text_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.objectives.noise_objective import NoiseObjective
@@ -42,7 +43,8 @@ class PipelineTask(ClipTask):
 
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
-        """Raises WrongValueError for batches that cannot be stacked, captions of two lengths and clean frames."""
+        """Raises WrongValueError for batches that cannot be stacked, captions of two lengths, clean frames, and sizes
+        that cannot be cut into tokens."""
         if data.packer != "alike":
             why = "the network takes clips of one shape in a batch"
             raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
@@ -54,6 +56,12 @@ class PipelineTask(ClipTask):
         if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
             given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
             raise WrongValueError(given, why="this network takes no clean frames", remedy="leave it empty: {}")
+        resolution, token = data.dataset.resolution, math.prod(model.latent_grid[1:3])
+        exact = exact_size(resolution)
+        sizes = [exact] if exact else list(RESOLUTIONS[resolution].values())
+        if odd := [f"{width}x{height}" for width, height in sizes if width % token or height % token]:
+            why = f"a token covers {token} pixels in height and in width, and {', '.join(odd)} cannot be cut into them"
+            raise WrongValueError({f"{section}.dataset.resolution": resolution}, why=why, remedy="take another tier")
 
     @property
     def tokenize(self) -> Callable[[str], list[int]]:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
-from worldsmith.config.errors import UserError
+from worldsmith.families.diffusers_pipeline.flow_match import read_schedule
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS
-from worldsmith.files.json_file import read_json_object
 
-SCHEDULER = "FlowMatchEulerDiscreteScheduler"
-DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}
 """Of the published images, for which a rate has no meaning."""
 SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
@@ -41,19 +38,3 @@ class FluxFormats(PipelineFormats):
 
     def pipeline_class(self, config: Any) -> str:
         return "FluxPipeline"
-
-    def scheduler(self, model: FluxGenerator) -> Any:
-        return model.defaults.make_scheduler(model.defaults.shift)
-
-
-def read_schedule(folder: Path) -> dict[str, Any]:
-    """What a pipeline's scheduler says of how to sample. Raises UserError for another one."""
-    file = folder / "scheduler" / "scheduler_config.json"
-    if not file.is_file():
-        return {}
-    said = read_json_object(file)
-    if said.get("_class_name") != SCHEDULER:
-        raise UserError(f"{file}: expected {SCHEDULER}, found {said.get('_class_name')}")
-    if not said.get("use_dynamic_shifting", False):
-        return {"shift": float(said.get("shift", 1.0))}
-    return {"shift": None, **{name: said[name] for name in DYNAMIC if name in said}}

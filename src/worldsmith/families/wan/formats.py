@@ -68,9 +68,6 @@ class WanFormats(PipelineFormats):
     def pipeline_class(self, config: Any) -> str:
         return "WanImageToVideoPipeline" if config.network.takes_image else "WanPipeline"
 
-    def scheduler(self, model: WanGenerator) -> Any:
-        return model.defaults.make_scheduler()
-
     def check_exportable(self, config: Any) -> None:
         if config.expert and not config.pipeline:
             raise ValueError("model.config.pipeline is empty: a pipeline needs the other expert; use --format native")

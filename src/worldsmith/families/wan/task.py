@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_cache import latents_of
-from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -40,12 +39,6 @@ class WanTask(PipelineTask):
         if model.expand_timesteps and any(int(frames) > 1 and weight for frames, weight in clean.items()):
             why = "its pipeline gives the first latent frame alone"
             raise WrongValueError({f"{section}.dataset.conditioning_config": clean}, why=why, remedy="write 0 and 1")
-        resolution, token = data.dataset.resolution, model.tokenizer.spatial_factor * model.network.patch_size[1]
-        exact = exact_size(resolution)
-        sizes = [exact] if exact else list(RESOLUTIONS[resolution].values())
-        if odd := [f"{width}x{height}" for width, height in sizes if width % token or height % token]:
-            why = f"a token covers {token} pixels in height and in width, and {', '.join(odd)} cannot be cut into them"
-            raise WrongValueError({f"{section}.dataset.resolution": resolution}, why=why, remedy="take another tier")
 
     @property
     def first_frames(self) -> FirstFrames:
