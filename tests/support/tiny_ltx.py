@@ -49,10 +49,10 @@ def make_parts(folder: Path, **settings: Any) -> None:
     make_tokenizer(folder / "tokenizer")
 
 
-def tiny_config(world: Path, *, steps: int = 4) -> Trainer.Config:
+def tiny_config(world: Path, recipe: str = "ltx_video_tiny", *, steps: int = 4) -> Trainer.Config:
     """A run of the tiny recipe over `make_world(world)` that logs every step; clips of 9 frames and of one."""
     os.environ |= {"LTX_PATH": str(world / "pipeline"), "DATASET_PATH": str(world / "data")}
-    config = cast(Trainer.Config, get_recipe("ltx_video_tiny"))
+    config = cast(Trainer.Config, get_recipe(recipe))
     config.trainer.max_iter, config.trainer.logging_iter, config.trainer.cpu_threads = steps, 1, 1
     config.trainer.callbacks = {"metrics": Metrics.Config(tensorboard=False)}
     config.checkpoint.save_iter = steps

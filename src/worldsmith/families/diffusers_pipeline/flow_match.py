@@ -1,20 +1,15 @@
-"""Sampling with diffusers' `FlowMatchEulerDiscreteScheduler`, whose shift may depend on the size of a sample."""
+"""`FlowMatchDefaults`: sampling with diffusers' `FlowMatchEulerDiscreteScheduler`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from worldsmith.config.errors import UserError
 from worldsmith.families.diffusers_pipeline.defaults import PipelineDefaults
-from worldsmith.families.diffusers_pipeline.sampler import SchedulerSampler
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.real_values import with_real_values
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 FROM_TEXT = "this model generates from a text alone"
@@ -70,16 +65,3 @@ def read_schedule(folder: Path) -> dict[str, Any]:
     if not stated.get("use_dynamic_shifting", False):
         return {"shift": float(stated.get("shift", 1.0)), "shift_terminal": stated.get("shift_terminal")}
     return {"shift": None, **{name: stated[name] for name in DYNAMIC if name in stated}}
-
-
-class FlowMatchSampler(SchedulerSampler):
-    """Euler's method."""
-
-    @with_real_values
-    def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
-        defaults, steps = self.model.defaults, self.sampling.steps
-        scheduler = defaults.make_scheduler(self.sampling.shift)
-        patch = self.model.latent_grid[2]
-        tokens = math.prod(latent_shape) // patch**2 if latent_shape else defaults.base_image_seq_len
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=defaults.log_shift(tokens))
-        return scheduler

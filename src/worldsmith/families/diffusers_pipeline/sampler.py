@@ -8,10 +8,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from worldsmith.models.real_values import real_values
+from worldsmith.models.real_values import real_values, with_real_values
 from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
@@ -92,6 +93,23 @@ class SchedulerSampler(VideoSampler):
             return [found[place] for place in range(len(jobs))]
 
         return answers
+
+
+class FlowMatchSampler(SchedulerSampler):
+    """Euler's method of diffusers, for a model whose defaults are `FlowMatchDefaults`."""
+
+    @with_real_values
+    def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
+        defaults, steps = self.model.defaults, self.sampling.steps
+        scheduler = defaults.make_scheduler(self.sampling.shift)
+        patch = self.model.latent_grid[2]
+        tokens = math.prod(latent_shape) // patch**2 if latent_shape else defaults.base_image_seq_len
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=defaults.log_shift(tokens))
+        return scheduler
+
+    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+        """`fps`: frames per second of each sample."""
+        return {"fps": [sample.conditional.fps for sample in samples]}
 
 
 class SchedulerSolver:

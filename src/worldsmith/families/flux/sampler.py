@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.families.diffusers_pipeline.flow_match import FlowMatchSampler
+from worldsmith.families.diffusers_pipeline.sampler import FlowMatchSampler
 from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.models.video_model import Beginning, Sampling
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.families.diffusers_pipeline.flow_match import FlowMatchDefaults, FlowMatchSampler
+from worldsmith.families.diffusers_pipeline.flow_match import FlowMatchDefaults
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.ltx_video.encoders import SPATIAL_FACTOR, TEMPORAL_FACTOR, LTXTextEncoder, LTXVideoVAE
 from worldsmith.families.ltx_video.network import NetworkConfig
 from worldsmith.models.model_files import SHORT_NAMES
-from worldsmith.models.video_model import Beginning, Mode, Sampling, VideoSampler
+from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -68,7 +67,9 @@ class LTXVideoGenerator(PipelineModel):
     defaults: LTXVideoDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        return LTXVideoSampler(self, sampling)
+        from worldsmith.families.diffusers_pipeline.sampler import FlowMatchSampler
+
+        return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
         """`fps`: frames per second of each video, [n]. Rows of `text` that are zero are masked out."""
@@ -88,8 +89,3 @@ class LTXVideoGenerator(PipelineModel):
             return_dict=False,
         )[0]
         return velocity.transpose(1, 2).unflatten(2, grid)
-
-
-class LTXVideoSampler(FlowMatchSampler):
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
-        return {"fps": [sample.conditional.fps for sample in samples]}
