@@ -7,7 +7,7 @@ from typing import cast
 
 from worldsmith.config import get_recipe
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
-from worldsmith.models.cosmos3.architecture import tiny
+from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.training.trainer import Trainer
 
 VOCAB_SIZE = 512

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from worldsmith.models.pipeline.published import T5_XXL
+from worldsmith.families.diffusers_pipeline.published import T5_XXL
 from worldsmith.planning.simulation.fake_world import without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention.packed import grouped_attention
-from worldsmith.models.cosmos3.sequence import PackedSequence, pack_samples
+from worldsmith.families.cosmos3.attention.packed import grouped_attention
+from worldsmith.families.cosmos3.network.architecture import tiny
+from worldsmith.families.cosmos3.network.sequence import PackedSequence, pack_samples
 from worldsmith.models.video_model import SampleLayout
 
 SAMPLES, HEADS, KV_HEADS, HEAD_DIM, ROUNDS = 32, 4, 2, 64, 30

@@ -23,10 +23,10 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
 from side_by_side import medians, relative_difference
 from torch import Tensor
 
-from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.network.architecture import tiny
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.sequence import pack_samples
+from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START = 0, 1

@@ -41,7 +41,7 @@ VISUAL_TOWER, WAN_VAE = 576.4e6, 704.7e6
 
 def run_tree(recipe: str, model: str = "") -> Any:
     """The recipe, with another backbone and all processes as shares of one copy where `model` names that."""
-    import worldsmith.recipes  # noqa: F401
+    import worldsmith.families.recipes  # noqa: F401
     from worldsmith.config.recipes.registry import get_recipe
 
     config: Any = get_recipe(recipe)

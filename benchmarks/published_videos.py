@@ -103,7 +103,7 @@ VIDEOS = [
 @cache
 def simulated(recipe: str, master: str, ranks: int) -> list[dict[str, int]]:
     """Kinds of bytes at the worst moments of a step over one clip, without an average, its latents from a cache."""
-    import worldsmith.recipes  # noqa: F401
+    import worldsmith.families.recipes  # noqa: F401
     from worldsmith.config.recipes.registry import get_recipe
     from worldsmith.config.tree.references import resolve
     from worldsmith.planning.batches import assumed_batches, task_for

@@ -46,10 +46,10 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.vision_language.model import VisionLanguageModel
-from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW

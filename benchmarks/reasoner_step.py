@@ -27,10 +27,10 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
-from worldsmith.models.vision_language.model import VisionLanguageModel
-from worldsmith.models.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
+from worldsmith.families.vision_language.task import VisionLanguageTask
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.tasks.vision_language import VisionLanguageTask
 from worldsmith.training.step import Step, forward_backward
 
 GOAL = 1.5

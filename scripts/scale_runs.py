@@ -20,7 +20,7 @@ from typing import Any
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.config.tree.references import resolve
-from worldsmith.recipes.cosmos3 import GENERATION_TOWER
+from worldsmith.families.cosmos3.recipes import GENERATION_TOWER
 
 DEGREES = [2**power for power in range(13)]
 FILE = Path(__file__).parents[1] / "docs" / "scale.json"

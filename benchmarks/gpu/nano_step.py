@@ -33,15 +33,15 @@ from worldsmith.config.sections import ActivationCheckpointingConfig, CompileCon
 from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.world import World, start_world, stop_world
-from worldsmith.models.cosmos3.architecture import NetworkConfig, nano, tiny
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.step_flops import StepCounter
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, nano, tiny
+from worldsmith.families.cosmos3.network.step_flops import StepCounter
+from worldsmith.families.cosmos3.task import Cosmos3Task
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.local_part import local_part
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.tasks.cosmos3 import Cosmos3Task
 from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model

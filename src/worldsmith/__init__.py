@@ -6,7 +6,7 @@ traceback from then on.
 
 __version__ = "0.1.0"
 
-RECIPES = "worldsmith.recipes"
-"""Where the shipped recipes are: a name, so that nothing is imported before somebody asks for it."""
+FAMILIES = "worldsmith.families"
+"""The package of the model families: a name, so that nothing is imported before it is used."""
 ROOT = "worldsmith.training.trainer.Trainer"
 """The component at the root of a tree, by the name that files write."""

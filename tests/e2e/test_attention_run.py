@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 
-from worldsmith.models.cosmos3.attention.modes import NeighborhoodConfig
+from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
 from worldsmith.training.trainer import Trainer
 
 CAUSAL = NeighborhoodConfig(window_size=[2, -1, -1], is_causal=[True, False, False])

@@ -15,13 +15,13 @@ import tiny_cogvideox
 from launch import launch
 from tiny_generator import generator_config
 
-from worldsmith.checkpoint.formats.cosmos3.export_diffusers import export_pipeline
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.models.cogvideox.architecture import tiny
-from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cogvideox.architecture import tiny
+from worldsmith.families.cogvideox.defaults import CogVideoXDefaults
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_folder import find_samples

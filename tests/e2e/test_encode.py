@@ -18,7 +18,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.tasks.cosmos3 import Cosmos3Task
+from worldsmith.families.cosmos3.task import Cosmos3Task
 from worldsmith.training.trainer import Trainer
 
 

@@ -16,8 +16,8 @@ import torch
 from launch import launch
 
 from worldsmith.distributed.world import World
+from worldsmith.families.cogvideox.task import DROPOUT_STREAM, IMAGE_STREAM, LEVEL_STREAM, PIXEL_STREAM
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, random_stream, sample_noise
-from worldsmith.tasks.cogvideox import DROPOUT_STREAM, IMAGE_STREAM, LEVEL_STREAM, PIXEL_STREAM
 
 VIDEOS = ["cogvideox_2b_tiny", "cogvideox_5b_tiny", "cogvideox1_5_5b_tiny"]
 IMAGES = ["cogvideox_5b_i2v_tiny", "cogvideox1_5_5b_i2v_tiny"]

@@ -22,20 +22,22 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from worldsmith.actions.weights.convert import Convert
 from worldsmith.actions.weights.export import Export
-from worldsmith.checkpoint.formats.cogvideox import FAMILY
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.pipeline.export import build_pipeline
 from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.cogvideox.architecture import cogvideox1_5_5b, cogvideox_5b
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import cogvideox1_5_5b, cogvideox_5b
+from worldsmith.families.cogvideox.formats import CogVideoXFormats
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.export import build_pipeline
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
 from worldsmith.training.trainer import Trainer
+
+FAMILY = CogVideoXFormats("cogvideox")
 
 
 @pytest.fixture(scope="module")

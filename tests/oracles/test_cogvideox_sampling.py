@@ -14,11 +14,11 @@ import tiny_cogvideox
 import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline, CogVideoXVideoToVideoPipeline
 
-from worldsmith.models.cogvideox.defaults import CogVideoXDefaults
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.models.cogvideox.sampler import dynamic_scale
-from worldsmith.models.pipeline.text_encoder import T5TextEncoder
+from worldsmith.families.cogvideox.defaults import CogVideoXDefaults
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.cogvideox.sampler import dynamic_scale
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.sampling.generate import BranchShare, generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest

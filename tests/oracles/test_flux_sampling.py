@@ -12,11 +12,11 @@ import torch
 from diffusers import FluxPipeline
 from torch.nn.functional import pixel_shuffle
 
-from worldsmith.checkpoint.formats.flux.formats import SCHNELL
-from worldsmith.models.flux.architecture import tiny
-from worldsmith.models.flux.defaults import FluxDefaults
-from worldsmith.models.flux.generator import FluxGenerator
-from worldsmith.models.flux.text_encoder import FluxTextEncoder
+from worldsmith.families.flux.architecture import tiny
+from worldsmith.families.flux.defaults import FluxDefaults
+from worldsmith.families.flux.formats import SCHNELL
+from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest

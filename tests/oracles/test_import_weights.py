@@ -26,13 +26,13 @@ from stored_models import (
 )
 
 from worldsmith.checkpoint.formats.convert import convert
-from worldsmith.checkpoint.formats.cosmos3.network_settings import network_of
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig, edge
-from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge
+from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.network_settings import network_of
 
 FORMATS = ("dcp", "native", "diffusers")
 

@@ -14,12 +14,12 @@ from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 from safetensors import safe_open
 
-from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, load_adapter, read_adapter
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.sequence import pack_samples
+from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
+from worldsmith.families.cosmos3.weights.peft_adapter import export_adapter, load_adapter, read_adapter
 from worldsmith.models.lora import adapter_state, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout

@@ -12,12 +12,12 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
     get_3d_mrope_ids_vae_tokens,
 )
 
-from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import packed as attention
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.rope import video_positions
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.attention import packed as attention
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.rope import video_positions
+from worldsmith.families.cosmos3.network.sequence import pack_samples
+from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.models.video_model import SampleLayout
 
 EOS, VISION_START, VOCAB = 94, 95, 96

@@ -8,9 +8,9 @@ import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
 
-from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 
 TIERS = {
     # tier: (tensors, billions of parameters, billions of the generation pathway), with all heads, as published

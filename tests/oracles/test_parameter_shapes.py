@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.cogvideox import architecture as cogvideox
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.models.cosmos3 import architecture as cosmos3
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.flux import architecture as flux
-from worldsmith.models.flux.generator import FluxGenerator
+from worldsmith.families.cogvideox import architecture as cogvideox
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network import architecture as cosmos3
+from worldsmith.families.flux import architecture as flux
+from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.vision_language.network.backbone import make_network
+from worldsmith.families.vision_language.network.parameter_shapes import linear_layers, parameter_shapes
+from worldsmith.families.vision_language.published import SIZES
+from worldsmith.families.wan import architecture as wan
+from worldsmith.families.wan.model import WanGenerator
 from worldsmith.models.model import Model
-from worldsmith.models.vision_language.backbone import make_network
-from worldsmith.models.vision_language.parameter_shapes import linear_layers, parameter_shapes
-from worldsmith.models.vision_language.published import SIZES
-from worldsmith.models.wan import architecture as wan
-from worldsmith.models.wan.generator import WanGenerator
 
 
 def of_cosmos3(network: cosmos3.NetworkConfig, **fields: Any) -> Model.Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worldsmith.models.vision_language.published import PUBLISHED, SIZES, published_config
+from worldsmith.families.vision_language.published import PUBLISHED, SIZES, published_config
 
 COUNTS = {
     "2B": 2_127_532_032,

@@ -18,9 +18,9 @@ from worldsmith.data.clips.framing import cover_and_crop
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
 from worldsmith.data.stream.packing import SequentialPacker
-from worldsmith.models.cosmos3.architecture import edge, nano, super_
-from worldsmith.models.cosmos3.rope import video_positions
-from worldsmith.models.cosmos3.sampling.unipc import flow_schedule
+from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
+from worldsmith.families.cosmos3.network.rope import video_positions
+from worldsmith.families.cosmos3.sampling.unipc import flow_schedule
 from worldsmith.models.ema import PowerEMA, exponent
 from worldsmith.models.video_vae.wan_pth import LATENTS_MEAN, LATENTS_STD, diffusers_name
 from worldsmith.models.video_vae.windows import window_frames

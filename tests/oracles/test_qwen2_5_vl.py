@@ -21,7 +21,7 @@ from worldsmith.data.conversations.media.media_processor import MediaProcessor
 from worldsmith.data.conversations.media.video_frames import read_video
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_writer import write_video
-from worldsmith.models.vision_language.inputs import positions_of
+from worldsmith.families.vision_language.inputs import positions_of
 
 RELEASED = {**LIMITS_2_5, "min_pixels": 3136, "max_pixels": 12845056}
 """What the released models state of images; they have no file for videos."""

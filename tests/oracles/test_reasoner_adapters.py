@@ -15,9 +15,9 @@ from reasoners import from_pretrained, logits, model_config, write_decoder, writ
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.lora import adapted_layers, adapter_state, match_targets
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language.model import VisionLanguageModel
 
 TARGETS = {
     "qwen3_vl": "q_proj,v_proj,language_model.layers.1.mlp.down_proj,attn.qkv,merger.linear_fc1",

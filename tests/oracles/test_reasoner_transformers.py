@@ -23,9 +23,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith.config.sections import CompileConfig
+from worldsmith.families.vision_language.inputs import make_inputs
+from worldsmith.families.vision_language.network import attention_by_sample
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language import attention_by_sample
-from worldsmith.models.vision_language.inputs import make_inputs
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.step import Step, forward_backward
 

@@ -19,11 +19,11 @@ from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer,
 from torch import Tensor
 
 from worldsmith.actions.weights.convert import Convert
-from worldsmith.checkpoint.formats.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.models.video_vae.cogvideox_pt import read_pt
 from worldsmith.training.trainer import Trainer
 

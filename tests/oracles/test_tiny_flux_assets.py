@@ -13,7 +13,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from worldsmith.assets import asset_path
 from worldsmith.data.moving_shapes import render, sample_scene
 from worldsmith.data.shape_captions import COMBINATIONS
-from worldsmith.models.flux.text_encoder import FluxTextEncoder
+from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 
 

@@ -25,7 +25,7 @@ from worldsmith.data.shape_captions import (
     dense_caption,
 )
 from worldsmith.evaluation.shape_detector import detect
-from worldsmith.models.pipeline.text_encoder import T5TextEncoder
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 
 SCRIPT = Path(__file__).parents[2] / "scripts/make_tiny_t5.py"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import UniPCMultistepScheduler
 
-from worldsmith.models.cosmos3.sampling.unipc import UniPC, flow_schedule
+from worldsmith.families.cosmos3.sampling.unipc import UniPC, flow_schedule
 
 
 def velocity_field(x: torch.Tensor, timestep: int) -> torch.Tensor:

@@ -24,9 +24,9 @@ from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPVisionModel, UMT5EncoderModel
 
 from worldsmith.distributed.world import World
+from worldsmith.families.wan.task import WanTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import sample_noise
-from worldsmith.tasks.wan import WanTask
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 

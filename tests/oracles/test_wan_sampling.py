@@ -13,7 +13,7 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 from PIL import Image
 from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
-from worldsmith.models.wan.generator import EXPERTS, WanGenerator
+from worldsmith.families.wan.model import EXPERTS, WanGenerator
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for 
 from torch.distributed.tensor import DTensor
 
 from worldsmith.distributed.world import World, stop_world
+from worldsmith.families.cogvideox.task import CogVideoXTask
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.tasks.cogvideox import CogVideoXTask
 from worldsmith.training.parallel import build_model, join_world
 from worldsmith.training.step import Step, forward_backward
 

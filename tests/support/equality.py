@@ -34,15 +34,15 @@ from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention.modes import NeighborhoodConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.task import Cosmos3Task, layout_of
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.tasks.cosmos3 import Cosmos3Task, layout_of
 from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world

@@ -27,7 +27,7 @@ from worldsmith.planning.work import StepWork
 from worldsmith.training.parallel import join_world
 
 STEP = ("forward", "backward", "optimizer", "average")
-VARIABLES = ("DATASET_PATH", "COGVIDEOX_PATH", "WAN_PATH", "FLUX_PATH", "WAN_VAE_PATH", "TOKENIZER_PATH")
+VARIABLES = ("DATASET_PATH", "COGVIDEOX_PATH", "WAN_PATH", "FLUX_PATH", "LTX_PATH", "WAN_VAE_PATH", "TOKENIZER_PATH")
 
 
 def fitting(recipe: str, words: Sequence[str], gpu: Gpu, ranks: int = 1) -> Fitting:

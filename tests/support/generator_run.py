@@ -13,7 +13,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.sampling.video_writer import write_mp4

@@ -26,14 +26,14 @@ def import_for_reasoners() -> None:
 
     import worldsmith.checkpoint.formats.convert
     import worldsmith.data.conversations.chat_maker
-    import worldsmith.models.vision_language.forward
-    import worldsmith.models.vision_language.initialization
+    import worldsmith.families.cogvideox.task
+    import worldsmith.families.cosmos3.task
+    import worldsmith.families.flux.task
+    import worldsmith.families.vision_language.network.forward
+    import worldsmith.families.vision_language.network.initialization
+    import worldsmith.families.vision_language.task
+    import worldsmith.families.wan.task
     import worldsmith.sampling.video_writer
-    import worldsmith.tasks.cogvideox
-    import worldsmith.tasks.cosmos3
-    import worldsmith.tasks.flux
-    import worldsmith.tasks.vision_language
-    import worldsmith.tasks.wan
 
 
 def import_for_videos() -> None:
@@ -42,8 +42,8 @@ def import_for_videos() -> None:
     import diffusers
 
     import worldsmith.data.clips.sample_maker
-    import worldsmith.models.cosmos3.initialization
-    import worldsmith.models.cosmos3.network
+    import worldsmith.families.cosmos3.network.initialization
+    import worldsmith.families.cosmos3.network.network
     import worldsmith.objectives.flow_matching
 
     diffusers.AutoencoderKLWan  # noqa: B018 (imported when it is asked for)

@@ -13,6 +13,7 @@ from worldsmith.training.trainer import Trainer
 FAMILIES = {
     "cogvideox": ("tiny_cogvideox", "cogvideox_5b_tiny"),
     "flux": ("tiny_flux", "flux_tiny"),
+    "ltx_video": ("tiny_ltx", "ltx_video_tiny"),
     "wan": ("tiny_wan", "wan21_t2v_tiny"),
     "wan22": ("tiny_wan", "wan22_ti2v_tiny"),
 }

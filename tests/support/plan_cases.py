@@ -13,11 +13,12 @@ from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import tiny_ltx
 import tiny_wan
 from tiny_reasoner import conversation, qwen3_vl, write_folder
 from tiny_reasoner import model_config as reasoner_model
 
-import worldsmith.recipes  # noqa: F401
+import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
@@ -79,6 +80,7 @@ FAMILIES: dict[str, Callable[[], Trainer.Config]] = {
     "cogvideox": pipeline("cogvideox_5b_tiny", "160x96", 17, 4),
     "cogvideox_2b": pipeline("cogvideox_2b_tiny", "64", 9, 4),
     "wan": pipeline("wan21_t2v_tiny", "160x96", 17, 4),
+    "ltx_video": pipeline("ltx_video_tiny", "160x96", 17, 4),
     "flux": pipeline("flux_tiny", "192x128", 1, 8),
 }
 
@@ -184,8 +186,13 @@ def write_parts(folder: Path) -> Path:
     """The files that the cases need; `use_parts` comes next."""
     write_folder(folder / "reasoner", qwen3_vl())
     tiny_wan.make_parts(folder / "wan")
+    tiny_ltx.make_parts(folder / "ltx")
     return folder
 
 
 def use_parts(folder: Path) -> None:
-    os.environ |= {"REASONER_FOLDER": str(folder / "reasoner"), "WAN_PATH": str(folder / "wan")}
+    os.environ |= {
+        "REASONER_FOLDER": str(folder / "reasoner"),
+        "WAN_PATH": str(folder / "wan"),
+        "LTX_PATH": str(folder / "ltx"),
+    }

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
 from worldsmith.data.conversations.chat_sample import ChatSample
 from worldsmith.distributed.world import World, stop_world
+from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language.policy import FreezeConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
 from worldsmith.training.step import Step, forward_backward

@@ -4,7 +4,7 @@ from typing import Any
 
 PLACES = (
     "DATASET_PATH", "BASE_CHECKPOINT_PATH", "WAN_VAE_PATH", "VLM_SAFETENSORS_PATH",
-    "COGVIDEOX_PATH", "FLUX_PATH", "WAN_PATH",
+    "COGVIDEOX_PATH", "FLUX_PATH", "LTX_PATH", "WAN_PATH",
 )  # fmt: skip
 
 

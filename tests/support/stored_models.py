@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import SampleLayout
 

@@ -14,7 +14,7 @@ import torch
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.cogvideox.architecture import NetworkConfig, tiny
+from worldsmith.families.cogvideox.architecture import NetworkConfig, tiny
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.trainer import Trainer
 

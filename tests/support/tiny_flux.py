@@ -16,7 +16,7 @@ from PIL import Image
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.flux.generator import FluxGenerator
+from worldsmith.families.flux.model import FluxGenerator
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.trainer import Trainer
 

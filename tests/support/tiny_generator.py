@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from worldsmith.assets import asset_path
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_vae.wan import WanVAE
 
 WIDER = {

@@ -14,10 +14,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.distributed.world import World
-from worldsmith.models.vision_language.model import VisionLanguageModel
-from worldsmith.models.vision_language.policy import BackboneConfig, PolicyConfig
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig
+from worldsmith.families.vision_language.task import VisionLanguageTask
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.tasks.vision_language import VisionLanguageTask
 
 IMAGE, VIDEO, VISION_START, VISION_END = 316, 317, 318, 319
 VOCABULARY = 320

@@ -1,54 +1,103 @@
-"""Model families by name: what a room of the house, such as `checkpoint/formats/`, knows of each."""
+"""The model families by name, and how the parts of a family are found and imported.
+
+A family of the package is a folder of `worldsmith/families/` whose `__init__.py` has `FAMILY = Family(...)`; one of
+another package is an entry point:
+
+    [project.entry-points."worldsmith.families"]
+    my_family = "my_package:FAMILY"
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import worldsmith
 
 T = TypeVar("T")
+GROUP = "worldsmith.families"
 ATTRIBUTE = "FAMILY"
 
 
-class FamilyRegistry(Generic[T]):
-    """What a room knows of each family, found by the family's name; imported when it is first asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Import paths of the parts of a model family, each as "package.module:name" and imported on first use."""
 
-    A shipped family is a module of the room that has the attribute `FAMILY`; one of another package is an entry point
-    of `group`; a program may `register` its own.
+    name: str
+    """As in `model.name` of a config."""
+    task: str
+    """Subclass of `tasks.task.Task`."""
+    formats: str | None = None
+    """Subclass of `FamilyFormats`; None: only native exports are read and written."""
+    recipes: str | None = None
+    """Module that registers the family's recipes when it is imported."""
+
+    def load(self, path: str) -> Any:
+        """Imports what a path of this family names."""
+        module, _, name = path.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@cache
+def shipped_families() -> dict[str, Family]:
+    """The families of the package by name, sorted. Imports none of their parts."""
+    package = importlib.import_module(worldsmith.FAMILIES)
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    modules = [importlib.import_module(f"{worldsmith.FAMILIES}.{name}") for name in names]
+    found: list[Family] = [getattr(module, ATTRIBUTE) for module in modules if hasattr(module, ATTRIBUTE)]
+    return {family.name: family for family in found}
+
+
+def find_family(name: str) -> Family | None:
+    """The family of that name; None if neither this package nor an installed one has it."""
+    if name in shipped_families():
+        return shipped_families()[name]
+    point = next((point for point in entry_points(group=GROUP) if point.name == name), None)
+    return point.load() if point is not None else None
+
+
+def family_names() -> list[str]:
+    """The names of all families, sorted."""
+    return sorted({*shipped_families(), *(point.name for point in entry_points(group=GROUP))})
+
+
+class FamilyRegistry(Generic[T]):
+    """One part of each family, by the family's name, such as its task.
+
+    Args:
+        load: Imports the part of a family; None for a family without that part.
     """
 
-    def __init__(self, room: str, group: str) -> None:
-        self.room, self.group = room, group
+    def __init__(self, load: Callable[[Family], T | None]) -> None:
+        self._load = load
         self._registered: dict[str, T] = {}
 
-    def register(self, family: str, known: T) -> None:
-        """Adds a family, or replaces it."""
-        self._registered[family] = known
+    def register(self, family: str, part: T) -> None:
+        """Adds or replaces the part of a family, which needs no `Family` of its own then."""
+        self._registered[family] = part
 
     def unregister(self, family: str) -> None:
         self._registered.pop(family, None)
 
-    def find(self, family: str) -> T | None:
-        """What the room knows of a family; None where it knows nothing."""
-        if family not in self._registered:
-            points = [point for point in entry_points(group=self.group) if point.name == family]
-            if family in self._shipped:
-                self._registered[family] = getattr(importlib.import_module(f"{self.room}.{family}"), ATTRIBUTE)
-            elif points:
-                self._registered[family] = points[0].load()
-        return self._registered.get(family)
+    def find(self, name: str) -> T | None:
+        """The part of the family of that name; None if there is no such family, or if it does not have that part."""
+        if name not in self._registered:
+            family = find_family(name)
+            part = self._load(family) if family is not None else None
+            if part is None:
+                return None
+            self._registered[name] = part
+        return self._registered[name]
 
     def names(self) -> list[str]:
-        """All families, in the order of their names."""
-        return sorted({*self._shipped, *(point.name for point in entry_points(group=self.group)), *self._registered})
+        """The names of all families, also of those without that part, sorted."""
+        return sorted({*family_names(), *self._registered})
 
     def all(self) -> list[T]:
-        return [known for name in self.names() if (known := self.find(name)) is not None]
-
-    @cached_property
-    def _shipped(self) -> list[str]:
-        room = importlib.import_module(self.room)
-        names = [module.name for module in pkgutil.iter_modules(room.__path__)]
-        return [name for name in names if hasattr(importlib.import_module(f"{self.room}.{name}"), ATTRIBUTE)]
+        """The parts of all families that have it, sorted by the families' names."""
+        return [part for name in self.names() if (part := self.find(name)) is not None]

@@ -60,7 +60,7 @@ class Model(Configurable, ABC):
 
     class Config(Configurable.Config):
         family: ClassVar[str] = ""
-        """The family's name: `model.name`, and that of its places in the house."""
+        """Name of the family, as in `model.name` and `Family.name`."""
         task: ClassVar[str] = ""
         """What it is for: `job.task`."""
         makes: ClassVar[str] = ""

@@ -1,15 +1,11 @@
-"""The tasks of the model families: shipped ones are modules of this room, others come by an entry point.
-
-[project.entry-points."worldsmith.tasks"]
-my_family = "my_package.task:MyTask"
-"""
+"""The tasks of the model families (`Family.task`)."""
 
 from __future__ import annotations
 
 from worldsmith.models.families import FamilyRegistry
 from worldsmith.tasks.task import Task
 
-TASKS: FamilyRegistry[type[Task]] = FamilyRegistry("worldsmith.tasks", "worldsmith.tasks")
+TASKS: FamilyRegistry[type[Task]] = FamilyRegistry(lambda family: family.load(family.task))
 
 
 def task_of(family: str) -> type[Task]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from worldsmith.checkpoint.formats.cogvideox.formats import CogVideoXFormats
 from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.models.cogvideox.architecture import cogvideox1_5_5b, cogvideox_2b, cogvideox_5b
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
+from worldsmith.families.cogvideox.architecture import cogvideox1_5_5b, cogvideox_2b, cogvideox_5b
+from worldsmith.families.cogvideox.formats import CogVideoXFormats
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
 
 FORMATS = CogVideoXFormats("cogvideox")
 SCHEDULER = {

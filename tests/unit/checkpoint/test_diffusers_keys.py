@@ -8,14 +8,14 @@ import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer
 
-from worldsmith.checkpoint.formats.cosmos3.diffusers_keys import (
+from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.diffusers_keys import (
     diffusers_to_native,
     native_to_diffusers,
     network_config_from_diffusers,
     transformer_config,
 )
-from worldsmith.models.cosmos3.architecture import edge, nano, super_, tiny
-from worldsmith.models.cosmos3.network import Cosmos3Network
 
 PAIRS = {
     "language_model.model.embed_tokens.weight": "embed_tokens.weight",

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import LAYOUT, export_adapter, load_adapter
 from worldsmith.config.errors import UserError
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.peft_adapter import LAYOUT, export_adapter, load_adapter
 from worldsmith.files.adapter_folder import base_of_adapter
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.network import Cosmos3Network
 from worldsmith.models.lora import adapter_state, inject_adapters
 
 NETWORK = NetworkConfig(

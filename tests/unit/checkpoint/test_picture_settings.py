@@ -13,9 +13,9 @@ from PIL import Image
 from reasoners import LIMITS_2_5, VIDEOS_2_5
 from tiny_runs import moving_gradient
 
-from worldsmith.checkpoint.formats.vision_language.picture_settings import write_picture_settings
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
+from worldsmith.families.vision_language.weights.picture_settings import write_picture_settings
 from worldsmith.sampling.video_writer import write_mp4
 
 

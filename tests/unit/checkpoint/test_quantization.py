@@ -16,7 +16,7 @@ from torch import Tensor
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.quantizer import Quantizer
 from worldsmith.config.errors import UserError
-from worldsmith.models.vision_language.backbone import make_network
+from worldsmith.families.vision_language.network.backbone import make_network
 
 LAYER = "model.language_model.layers.1.mlp.down_proj"
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from stored_models import spec_of
 
 from worldsmith.checkpoint.formats.convert import convert
-from worldsmith.checkpoint.formats.cosmos3.peft_adapter import export_adapter, read_adapter
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.weights.peft_adapter import export_adapter, read_adapter
 
 NETWORK = NetworkConfig(
     vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,

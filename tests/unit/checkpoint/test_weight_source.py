@@ -17,12 +17,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3EdgeTextConfig
 
 from worldsmith.checkpoint.dcp.parts import planner_of, save_part
-from worldsmith.checkpoint.formats.cosmos3.tensor_names import (
-    generation_name,
-    nemotron_name,
-    reasoner_name,
-    text_settings,
-)
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
@@ -30,9 +24,15 @@ from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
+from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.tensor_names import (
+    generation_name,
+    nemotron_name,
+    reasoner_name,
+    text_settings,
+)
 
 STACK = "language_model.model."
 LAYER = f"{STACK}layers.0.self_attn."

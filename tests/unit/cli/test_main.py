@@ -43,7 +43,7 @@ def tiny() -> Trainer.Config:
 """
 RUN = """
 import sys, types
-sys.modules["worldsmith.recipes"] = types.ModuleType("worldsmith.recipes")
+sys.modules["worldsmith.families.recipes"] = types.ModuleType("worldsmith.families.recipes")
 import tiny_recipes
 from worldsmith.cli.main import main
 code = main(sys.argv[1:])

@@ -266,7 +266,7 @@ def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
     monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(SMALL))
     monkeypatch.setattr(schema, "_ADDED", dict(SMALL_KEYS))
-    monkeypatch.setitem(sys.modules, "worldsmith.recipes", types.ModuleType("worldsmith.recipes"))
+    monkeypatch.setitem(sys.modules, "worldsmith.families.recipes", types.ModuleType("worldsmith.families.recipes"))
 
 
 @pytest.fixture

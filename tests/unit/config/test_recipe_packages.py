@@ -11,8 +11,15 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe, recipe_names
 from worldsmith.config.declare import class_tags
-from worldsmith.config.recipes.packages import _LOADED, adopt_function, import_recipes, load_installed
+from worldsmith.config.recipes.packages import (
+    _LOADED,
+    FAMILIES,
+    adopt_function,
+    import_recipes,
+    load_installed,
+)
 from worldsmith.config.recipes.registry import find_recipe, is_recipe, lineage, recipe, registered
+from worldsmith.models.families import family_names, find_family
 
 GOOD = """
 from worldsmith.config import Config, recipe
@@ -55,7 +62,9 @@ def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         del sys.modules[name]
 
 
-def install(folder: Path, package: str, code: str | None, *, point: str | None = None) -> None:
+def install(
+    folder: Path, package: str, code: str | None, *, point: str | None = None, group: str = "worldsmith.recipes"
+) -> None:
     """A package with its dist-info, as pip leaves it behind, in a folder on sys.path."""
     if code is not None:
         (folder / package).mkdir(parents=True)
@@ -64,7 +73,7 @@ def install(folder: Path, package: str, code: str | None, *, point: str | None =
     info = folder / f"{package}-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text(f"[worldsmith.recipes]\n{package} = {point or package + '.recipes'}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{package} = {point or package + '.recipes'}\n")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -76,6 +85,20 @@ def test_an_installed_package_adds_its_recipes(tmp_path: Path) -> None:
     assert get_recipe("packed_longer").steps == 30  # type: ignore[attr-defined]
     assert find_recipe("packed").doc == "The first line."
     assert "good_pack" in class_tags.trusted_packages()
+
+
+def test_a_model_family_of_a_package_adds_its_recipes(tmp_path: Path) -> None:
+    install(tmp_path / "site", "own_family", GOOD.format(name="familiar"), point="own_family:FAMILY", group=FAMILIES)
+    (tmp_path / "site/own_family/__init__.py").write_text(
+        "from worldsmith.models.families import Family\n"
+        'FAMILY = Family(name="own_family", task="own_family.task:Task", recipes="own_family.recipes")\n'
+    )
+    assert {"familiar", "familiar_longer"} <= set(recipe_names())
+    found = find_family("own_family")
+    assert found is not None
+    assert found.task == "own_family.task:Task"
+    assert "own_family" in family_names()
+    assert find_family("other_family") is None
 
 
 def test_a_broken_package_stops_only_who_asks_for_its_recipes(tmp_path: Path) -> None:

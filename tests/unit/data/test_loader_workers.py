@@ -110,7 +110,7 @@ from itertools import islice
 import psutil
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 tokenizer = TextTokenizer(TextTokenizer.Config(path=sys.argv[2]))
 tokenizer.tokenizer(["threads that tokenise a batch"] * 2000)
 def load(workers):

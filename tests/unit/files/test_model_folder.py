@@ -14,12 +14,12 @@ from tiny_reasoner import write_folder
 
 import worldsmith
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.vision_language.conversion import find_conversion
 from worldsmith.checkpoint.sources.safetensors_weights import tensor_files
+from worldsmith.families.vision_language.network.backbone import make_network
+from worldsmith.families.vision_language.weights.conversion import find_conversion
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder, read_weight_map, require_known_attention
 from worldsmith.models.model_files import is_complete
-from worldsmith.models.vision_language.backbone import make_network
 
 SOURCES = Path(worldsmith.__file__).parent
 RUNS = "open(__file__ + '.ran', 'w').close()\n"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from worldsmith.models.cosmos3.architecture import edge, nano, super_, tiny
+from worldsmith.families.cosmos3.network.architecture import edge, nano, super_, tiny
 
 
 def test_tiers_and_tiny_are_valid_and_equal_by_value():
@@ -43,8 +43,8 @@ def test_sizes_that_do_not_fit_are_named(change, words):
 
 def test_configs_are_importable_without_torch():
     code = (
-        "import sys, worldsmith.models.spec, worldsmith.models.cosmos3.architecture, "
-        "worldsmith.models.cosmos3.text_tokenizer, worldsmith.checkpoint.formats.cosmos3.diffusers_keys; "
+        "import sys, worldsmith.models.spec, worldsmith.families.cosmos3.network.architecture, "
+        "worldsmith.families.cosmos3.text_tokenizer, worldsmith.families.cosmos3.weights.diffusers_keys; "
         "print([m for m in ('torch', 'transformers', 'diffusers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,8 +13,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.distributed.world import World
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention.modes import (
+from worldsmith.families.cosmos3.attention.modes import (
     AxisWindow,
     NeighborhoodConfig,
     Pattern,
@@ -23,7 +22,8 @@ from worldsmith.models.cosmos3.attention.modes import (
     describe_modes,
     fit_axis,
 )
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.training.parallel import build_model
 
 WINDOW = NeighborhoodConfig(window_size=[-1, 8, 8], stride=[1, 4, 4])

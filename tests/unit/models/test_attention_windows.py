@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config.errors import UserError
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.attention import packed as attention
-from worldsmith.models.cosmos3.attention import three_way
-from worldsmith.models.cosmos3.attention.modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
-from worldsmith.models.cosmos3.attention.natten_windows import run_natten
-from worldsmith.models.cosmos3.attention.neighborhood import axis_mask
-from worldsmith.models.cosmos3.attention.packed import latent_attention
-from worldsmith.models.cosmos3.attention.three_way import plan_latents, plan_masked, plan_natten
-from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.attention import packed as attention
+from worldsmith.families.cosmos3.attention import three_way
+from worldsmith.families.cosmos3.attention.modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
+from worldsmith.families.cosmos3.attention.natten_windows import run_natten
+from worldsmith.families.cosmos3.attention.neighborhood import axis_mask
+from worldsmith.families.cosmos3.attention.packed import latent_attention
+from worldsmith.families.cosmos3.attention.three_way import plan_latents, plan_masked, plan_natten
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 
 CPU = torch.device("cpu")

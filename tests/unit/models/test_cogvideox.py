@@ -12,7 +12,7 @@ import tiny_cogvideox
 import torch
 from torch import nn
 
-from worldsmith.models.cogvideox.architecture import (
+from worldsmith.families.cogvideox.architecture import (
     NetworkConfig,
     cogvideox1_5_5b,
     cogvideox1_5_5b_i2v,
@@ -21,9 +21,9 @@ from worldsmith.models.cogvideox.architecture import (
     cogvideox_5b_i2v,
     tiny,
 )
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.models.pipeline.text_encoder import T5TextEncoder, read_caption
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, read_caption
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 
 LATER = {"patch_size_t": 2, "patch_bias": False, "use_rotary_positional_embeddings": True, "sample_frames": 13}

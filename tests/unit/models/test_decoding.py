@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import TopPLogitsWarper
 
+from worldsmith.families.vision_language.generation import Drawn
 from worldsmith.models.decoding import Decoding
-from worldsmith.models.vision_language.generation import Drawn
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, 3.0]])
 IDS = torch.zeros(1, 1, dtype=torch.long)

@@ -10,10 +10,10 @@ import tiny_flux
 import torch
 
 from worldsmith.config import WrongValueError
-from worldsmith.models.flux.architecture import NetworkConfig, tiny
-from worldsmith.models.flux.defaults import FluxDefaults
-from worldsmith.models.flux.generator import FluxGenerator
-from worldsmith.models.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
+from worldsmith.families.flux.architecture import NetworkConfig, tiny
+from worldsmith.families.flux.defaults import FluxDefaults
+from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
 
 
 @pytest.fixture(scope="module")

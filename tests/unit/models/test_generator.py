@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.assets import asset_path
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.models.video_vae.wan import WanVAE
 
@@ -37,7 +37,7 @@ def config() -> Cosmos3Generator.Config:
 def test_config_needs_no_torch() -> None:
     """Importing the module and making a Config loads neither torch nor transformers nor diffusers."""
     code = (
-        "import sys; from worldsmith.models.cosmos3.generator import Cosmos3Generator;"
+        "import sys; from worldsmith.families.cosmos3.model import Cosmos3Generator;"
         "Cosmos3Generator.Config().check();"
         "print([m for m in ('torch', 'transformers', 'diffusers', 'numpy') if m in sys.modules])"
     )

@@ -14,11 +14,11 @@ from torch import nn
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.sections import ActivationCheckpointingConfig
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.parameter_shapes import adaptable_layers, parameter_shapes
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.parameter_shapes import adaptable_layers, parameter_shapes
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.lora import adapted_layers, adapter_state, inject_adapters, match_targets, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
@@ -234,8 +234,8 @@ def test_a_second_set_of_adapters_is_refused():
 def test_without_adapters_peft_is_not_imported():
     """Its import takes seconds."""
     program = (
-        "import sys; from worldsmith.models.cosmos3.generator import Cosmos3Generator as G;"
-        "from worldsmith.models.cosmos3.architecture import NetworkConfig as N;"
+        "import sys; from worldsmith.families.cosmos3.model import Cosmos3Generator as G;"
+        "from worldsmith.families.cosmos3.network.architecture import NetworkConfig as N;"
         "g = G(G.Config(network=N(num_hidden_layers=1)), device='meta'); sys.exit('peft' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=240).returncode == 0

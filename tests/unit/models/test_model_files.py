@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.models.cosmos3 import generator  # noqa: F401 - makes its short names known
-from worldsmith.models.cosmos3.text_tokenizer import TextTokenizer, find_tokenizer
+from worldsmith.families.cosmos3 import model  # noqa: F401 - makes its short names known
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer, find_tokenizer
 from worldsmith.models.model_files import SCHEME, HubName, hub_name, local_folder
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.models.video_vae.wan_files import find_vae

@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from worldsmith.models.cosmos3.architecture import NetworkConfig
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.initialization import init_weights
-from worldsmith.models.cosmos3.network import Cosmos3Network
-from worldsmith.models.cosmos3.rms_norm import RMSNorm
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.rms_norm import RMSNorm
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 
 SMALL = NetworkConfig(

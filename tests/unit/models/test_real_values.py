@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.network.architecture import tiny
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.real_values import in_simulation, real_values, with_real_values, without_values
 from worldsmith.models.video_model import SampleLayout
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.rope import (
+from worldsmith.families.cosmos3.network.architecture import tiny
+from worldsmith.families.cosmos3.network.rope import (
     Rotary,
     apply_rotary,
     count_within,

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from worldsmith.models.cosmos3.architecture import tiny
-from worldsmith.models.cosmos3.attention import packed as attention
-from worldsmith.models.cosmos3.attention.packed import packed_attention, plan_segments
-from worldsmith.models.cosmos3.heads import patchify, unpatchify
-from worldsmith.models.cosmos3.sequence import pack_samples
+from worldsmith.families.cosmos3.attention import packed as attention
+from worldsmith.families.cosmos3.attention.packed import packed_attention, plan_segments
+from worldsmith.families.cosmos3.network.architecture import tiny
+from worldsmith.families.cosmos3.network.heads import patchify, unpatchify
+from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 
 

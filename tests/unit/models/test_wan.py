@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from worldsmith.config import WrongValueError
-from worldsmith.models.pipeline.text_encoder import UMT5TextEncoder, read_caption
-from worldsmith.models.wan.architecture import (
+from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder, read_caption
+from worldsmith.families.wan.architecture import (
     NetworkConfig,
     tiny,
     wan21_1b,
@@ -22,8 +22,8 @@ from worldsmith.models.wan.architecture import (
     wan22_i2v_14b,
     wan_14b,
 )
-from worldsmith.models.wan.generator import WanGenerator, part_of
-from worldsmith.models.wan.image_encoder import WanImageEncoder
+from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.families.wan.model import WanGenerator, part_of
 
 CLIP = replace(tiny(), in_channels=12, image_dim=8, added_kv_proj_dim=24)
 CLIP_ENCODER, SHORT = WanImageEncoder.Config(path="pipeline"), UMT5TextEncoder.Config(max_length=16)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from recipe_environment import PLACES
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.batches import assumed_batches

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recipe_environment import PLACES
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
@@ -25,6 +25,7 @@ SLOW_TINY = [
     "vision_sft_tiny",
     "cogvideox1_5_5b_i2v_tiny",
     "flux_tiny",
+    "ltx_video_tiny",
     "wan21_t2v_tiny",
     "wan22_ti2v_tiny",
     "falling_questions",
@@ -34,6 +35,7 @@ FULL = {
     "vision_sft_super": ("num_hidden_layers",),
     "cogvideox1_5_5b_i2v": ("num_layers",),
     "flux_dev": ("num_layers", "num_single_layers"),
+    "ltx_video_2b": ("num_layers",),
     "wan21_i2v_14b": ("num_layers",),
     "wan22_ti2v_5b_lora": ("num_layers",),
     "videophy2_sft_super": (),

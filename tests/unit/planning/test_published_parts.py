@@ -7,7 +7,7 @@ import torch
 from recipe_environment import PLACES
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.published_parts import with_published_parts

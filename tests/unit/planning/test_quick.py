@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from recipe_environment import PLACES
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
 from worldsmith.planning.quick import quick_plan
 
 WITHOUT_TORCH = """
 import sys
-import worldsmith.recipes
+import worldsmith.families.recipes
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
 from worldsmith.actions.plan_run import least_ranks

@@ -11,7 +11,7 @@ from sat_files import FILLED, write_stack
 
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
-from worldsmith.tasks.cogvideox import CogVideoXTask
+from worldsmith.families.cogvideox.task import CogVideoXTask
 
 GUIDE = (Path(__file__).parents[3] / "docs/from_cogvideo.md").read_text()
 LINES = re.findall(r"^\| `train_video.py --base configs/(\S+).yaml configs/sft.yaml` \| (.*) \| (.*) \|$", GUIDE, re.M)

@@ -14,8 +14,8 @@ from worldsmith.config.tree.degrees import fit_degrees
 from worldsmith.config.tree.difference import differences
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.trainer import Trainer
 

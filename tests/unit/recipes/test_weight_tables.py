@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import worldsmith.recipes  # noqa: F401 (registers them)
+import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
+from worldsmith.families.vision_language.policy import FreezeConfig
+from worldsmith.families.vision_language.published import published_config
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.model import Model
-from worldsmith.models.vision_language.policy import FreezeConfig
-from worldsmith.models.vision_language.published import published_config
 from worldsmith.models.weights.table import table_of, weight_table
 from worldsmith.training.preflight import build_optimizer
 

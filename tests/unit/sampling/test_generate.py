@@ -14,9 +14,9 @@ from sampling import beginning
 from tiny_generator import WIDER, generator_config
 from torch.nn import functional
 
-from worldsmith.models.cosmos3.generator import Cosmos3Generator
-from worldsmith.models.cosmos3.sampling.defaults import Cosmos3Defaults
-from worldsmith.models.cosmos3.sampling.sampler import seeded_noise
+from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.sampling.sampler import seeded_noise
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, fit
 from worldsmith.sampling.texts import conditional_text, unconditional_text

@@ -16,10 +16,10 @@ import torch
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import World
-from worldsmith.models.cogvideox.architecture import tiny
-from worldsmith.models.cogvideox.generator import CogVideoXGenerator
-from worldsmith.models.cogvideox.image_input import ImageConfig
-from worldsmith.tasks.cogvideox import CogVideoXTask
+from worldsmith.families.cogvideox.architecture import tiny
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.cogvideox.task import CogVideoXTask
 from worldsmith.training.trainer import Trainer
 
 

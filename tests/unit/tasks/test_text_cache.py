@@ -11,7 +11,7 @@ import torch
 
 from worldsmith.actions.datasets.encode import Encode
 from worldsmith.data.text_cache import TextCache
-from worldsmith.models.pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.tasks import clip_task
 from worldsmith.training.trainer import Trainer

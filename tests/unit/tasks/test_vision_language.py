@@ -13,9 +13,9 @@ from tiny_reasoner import DECODERS, conversation, decoder, make_task, mixed_batc
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.chat_sample import IGNORED
 from worldsmith.distributed.world import World
-from worldsmith.models.vision_language.policy import FreezeConfig
+from worldsmith.families.vision_language.policy import FreezeConfig
+from worldsmith.families.vision_language.task import VisionLanguageTask
 from worldsmith.tasks.registry import task_of
-from worldsmith.tasks.vision_language import VisionLanguageTask
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward
 

@@ -18,7 +18,7 @@ from worldsmith.files import manifest
 from worldsmith.training.trainer import Trainer
 
 EARLIER = Path(__file__).parents[2] / "golden" / "earlier_config.yaml"
-GENERATOR = "worldsmith.models.cosmos3.generator.Cosmos3Generator"
+GENERATOR = "worldsmith.families.cosmos3.model.Cosmos3Generator"
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def full_run(recipe: str) -> Trainer.Config:
 )
 def test_a_full_run_by_hand(recipe: str, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of published sizes: 4 bytes each of weights, gradients and average, 8 of moments; 16 in a checkpoint."""
-    for name in ("DATASET_PATH", "COGVIDEOX_PATH", "FLUX_PATH", "WAN_PATH"):
+    for name in ("DATASET_PATH", "COGVIDEOX_PATH", "FLUX_PATH", "LTX_PATH", "WAN_PATH"):
         monkeypatch.setenv(name, "nowhere")
     config = full_run(recipe)
     model = config.model.config

@@ -11,7 +11,6 @@ from worldsmith.checkpoint.formats.peft_adapter import (
     pipeline_file,
     read_pipeline_file,
 )
-from worldsmith.checkpoint.formats.pipeline.formats import PipelineFormats
 from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
 from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
 from worldsmith.checkpoint.sources.weight_source import open_weights
@@ -27,9 +26,9 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
     without adapters, ValueError for adapters that are not understood.
     """
     family, stored = read(path, lora_alpha)
-    formats = formats_of(family)
-    assert isinstance(formats, PipelineFormats)
-    if not export_adapter(formats.layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
+    layout = formats_of(family).adapter_layout
+    assert layout is not None, "only formats with a layout adapt layers"
+    if not export_adapter(layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
         return f"{out} is complete already, nothing to do"
     return f"{len(stored.layers)} layers of a {family} network, rank {stored.rank}, alpha {stored.alpha}"
 
@@ -40,8 +39,8 @@ def read(path: str, lora_alpha: float | None) -> tuple[str, StoredAdapter]:
     file = pipeline_file(root)
     if file is not None:
         for formats in FORMATS.all():
-            if isinstance(formats, PipelineFormats):
-                stored = read_pipeline_file(formats.layout, file, lora_alpha)
+            if formats.adapter_layout is not None:
+                stored = read_pipeline_file(formats.adapter_layout, file, lora_alpha)
                 if formats.adapts(stored.layers):
                     return formats.family, stored
         raise UserError(f"{file} adapts layers of no network that is known here")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
     from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
     from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -129,6 +130,8 @@ class FamilyFormats:
     """What to do about weights whose settings are not those of the model."""
     heads: Sequence[str] = ()
     """Heads that `convert` can add to a network which lacks them."""
+    adapter_layout: AdapterLayout | None = None
+    """How a pipeline of this family stores adapters (`load_lora_weights`); None: it cannot load any."""
 
     def __init__(self, family: str) -> None:
         self.family = family

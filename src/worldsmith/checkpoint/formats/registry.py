@@ -1,8 +1,4 @@
-"""The formats of the model families: shipped ones are packages of this room, others come by an entry point.
-
-[project.entry-points."worldsmith.formats"]
-my_family = "my_package.formats:FAMILY"
-"""
+"""The weight formats of the model families (`Family.formats`)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,9 @@ from worldsmith.models.model_files import SHORT_NAMES, is_local
 if TYPE_CHECKING:
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
-FORMATS: FamilyRegistry[FamilyFormats] = FamilyRegistry("worldsmith.checkpoint.formats", "worldsmith.formats")
+FORMATS: FamilyRegistry[FamilyFormats] = FamilyRegistry(
+    lambda family: family.load(family.formats)(family.name) if family.formats is not None else None
+)
 
 
 def formats_of(family: str) -> FamilyFormats:

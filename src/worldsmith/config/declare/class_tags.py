@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import worldsmith
 from worldsmith.config.declare.configurable import Config, Configurable, owner_of
 from worldsmith.config.tree.suggest import did_you_mean
 
@@ -51,14 +52,23 @@ def tag_of(cls: type) -> str:
 
 
 def class_of(tag: Any) -> type[Config]:
-    """The Config class that a tag names. Raises ValueError, saying why not."""
+    """The Config class that a tag names, also by the name that an earlier version wrote for it.
+
+    Raises ValueError for a tag that names none, with the reason.
+    """
     _check_name(tag)
-    found = _named(tag)
+    found = _named(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
     if isinstance(found, type) and issubclass(found, Configurable):
         return found.Config
     if isinstance(found, type) and issubclass(found, Config):
         return found
     raise ValueError(f"'{tag}' is neither a component nor a config section")
+
+
+def _new_names() -> dict[str, str]:
+    """Names of classes in files of earlier versions, and where these classes are now."""
+    names: dict[str, str] = importlib.import_module(f"{worldsmith.FAMILIES}.earlier_names").NEW_NAMES
+    return names
 
 
 def _check_name(tag: Any) -> None:

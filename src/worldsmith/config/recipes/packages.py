@@ -5,6 +5,7 @@ A package says in its pyproject.toml where its recipes are, and they are listed 
     [project.entry-points."worldsmith.recipes"]
     my_package = "my_package.recipes"
 
+The recipes of a model family of another package (`models/families.py`) are found through its `Family.recipes`.
 Importing such a module runs its code; the top-level package is trusted from then on (see `class_tags.trust`).
 """
 
@@ -22,7 +23,7 @@ from worldsmith.config.errors import ConfigError, Problem, blamed_line
 from worldsmith.config.recipes.registry import Recipe, check_shape, registered
 from worldsmith.config.tree.suggest import did_you_mean
 
-GROUP = "worldsmith.recipes"
+GROUP, FAMILIES = "worldsmith.recipes", "worldsmith.families"
 _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
 """The entry points that were imported (group, name, value), and what is wrong with them."""
 
@@ -31,17 +32,21 @@ def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
     """Imports what installed packages bring for an entry point group, once each; returns why some of it is missing."""
     from importlib.metadata import entry_points
 
-    for point in sorted(entry_points(group=group)):
-        key = (group, point.name, point.value)
+    groups = [group, FAMILIES] if group == GROUP else [group]
+    for point in (point for name in groups for point in sorted(entry_points(group=name))):
+        key = (point.group, point.name, point.value)
         if key in _LOADED:
             continue
         _LOADED[key] = []
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
+        source = f"of {package} (entry point '{point.name}' of {point.group})"
         try:
-            import_module(point.module, f"the {what} of {package} (entry point '{point.name}' of {group})")
+            module = import_module(point.module, f"the {what} {source}")
+            if point.group == FAMILIES and (recipes := getattr(module, point.attr).recipes) is not None:
+                import_module(recipes, f"the {what} {source}")
         except ConfigError as error:
             _LOADED[key] = error.problems
-    return [problem for key, problems in _LOADED.items() if key[0] == group for problem in problems]
+    return [problem for key, problems in _LOADED.items() if key[0] in groups for problem in problems]
 
 
 def import_recipes(name: str) -> ModuleType:

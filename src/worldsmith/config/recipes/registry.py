@@ -188,7 +188,7 @@ def registered() -> dict[str, Recipe]:
 
 def import_shipped() -> None:
     """Imports the recipes of the package itself."""
-    importlib.import_module(worldsmith.RECIPES)
+    importlib.import_module(f"{worldsmith.FAMILIES}.recipes")
 
 
 def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[], Config]:

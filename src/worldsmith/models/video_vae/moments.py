@@ -113,12 +113,9 @@ class MomentsVAE(FrozenVAE):
         import torch
 
         self.idle = 0
-        raw = (latents.to(self.device) / self.scaling_factor + self.shift_factor).to(self.dtype)
+        raw = self.denormalize(latents.to(self.device)).to(self.dtype)
         with torch.no_grad():
-            if self.of_images:
-                pixels: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
-            else:
-                pixels = self.model.decode(raw[None]).sample[0]
+            pixels = self.decode_raw(raw)
         return pixels.float().add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
     def latents(self, moments: Tensor, noise: Tensor) -> Tensor:
@@ -126,7 +123,23 @@ class MomentsVAE(FrozenVAE):
         mean, log_variance = moments.chunk(2)
         # The bounds are those of diffusers' DiagonalGaussianDistribution.
         drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
-        return (drawn - self.shift_factor) * self.scaling_factor
+        return self.normalize(drawn)
+
+    def normalize(self, raw: Tensor) -> Tensor:
+        """Latents [C, t, h, w] as the network sees them, from those of the VAE."""
+        return (raw - self.shift_factor) * self.scaling_factor
+
+    def denormalize(self, latents: Tensor) -> Tensor:
+        """Inverts `normalize`."""
+        return latents / self.scaling_factor + self.shift_factor
+
+    def decode_raw(self, raw: Tensor) -> Tensor:
+        """Pixels [3, T, H, W] from -1 to 1, of latents that are not normalized."""
+        if self.of_images:
+            images: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
+            return images
+        video: Tensor = self.model.decode(raw[None]).sample[0]
+        return video
 
     @cached_property
     def fingerprint(self) -> str:

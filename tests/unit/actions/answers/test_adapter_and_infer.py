@@ -20,8 +20,8 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language.model import VisionLanguageModel
 from worldsmith.monitor.lineage import Input, write_lineage
 
 TARGETS = ["q_proj", "down_proj", "qkv"]

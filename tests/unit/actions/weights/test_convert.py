@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from worldsmith.checkpoint.formats.cosmos3.network_settings import released_tier
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
-from worldsmith.models.cosmos3.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.models.cosmos3.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
+from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.weights.network_settings import released_tier
 
 HIDDEN, HEADS, DIM = 8, 2, 8
 CONFIG = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tiny_reasoner import decoder, model_config, qwen3_vl, write_folder
 
+from worldsmith.families.vision_language.freezing import describe_parts, part_of
+from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language.freezing import describe_parts, part_of
-from worldsmith.models.vision_language.policy import FreezeConfig
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.start_lines import base_rates
 

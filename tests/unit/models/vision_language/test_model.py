@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import ParallelismConfig
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.vision_language.model import VisionLanguageModel
-from worldsmith.models.vision_language.policy import FreezeConfig
 
 
 def make(tmp_path: Path, config: Any = None, *, device: str = "cpu", **settings: Any) -> VisionLanguageModel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from worldsmith.checkpoint.formats.cosmos3 import diffusers_keys
 from worldsmith.config import get_recipe
 from worldsmith.config.tree.references import resolve
+from worldsmith.families.cosmos3.weights import diffusers_keys
 from worldsmith.planning.rehearsal.export_plan import rehearse_exports
 from worldsmith.training.trainer import Trainer
 

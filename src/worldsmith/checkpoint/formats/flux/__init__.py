@@ -1,4 +1,0 @@
-from worldsmith.checkpoint.formats.flux.formats import FluxFormats
-
-FAMILY = FluxFormats("flux")
-"""`FluxFormats`: all that `checkpoint/` asks of this family."""

@@ -1,1 +1,0 @@
-"""The formats of families whose network is a class of diffusers."""

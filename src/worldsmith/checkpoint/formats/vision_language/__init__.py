@@ -1,3 +1,0 @@
-from worldsmith.checkpoint.formats.vision_language.formats import VisionLanguageFormats
-
-FAMILY = VisionLanguageFormats("vision_language")

@@ -1,0 +1,218 @@
+"""CogVideoX, from texts and from images: the numbers of its published fine-tuning, and twins for a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from worldsmith.config import recipe, ref
+from worldsmith.config.sections import ActivationCheckpointingConfig
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.families.cogvideox import architecture
+from worldsmith.families.cogvideox.architecture import NetworkConfig
+from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.base_recipe import (
+    clips,
+    make_demo,
+    make_tiny,
+    named,
+    pipeline_run,
+    with_adapters,
+)
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
+from worldsmith.families.variables import CLIPS, hub_repository
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
+from worldsmith.objectives.v_prediction import VPrediction
+from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
+from worldsmith.training.optimizer import AdamW
+from worldsmith.training.scheduler import LambdaLinear
+from worldsmith.training.trainer import Trainer
+
+PIPELINE = "${oc.env:COGVIDEOX_PATH}"
+"""A diffusers pipeline: its transformer, VAE, text encoder and tokenizer."""
+
+
+def published(name: str) -> dict[str, str]:
+    """Advice for the variable of the weights."""
+    return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
+
+
+@recipe("cogvideox_2b", variables={**CLIPS, **published("CogVideoX-2b")})
+def cogvideox_2b() -> Trainer.Config:
+    """CogVideoX-2B, all weights; clips of 49 frames at tier 480."""
+    return pipeline_run(
+        "cogvideox_2b",
+        CogVideoXGenerator.Config(
+            network=architecture.cogvideox_2b(),
+            tokenizer=CogVideoXVAE.Config(vae_path=PIPELINE),
+            text_encoder=T5TextEncoder.Config(
+                path=PIPELINE, max_length=ref("model.config.network.max_text_seq_length")
+            ),
+            activation_checkpointing=ActivationCheckpointingConfig(mode="full"),
+        ),
+        load_path=PIPELINE,
+        clip_norm=0.1,
+        objective=VPrediction.Config(shift_scale=3.0),
+        optimizer=AdamW.Config(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=1e-4),
+        # A twentieth of the rate for 100 steps, then down to a hundredth.
+        scheduler=LambdaLinear.Config(
+            cycle_lengths=[99, 901], warm_up_steps=[0, 0], f_start=[0.05, 0.91], f_max=[0.05, 0.91], f_min=[0.05, 0.009]
+        ),
+        callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[6.0])},
+        dataloader_train=VideoLoader.Config(
+            max_samples_per_batch=2, **clips("480", 49, temporal_interval_mode="entire_chunk")
+        ),
+    )
+
+
+@recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=published("CogVideoX-5b"))
+def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B, all weights."""
+    named(config, "cogvideox_5b")
+    cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
+    config.objective.shift_scale = 1.0
+    return config
+
+
+@recipe(
+    "cogvideox_5b_i2v",
+    starts_from="cogvideox_5b",
+    variables=published("CogVideoX-5b-I2V"),
+)
+def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B-I2V, all weights and the learned table of positions; clips of 49 frames of 720x480."""
+    return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
+
+
+@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=published("CogVideoX1.5-5B"))
+def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B, all weights; clips of 81 frames of 1360x768."""
+    return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
+
+
+@recipe(
+    "cogvideox1_5_5b_i2v",
+    starts_from="cogvideox1_5_5b",
+    variables=published("CogVideoX1.5-5B-I2V"),
+)
+def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B-I2V, all weights; clips of 81 frames of 1360x768."""
+    return change_network(config, "cogvideox1_5_5b_i2v", architecture.cogvideox1_5_5b_i2v(), "1360x768")
+
+
+@recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
+def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-2B, adapters of rank 128 on the attention."""
+    return adapted(config, "cogvideox_2b_lora")
+
+
+@recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
+def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B, adapters of rank 128 on the attention."""
+    return adapted(config, "cogvideox_5b_lora")
+
+
+@recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
+def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-5B-I2V, adapters of rank 256 on the attention; the table of positions stays as it is."""
+    return adapted(config, "cogvideox_5b_i2v_lora", rank=256)
+
+
+@recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
+def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B, adapters of rank 128 on the attention."""
+    return adapted(config, "cogvideox1_5_5b_lora")
+
+
+@recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
+def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
+    """CogVideoX-1.5-5B-I2V, adapters of rank 128 on the attention."""
+    return adapted(config, "cogvideox1_5_5b_i2v_lora")
+
+
+@recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
+def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox_2b: a network of 38 thousand parameters on clips of 64 pixels, on a CPU."""
+    return make_twin(config, "cogvideox_2b_tiny")
+
+
+@recipe("cogvideox_5b_tiny", starts_from="cogvideox_5b")
+def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox_5b: the same with rotary positions."""
+    return make_twin(config, "cogvideox_5b_tiny")
+
+
+@recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
+def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox_5b_i2v: with an image and a learned table of positions."""
+    return make_twin(config, "cogvideox_5b_i2v_tiny")
+
+
+@recipe("cogvideox1_5_5b_tiny", starts_from="cogvideox1_5_5b")
+def cogvideox1_5_5b_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox1_5_5b: with two latent frames in a token."""
+    return make_twin(config, "cogvideox1_5_5b_tiny")
+
+
+@recipe("cogvideox1_5_5b_i2v_tiny", starts_from="cogvideox1_5_5b_i2v")
+def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
+    """The tiny twin of cogvideox1_5_5b_i2v: with an image beside them."""
+    return make_twin(config, "cogvideox1_5_5b_i2v_tiny")
+
+
+@recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
+def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
+    """The demo of CogVideoX: 64-pixel clips of moving coloured shapes with one-sentence captions."""
+    network = cast(CogVideoXGenerator.Config, config.model.config).network
+    network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
+    network.time_embed_dim, network.sample_frames = 128, 17
+    # Twenty tokens for a clip in place of eighty: a step takes half the time.
+    network.patch_size = 4
+    config.optimizer.lr = 3e-3
+    cast(GradClip.Config, config.trainer.callbacks["grad_clip"]).clip_norm = 1.0
+    return make_demo(config, "cogvideox_demo")
+
+
+def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
+    """Another network, on clips of one size and of the frames that it was made for."""
+    named(config, name)
+    model = cast(CogVideoXGenerator.Config, config.model.config)
+    model.network = network
+    model.image = ImageConfig() if network.in_channels > network.out_channels else None
+    dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
+    dataset.resolution = size
+    dataset.num_video_frames = dataset.min_frames = network.sample_frames
+    return config
+
+
+def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
+    """Trains adapters alone, at the published rank, scale and learning rate of the diffusers trainer."""
+    return with_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
+
+
+def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
+    """With the shipped VAE and text encoder."""
+    model = cast(CogVideoXGenerator.Config, config.model.config)
+    make_tiny(config, name, tiny_twin(model.network), frames=9)
+    model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"
+    if model.network.use_learned_positional_embeddings:
+        cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "64x64"
+    return config
+
+
+def tiny_twin(network: NetworkConfig) -> NetworkConfig:
+    """A tiny network of the same kind."""
+    small = architecture.tiny()
+    return replace(
+        small,
+        in_channels=small.in_channels * network.in_channels // network.out_channels,
+        use_rotary_positional_embeddings=network.use_rotary_positional_embeddings,
+        use_learned_positional_embeddings=network.use_learned_positional_embeddings,
+        patch_size_t=network.patch_size_t,
+        patch_bias=network.patch_bias,
+        ofs_embed_dim=small.time_embed_dim if network.ofs_embed_dim else None,
+        sample_height=16 if network.patch_size_t else small.sample_height,
+        sample_width=16 if network.patch_size_t else small.sample_width,
+    )

@@ -1,0 +1,200 @@
+"""`SatWeights`: CogVideoX in a checkpoint of SAT (`latest`, `N/mp_rank_00_model_states.pt`), under native names."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
+
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, TABLE, pieces
+from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
+AVERAGED = "-ema"
+"""What SAT appends to the name of an iteration's folder for its average."""
+LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise table"}
+"""Beginnings of the names of what a full state of SAT holds beside the network."""
+ALPHA = 1
+"""`lora_alpha` of SAT where a config does not set it; a checkpoint does not say it."""
+
+
+class SatWeights(WeightSource):
+    """Tensors are mapped from the file: what is not asked for is not read.
+
+    `settings` are what shapes show; positions and the sizes that they refer to are not among them.
+    """
+
+    family = "cogvideox"
+
+    def __init__(self, file: Path) -> None:
+        """Raises UserError for a file that is damaged, holds code, or no such network."""
+        self.path = file.parent
+        self.live = SatTensors(file)
+        average = file.parent.with_name(f"{file.parent.name}{AVERAGED}") / file.name
+        self.averaged = SatTensors(average) if average.is_file() else None
+        self.describe = f"SAT checkpoint {file.parent}"
+        self.shapes = self.live.shapes()
+        self.average_shapes = self.averaged.shapes() if self.averaged else {}
+        self.copies, self.unknown = {}, self.live.unknown
+        self.settings = settings_of(self.live.stored)
+        if self.live.left:
+            parts = [f"{count} tensors of {what}" for what, count in self.live.left.items()]
+            logger.warning("%s: left out, since they are not trained: %s", self.describe, ", ".join(parts))
+        if any(map(is_adapter, self.shapes)):
+            self.adapter_alpha = ALPHA
+            rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))
+            logger.warning(
+                "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the run's "
+                "config set another: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
+            )  # fmt: skip
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        for name, tensor in tensors.items():
+            fill(tensor, self._find(name, average)(name))
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        held = self._find(name, average)
+        return held.stored[held.pieces[name].key].dtype
+
+    def _find(self, name: str, average: bool) -> SatTensors:
+        if average and self.averaged is not None and name in self.average_shapes:
+            return self.averaged
+        if name not in self.shapes:
+            raise KeyError(f"{self.describe} has no weight {name}")
+        return self.live
+
+
+class SatTensors:
+    """The tensors of one file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            content = read_torch_file(file, field="SAT checkpoint", advice="take one that SAT itself has written")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        prefix = NETWORK if any(key.startswith(NETWORK) for key in content) else ""
+        own = {key.removeprefix(prefix): tensor for key, tensor in content.items() if key.startswith(prefix)}
+        others = [key for key in content if not key.startswith(prefix)]
+        self.left = Counter(kind for key in others if (kind := kind_of(key)))
+        self.pieces = pieces(own)
+        used = {piece.key for piece in self.pieces.values()}
+        derived = {*FREQUENCIES, SAT_TABLE} if is_sine_table(own) else set(FREQUENCIES)
+        if is_sine_table(own):
+            self.pieces.pop(TABLE, None)
+        self.stored = own
+        self.unknown = [key for key in own if key not in used | derived and "embed_tokens" not in key]
+        self.unknown += [key for key in others if not kind_of(key)]
+        if "mixins.patch_embed.proj.weight" not in own:
+            raise UserError(
+                f"SAT checkpoint: '{file}' holds {len(content)} tensors and no CogVideoX network among them "
+                f"(such as {next(iter(content), 'none')})"
+            )
+
+    def shapes(self) -> dict[str, list[int]]:
+        sizes = {name: (piece, self.stored[piece.key].shape) for name, piece in self.pieces.items()}
+        return {
+            name: [shape[0] // piece.of * len(piece.parts), *shape[1:]] if piece.of > 1 else list(shape)
+            for name, (piece, shape) in sizes.items()
+        }
+
+    def __call__(self, name: str) -> Tensor:
+        piece = self.pieces[name]
+        return piece.cut(self.stored[piece.key])
+
+
+def kind_of(key: str) -> str:
+    """Which part beside the network a tensor belongs to; empty for the network's own and for unknown ones."""
+    return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
+
+
+def is_sine_table(own: Mapping[str, Tensor]) -> bool:
+    """Whether the table of positions is the fixed one of CogVideoX-2B, which is computed, and no learned one."""
+    return SAT_TABLE in own and not any(name in own for name in FREQUENCIES) and not _takes_an_image(own)
+
+
+def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
+    """Convolutions over 2 x 2 cells alone have tables."""
+    proj, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
+    return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
+
+
+def settings_of(own: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the shapes of SAT's tensors show of the network."""
+    patches, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
+    newer = patches.dim() == 2
+    cells = 8 if newer else int(patches.shape[2:].numel())
+    blocks = {int(key.split(".")[2]) for key in own if key.startswith("transformer.layers.")}
+    norm = own.get("mixins.adaln_layer.query_layernorm_list.0.weight")
+    size = len(norm) if norm is not None else 64
+    found: dict[str, Any] = {
+        "num_attention_heads": len(patches) // size,
+        "attention_head_dim": size,
+        "in_channels": patches.shape[1] // cells if newer else int(patches.shape[1]),
+        "out_channels": len(end) // cells,
+        "num_layers": 1 + max(blocks, default=-1),
+        "time_embed_dim": len(own["time_embed.0.weight"]),
+        "text_embed_dim": int(own["mixins.patch_embed.text_proj.weight"].shape[1]),
+        "patch_size": 2 if newer else int(patches.shape[2]),
+        "use_rotary_positional_embeddings": not is_sine_table(own),
+        "norm_elementwise_affine": "transformer.final_layernorm.weight" in own,
+    }
+    if newer:
+        found |= {"patch_size_t": 2, "patch_bias": False}
+    else:
+        found |= {"patch_bias": "mixins.patch_embed.proj.bias" in own}
+    if "ofs_embed.0.weight" in own:
+        found["ofs_embed_dim"] = len(own["ofs_embed.0.weight"])
+    if SAT_TABLE in own and not is_sine_table(own):
+        found["use_learned_positional_embeddings"] = True
+    return found
+
+
+def find_states(root: Path) -> Path | None:
+    """The file of weights that a folder, or `root` itself, stands for; None for what SAT has not written.
+
+    Raises UserError when `latest` names what is not there, and for weights that are cut among several files.
+    """
+    if root.is_file():
+        return root if root.suffix in FILE_ENDINGS and is_zipfile(root) else None
+    states = root / STATES.format(0)
+    if not states.is_file():
+        if not (root / LATEST).is_file():
+            return None
+        name = (root / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+        if not (name.isdecimal() or name == "release"):
+            raise UserError(f"{root / LATEST}: expected the number of an iteration, or release, found {name[:40]!r}")
+        states = root / name / STATES.format(0)
+        if not states.is_file():
+            raise UserError(f"{root / LATEST} names {name}, and there is no {states}")
+    if (states.with_name(STATES.format(1))).is_file():
+        raise UserError(f"{states.parent} is cut among several files (model parallel), which is not read")
+    return states
+
+
+def network_settings(source: SatWeights) -> dict[str, Any]:
+    """All settings of the network: what shapes show, and the sizes that a config.json of diffusers or our own record
+    beside the file states, else those of the published models.
+    """
+    for place in source.live.file.parents[:2]:
+        if (place / ABOUT).is_file():
+            return section(section(section(read_json_object(place / ABOUT), "model"), "config"), "network")
+        if (place / "config.json").is_file():
+            return {**read_json_object(place / "config.json"), **source.settings}
+    newer = {"sample_height": 300, "sample_width": 300, "sample_frames": 81}
+    return {**source.settings, **(newer if "patch_size_t" in source.settings else {})}

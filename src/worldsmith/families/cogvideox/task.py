@@ -1,0 +1,114 @@
+"""CogVideoX learns v."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
+from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.models.video_vae.cogvideox import SPATIAL_FACTOR
+from worldsmith.objectives.v_prediction import VPrediction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import FirstFrames, VideoSample
+    from worldsmith.families.cogvideox.image_input import ImageConfig
+
+DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
+"""Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""
+HALF_RANGE = 127.5
+"""What 1 is in pixels."""
+
+
+class CogVideoXTask(PipelineTask):
+    """Text to video and image to video.
+
+    The loss is over all latent frames; of CogVideoX 1.5 also over the one in front, which sampling draws and drops:
+    so CogVideo's own trainer has it. An image is dropped by sample, where SAT drops those of a whole batch.
+    """
+
+    objective_class = VPrediction
+
+    model: CogVideoXGenerator
+
+    @classmethod
+    def check_data(cls, section: str, data: Any, model: Any) -> None:
+        super().check_data(section, data, model)
+        check_sizes(section, data.dataset, model.network)
+
+    @property
+    def first_frames(self) -> FirstFrames:
+        """Noise on the image is drawn anew in every step, and then encoded."""
+        image = self.model.config.image
+        return "none" if image is None else "encoded each time" if image.noise else "cached"
+
+    @property
+    def only_shape(self) -> tuple[int, int, int] | None:
+        return self.model.config.network.only_shape
+
+    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+        """With the first latent frame repeated in front until tokens are whole."""
+        import torch
+
+        found = super().clean_latents(batch, seed=seed)
+        missing = self.model.padding(found[0].shape[1])
+        return [torch.cat([x0[:, :1]] * missing + [x0], dim=1) for x0 in found]
+
+    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+        config = self.model.config.image
+        if config is None:
+            return {}
+        return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
+
+    def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
+        """[n, C, 1, h, w]: each clip's first frame, encoded alone; zeros where it is dropped."""
+        import torch
+
+        from worldsmith.objectives.noise_schedule import random_noise, random_stream
+
+        vae, places = self.model.vae, [sample.position for sample in batch]
+        shape = (self.model.latent_channels, 1, *batch[0].latent_shape[1:])
+        images = torch.zeros(len(batch), *shape, device=self.model.device)
+        kept = [n for n, at in enumerate(places) if random_stream(seed, at, DROPOUT_STREAM).random() >= config.dropout]
+        encoded = self.latents([noised(batch[n], config, seed=seed) for n in kept])
+        for n, moments in zip(kept, encoded, strict=True):
+            noise = random_noise(shape, seed=seed, position=places[n], stream=IMAGE_STREAM).to(moments.device)
+            images[n] = vae.image_latents(moments, noise, config.latent_scale)
+        return images
+
+
+def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
+    """The first frame of a clip with its noise. Raises ValueError for a sample without one."""
+    from worldsmith.objectives.noise_schedule import random_noise, random_stream
+
+    image = sample.image
+    if image is None:
+        raise ValueError(f"sample {sample.key} has no first frame, which the network reads beside the video")
+    if not config.noise or image.video is None:
+        return image
+    level = random_stream(seed, sample.position, LEVEL_STREAM).normal(config.noise_log_mean, config.noise_log_std)
+    noise = random_noise(image.video.shape, seed=seed, position=sample.position, stream=PIXEL_STREAM)
+    return replace(image, video=image.video + HALF_RANGE * math.exp(level) * noise)
+
+
+def check_sizes(section: str, dataset: Any, network: Any) -> None:
+    """Raises WrongValueError for sizes of clips that the network's positions do not cover."""
+    width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
+    sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
+    given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}
+    if network.use_learned_positional_embeddings and list(given.values()) != list(sizes.values()):
+        why = f"the learned table of positions is for clips of {width}x{height} and {network.sample_frames} frames"
+        remedy = " and ".join(f"{name} = {value!r}" for name, value in sizes.items())
+        drop = "train without it: model.config.network.use_learned_positional_embeddings = false"
+        raise WrongValueError(given, why=why, remedy=f"write {remedy}, or {drop}")
+    exact = exact_size(dataset.resolution)
+    clips = [exact] if exact else list(RESOLUTIONS[dataset.resolution].values())
+    if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):
+        why = f"the network has positions for clips of up to {width}x{height} (its sample_width and sample_height)"
+        raise WrongValueError(given, why=why, remedy="train at smaller sizes")

@@ -1,0 +1,243 @@
+"""Attention over many samples in one sequence: each sample sees only itself, no token is padded for long.
+
+`text_attention` and `latent_attention` are the two doors. What they do was planned once per pack: by `plan_segments`
+here, by `three_way.py` for neighbourhoods, by `flex.py` for FlexAttention. A `SegmentPlan` has two backends:
+
+- grouped: segments of similar length become one batched `scaled_dot_product_attention` call (CPU, float32 on CUDA, and
+  wherever tokens are masked inside a segment);
+- varlen: `torch.nn.attention.varlen` on CUDA in bfloat16 or float16, without any padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worldsmith.families.cosmos3.attention.flex import FlexPlan, run_flex
+from worldsmith.families.cosmos3.attention.natten_windows import NattenPlan, run_natten
+
+# A group may hold up to this share of padded score entries, plus a fixed number whose cost is below one more call.
+PADDING_SHARE = 0.25
+PADDING_ENTRIES = 16384
+# Segments with a mask run together while their gathered keys stay below this number of rows.
+GATHERED_KEYS = 2**17
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentGroup:
+    """Segments that run as one batch. Rows past a segment's end repeat a row of the same segment."""
+
+    queries: Tensor
+    """Rows of q, [batch * q_length]."""
+    keys: Tensor
+    """Rows of k and v, [batch * kv_length]."""
+    batch: int
+    mask: Tensor | None
+    """What may be seen, broadcast to [batch, heads, q_length, kv_length]: true or 0 where it may, else false or -inf.
+    None when everything may, or when the causal mask hides the padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Attention of one pack, segment by segment, ready for both backends."""
+
+    causal: bool
+    groups: tuple[SegmentGroup, ...]
+    restore: Tensor | None
+    """Rows of the concatenated group outputs in the order of q, [N_q]; None when they already are in order."""
+    query_rows: Tensor | None
+    """Rows of q, segment after segment, [N_q]; None when the segments fill q in order."""
+    key_rows: Tensor | None
+    """Rows of k and v, segment after segment; None when the segments fill k and v in order."""
+    cu_q: Tensor
+    """Cumulative query lengths, int32 [segments + 1]."""
+    cu_kv: Tensor
+    """Cumulative key lengths, int32 [segments + 1]."""
+    max_q: int
+    max_kv: int
+    masked: bool = False
+    """Whether a query of a segment may not see all of its keys, beside causality."""
+
+    def to(self, dtype: torch.dtype) -> SegmentPlan:
+        """The same with masks of this dtype, made once: attention would make and keep its own copy in every layer."""
+        if not self.masked:
+            return self
+        made: dict[int, Tensor] = {}
+        groups = []
+        for group in self.groups:
+            mask = group.mask
+            if mask is not None and mask.dtype == torch.bool:
+                if id(mask) not in made:
+                    made[id(mask)] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+                mask = made[id(mask)]
+            groups.append(replace(group, mask=mask))
+        return replace(self, groups=tuple(groups))
+
+
+LatentPlan = SegmentPlan | NattenPlan | FlexPlan
+
+
+def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
+    """Text over the text of its own sample, causal. q [N_und, heads, d], k and v [N_und, kv_heads, d]; like q."""
+    return packed_attention(q, k, v, plan)
+
+
+def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: LatentPlan) -> Tensor:
+    """Latents over the text and those latents of their own sample that the plan lets them see; [N_gen, heads, d].
+
+    q is [N_gen, heads, d]; k and v are the latents' own, [N_gen, kv_heads, d]; text_k and text_v the text's,
+    [N_und, kv_heads, d]. Any share of the heads may be given. It is one softmax over text and latents.
+    """
+    if isinstance(plan, NattenPlan):
+        return run_natten(q, k, v, text_k, text_v, plan)
+    if isinstance(plan, FlexPlan):
+        return run_flex(q, torch.cat((text_k, k)), torch.cat((text_v, v)), plan)
+    return packed_attention(q, torch.cat((text_k, k)), torch.cat((text_v, v)), plan)
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
+    """Attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] inside the plan's segments; [N_q, heads, d].
+
+    Scale 1/sqrt(d). Query heads share key heads in order when there are fewer of those.
+    """
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
+        return varlen_attention(q, k, v, plan)
+    return grouped_attention(q, k, v, plan)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
+    """`packed_attention` by one `scaled_dot_product_attention` per group of similar segments."""
+    outputs = []
+    for group in plan.groups:
+        q_batch, k_batch, v_batch = (
+            x.index_select(0, rows).unflatten(0, (group.batch, -1)).transpose(1, 2)
+            for x, rows in ((q, group.queries), (k, group.keys), (v, group.keys))
+        )
+        repeat = q.shape[1] // k.shape[1]
+        if q.is_cuda and group.mask is not None:  # the fused kernel that takes a mask does not share key heads
+            k_batch, v_batch = (x.repeat_interleave(repeat, dim=1) for x in (k_batch, v_batch))
+            repeat = 1
+        out = F.scaled_dot_product_attention(
+            q_batch, k_batch, v_batch, attn_mask=group.mask, is_causal=plan.causal, enable_gqa=repeat != 1
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return joined if plan.restore is None else joined.index_select(0, plan.restore)
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
+    """`packed_attention` by the variable-length flash kernels (CUDA, half precision)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if plan.query_rows is not None:
+        q = q.index_select(0, plan.query_rows)
+    if plan.key_rows is not None:
+        k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
+    window = (-1, 0) if plan.causal else (-1, -1)
+    out: Tensor = varlen_attn(
+        q, k, v, plan.cu_q, plan.cu_kv, plan.max_q, plan.max_kv,
+        window_size=window, enable_gqa=q.shape[1] != k.shape[1],
+    )  # type: ignore[assignment]  # fmt: skip
+    return out if plan.query_rows is None else torch.empty_like(out).index_copy(0, plan.query_rows, out)
+
+
+def plan_segments(
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    key_rows: Tensor | None = None,
+    *,
+    causal: bool,
+    query_rows: Tensor | None = None,
+    masks: Sequence[Tensor | None] | None = None,
+    device: torch.device | str | None = None,
+) -> SegmentPlan:
+    """Plans the attention of query segments, each over its own rows of the key stream.
+
+    Args:
+        query_lengths: tokens of each segment.
+        key_lengths: keys that each segment sees.
+        key_rows: their rows in the key stream, segment after segment, int64 [sum(key_lengths)]; None when the
+            segments fill the key stream in order.
+        causal: query i sees keys 0..i; then every segment has as many keys as queries.
+        query_rows: rows of the query stream, segment after segment, a permutation; None when the segments fill the
+            query stream in order.
+        masks: per segment what its queries see of its keys, bool [query length, key length], or None for all. Segments
+            that share a mask object run together.
+    """
+    q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
+    cu_q, cu_kv = (F.pad(lengths.cumsum(0), (1, 0)) for lengths in (q_lengths, kv_lengths))
+    first_rows = torch.empty_like(q_lengths)  # where a segment's output starts in the joined group outputs
+    masks = [None] * len(query_lengths) if masks is None else masks
+    moved = {id(mask): mask.to(device)[None, None] for mask in masks if mask is not None}
+    groups, joined = [], 0
+    for group in group_segments(query_lengths, key_lengths, masks):
+        members = torch.tensor(group)
+        queries = padded_rows(cu_q[members], q_lengths[members])
+        keys = padded_rows(cu_kv[members], kv_lengths[members])
+        existing = torch.arange(keys.shape[1]) < kv_lengths[members, None]
+        # Padded keys stand after all real ones, where the causal mask already hides them from every real query.
+        mask = None if causal or bool(existing.all()) else existing[:, None, None].to(device)
+        mask = moved.get(id(masks[group[0]]), mask)
+        first_rows[members] = joined + torch.arange(len(members)) * queries.shape[1]
+        joined += queries.numel()
+        queries = queries.flatten() if query_rows is None else query_rows[queries.flatten()]
+        keys = keys.flatten() if key_rows is None else key_rows[keys.flatten()]
+        groups.append(SegmentGroup(queries.to(device), keys.to(device), len(members), mask))
+    outputs = torch.arange(int(cu_q[-1])) + (first_rows - cu_q[:-1]).repeat_interleave(q_lengths)
+    restore = outputs if query_rows is None else torch.empty_like(outputs).index_copy_(0, query_rows, outputs)
+    in_order = joined == len(restore) and torch.equal(restore, torch.arange(joined))
+    return SegmentPlan(
+        causal=causal,
+        groups=tuple(groups),
+        restore=None if in_order else restore.to(device),
+        query_rows=None if query_rows is None else query_rows.to(device),
+        key_rows=None if key_rows is None else key_rows.to(device),
+        cu_q=cu_q.to(device, torch.int32),
+        cu_kv=cu_kv.to(device, torch.int32),
+        max_q=max(query_lengths),
+        max_kv=max(key_lengths),
+        masked=bool(moved),
+    )
+
+
+def group_segments(
+    query_lengths: Sequence[int], key_lengths: Sequence[int], masks: Sequence[Tensor | None]
+) -> list[list[int]]:
+    """Splits segments, ordered by size, into groups whose padding stays below the module's limits.
+
+    Segments with a mask are never padded: those with the same one form groups of their own.
+    """
+    groups: list[list[int]] = []
+    by_mask: dict[int, list[int]] = {}
+    for i, mask in enumerate(masks):
+        if mask is not None:
+            by_mask.setdefault(id(mask), []).append(i)
+    for same in by_mask.values():
+        most = max(1, GATHERED_KEYS // key_lengths[same[0]])
+        groups += [same[start : start + most] for start in range(0, len(same), most)]
+    by_size = sorted(
+        (i for i, mask in enumerate(masks) if mask is None), key=lambda i: (key_lengths[i], query_lengths[i])
+    )
+    padded: list[list[int]] = []
+    used = 0
+    for i in by_size:
+        area = query_lengths[i] * key_lengths[i]
+        if padded:
+            members = [*padded[-1], i]
+            padded_area = len(members) * max(query_lengths[j] for j in members) * max(key_lengths[j] for j in members)
+            if padded_area - (used + area) <= PADDING_SHARE * (used + area) + PADDING_ENTRIES:
+                padded[-1], used = members, used + area
+                continue
+        padded.append([i])
+        used = area
+    return groups + [sorted(members) for members in padded]
+
+
+def padded_rows(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Rows start, start + 1, … of each segment, its last row repeated up to the longest; [segments, longest]."""
+    offsets = torch.arange(int(lengths.max()))
+    return starts[:, None] + torch.minimum(offsets, lengths[:, None] - 1)

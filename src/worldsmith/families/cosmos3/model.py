@@ -1,0 +1,236 @@
+"""The Cosmos3-style video generator: network, video VAE and text tokenizer in one component."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.tree.degrees import check_heads
+from worldsmith.families.cosmos3.attention.modes import (
+    AttentionModes,
+    NeighborhoodConfig,
+    attention_modes,
+    check_device,
+    describe_modes,
+)
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.parameter_shapes import LAYERS, adaptable_layers, parameter_shapes, unreached
+from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
+from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model_files import SHORT_NAMES
+from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
+from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
+from worldsmith.models.weights.shapes import Shapes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from worldsmith.families.cosmos3.network.network import Cosmos3Network
+    from worldsmith.families.cosmos3.network.sequence import PackedSequence
+    from worldsmith.models.video_model import SampleLayout, Sampling, VideoSampler
+
+logger = logging.getLogger(__name__)
+SHORT_NAMES.update({f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")})
+
+
+class Cosmos3Generator(Model):
+    """A Mixture-of-Transformers network that turns captions into video latents, with what surrounds it.
+
+    VAE and tokenizer are loaded when they are first used. `defaults` say how to generate with weights that were trained
+    before.
+    """
+
+    class Config(Model.Config):
+        family: ClassVar[str] = "cosmos3"
+        task: ClassVar[str] = "vfm"
+        makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = (LAYERS,)
+        full_precision: ClassVar[Sequence[str]] = ("time_embedder",)
+
+        max_num_tokens_after_packing: Count = 13312
+        """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
+        joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
+        """two_way: dense. three_way: latents may be restricted to neighbourhoods. flex: two_way on CUDA, one kernel."""
+        natten_parameter_list: list[dict[str, NeighborhoodConfig]] = field(default_factory=list)
+        """three_way only: per layer, "1d", "2d" or "3d" (axes longer than 1) = neighbourhood. Empty: dense."""
+        video_temporal_causal: bool = False
+        """three_way only: latents see no later frame."""
+        lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
+        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        network: NetworkConfig = field(default_factory=NetworkConfig)
+        """Sizes of the network."""
+        tokenizer: WanVAE.Config = field(default_factory=WanVAE.Config)
+        """The video VAE."""
+        text_tokenizer: TextTokenizer.Config = field(default_factory=TextTokenizer.Config)
+        """The caption tokenizer."""
+
+        @property
+        def modes(self) -> tuple[Mode, ...]:
+            return MODES
+
+        @property
+        def latent_grid(self) -> tuple[int, int, int]:
+            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
+            return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.latent_patch_size
+
+        def check(self) -> None:
+            read_attention(self)
+            if self.joint_attn_implementation == "flex" and self.activation_checkpointing.mode == "selective":
+                raise wrong(
+                    self,
+                    "joint_attn_implementation",
+                    "activation_checkpointing.mode",
+                    why="attention runs as one compiled kernel, whose result this mode cannot keep",
+                    remedy="use mode = 'full' or 'none', or 'two_way'",
+                )
+            super().check()
+            if self.parallelism.cfg_parallel_shard_degree != 1:
+                raise wrong(
+                    self,
+                    "parallelism.cfg_parallel_shard_degree",
+                    why="guidance has two halves in sampling only, training runs one",
+                    remedy="write 1, and use context_parallel_shard_degree to share a pack",
+                )
+
+        def check_context(self, ranks: int) -> None:
+            check_heads(ranks, self.network.num_attention_heads, self.network.num_key_value_heads)
+
+        def check_device(self, device: str) -> None:
+            check_device(self.joint_attn_implementation, device)
+
+        def shapes(self) -> Shapes:
+            return parameter_shapes(self.network)
+
+        def adaptable_layers(self) -> list[str]:
+            return adaptable_layers(self.shapes())
+
+        def unreached(self) -> list[str]:
+            return unreached(self.network)
+
+    config: Config
+    network: Cosmos3Network
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int | None = None,
+        defaults: GenerationDefaults | None = None,
+    ) -> None:
+        self.defaults = defaults or Cosmos3Defaults()
+        super().__init__(config, device=device, seed=seed)
+
+    def make_network(self) -> Cosmos3Network:
+        from worldsmith.families.cosmos3.network.network import Cosmos3Network
+
+        return Cosmos3Network(self.config.network, read_attention(self.config))
+
+    def parts(self) -> NetworkParts:
+        from worldsmith.families.cosmos3.network.layers import HALVES, TOKENWISE
+
+        network, language = self.network, self.network.language_model
+        layers = list(language.model.layers)
+        return NetworkParts(
+            layers=layers,
+            compiled=TOKENWISE,
+            recomputed=HALVES,
+            units=[language.model.embed_tokens],
+            full_precision=[network.time_embedder],
+            unused=[language.lm_head],
+            entries={network: ("read_text", "text_states"), **dict.fromkeys(layers, ("read_text",))},
+            share_tokens=partial(setattr, network, "share_tokens"),
+        )
+
+    def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        from worldsmith.families.cosmos3.network.initialization import init_weights
+
+        init_weights(self.network, seed, names)
+
+    def materialize(self, device: str | torch.device) -> None:
+        super().materialize(device)
+        if self.config.joint_attn_implementation != "two_way" and self.device.type != "meta":
+            logger.info("attention: %s", describe_modes(self.network.attention))
+
+    @cached_property
+    def vae(self) -> WanVAE:
+        vae: WanVAE = self.config.tokenizer.build(device=self.device)
+        return vae
+
+    @cached_property
+    def text_tokenizer(self) -> TextTokenizer:
+        """Raises ValueError when the tokenizer makes ids that the network's embedding table lacks."""
+        tokenizer: TextTokenizer = self.config.text_tokenizer.build()
+        tokenizer.check_vocab_size(self.config.network.vocab_size)
+        return tokenizer
+
+    def tokenize(self, caption: str) -> list[int]:
+        """Chat-templated ids of a caption, without the EOS and vision-start ids that `pack` appends."""
+        return self.text_tokenizer.encode(caption)
+
+    def encode(self, video: Tensor) -> Tensor:
+        """uint8 video [3, T, H, W], T = 4k+1, to normalised latents [C, (T-1)/4+1, H/16, W/16], float32."""
+        return self.vae.encode(video)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Normalised latents [C, t, h, w] to a uint8 video [3, 4(t-1)+1, 16h, 16w]."""
+        return self.vae.decode(latents)
+
+    def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
+        """One packed sequence out of many samples, on the generator's device."""
+        from worldsmith.families.cosmos3.network.sequence import pack_samples
+
+        return pack_samples(
+            layouts,
+            self.config.network,
+            eos_id=self.text_tokenizer.eos_id,
+            vision_start_id=self.text_tokenizer.vision_start_id,
+            attention=self.network.attention,
+            device=self.device,
+        )
+
+    def num_tokens(self, layout: SampleLayout) -> int:
+        """Tokens of a sample in a pack."""
+        from worldsmith.families.cosmos3.network.sequence import token_grid
+
+        return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
+
+    def sampler(self, sampling: Sampling) -> VideoSampler:
+        from worldsmith.families.cosmos3.sampling.sampler import Cosmos3Sampler
+
+        return Cosmos3Sampler(self, sampling)
+
+    @property
+    def latent_grid(self) -> tuple[int, int, int]:
+        return self.config.latent_grid
+
+    @property
+    def latent_channels(self) -> int:
+        return self.config.network.latent_channel
+
+    @property
+    def max_tokens(self) -> int:
+        return self.config.max_num_tokens_after_packing
+
+    @property
+    def latent_fingerprint(self) -> str:
+        """Changes with everything in the VAE that changes latents: weights, config and precision."""
+        return self.vae.fingerprint
+
+
+def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
+    """What latents see in each layer. Raises ValueError for settings that have no effect or contradict each other."""
+    return attention_modes(
+        config.joint_attn_implementation,
+        config.network.num_hidden_layers,
+        config.natten_parameter_list,
+        config.video_temporal_causal,
+    )

@@ -1,0 +1,185 @@
+"""The decoder layer of the Mixture-of-Transformers: two complete parameter sets that meet only inside attention.
+
+Text tokens pass through the understanding set (plain names), latent tokens through the generation set (`_moe_gen`).
+Text never sees latents, so its keys and values can be kept while latents change: `read` gives them, `write` uses them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worldsmith.families.cosmos3.attention.packed import latent_attention, text_attention
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.rms_norm import RMSNorm
+from worldsmith.families.cosmos3.network.rope import Rotary, apply_rotary
+from worldsmith.families.cosmos3.network.sequence import Geometry
+
+TextMemory = tuple[Tensor, Tensor]
+"""Keys (rotated, as the generation tower sees them) and values of a layer's text tokens, each [N_und, kv_heads, d]."""
+HALVES = ("read", "remember", "write")
+"""Methods of a layer that are recomputed each on its own."""
+TOKENWISE = ("text_in", "text_out", "latent_in", "latent_out")
+"""Methods of a layer that are compiled: all but attention, which is a kernel of its own."""
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), the Qwen-style MLP."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class SquaredReluMLP(nn.Module):
+    """down(relu(up(x))²), the Edge-style MLP."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.relu(self.up_proj(x)).square())
+
+
+class MoTAttention(nn.Module):
+    """Grouped-query attention of both towers: text over text (causal), latents over their text and themselves."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        hidden, self.head_dim = config.hidden_size, config.head_dim
+        q_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, q_size, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, hidden, bias=False)
+        self.q_proj_moe_gen = nn.Linear(hidden, q_size, bias=False)
+        self.k_proj_moe_gen = nn.Linear(hidden, kv_size, bias=False)
+        self.v_proj_moe_gen = nn.Linear(hidden, kv_size, bias=False)
+        self.o_proj_moe_gen = nn.Linear(q_size, hidden, bias=False)
+        self.q_norm = head_norm(config) if config.qk_norm_for_text else nn.Identity()
+        self.k_norm = head_norm(config) if config.qk_norm_for_text else nn.Identity()
+        self.q_norm_moe_gen = head_norm(config)
+        self.k_norm_moe_gen = head_norm(config)
+        self.k_norm_und_for_gen = head_norm(config) if config.use_und_k_norm_for_gen else None
+
+    def text_queries(self, und: Tensor, rotary: Rotary) -> Tensor:
+        """Normed text [N_und, hidden] to rotated queries [N_und, heads, d]."""
+        return apply_rotary(self.q_norm(self.heads(self.q_proj(und))), rotary)
+
+    def text_keys(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
+        """Normed text to rotated keys and values; third, where they differ, the keys that latents see."""
+        k, v = self.k_norm(self.heads(self.k_proj(und))), self.heads(self.v_proj(und))
+        if self.k_norm_und_for_gen is None:
+            return apply_rotary(k, rotary), v
+        return apply_rotary(k, rotary), v, apply_rotary(self.k_norm_und_for_gen(k), rotary)
+
+    def latent_heads(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed latents [N_gen, hidden] to rotated queries, rotated keys, and values."""
+        q = apply_rotary(self.q_norm_moe_gen(self.heads(self.q_proj_moe_gen(gen))), rotary)
+        k = apply_rotary(self.k_norm_moe_gen(self.heads(self.k_proj_moe_gen(gen))), rotary)
+        return q, k, self.heads(self.v_proj_moe_gen(gen))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[N, heads * d] → [N, heads, d]."""
+        return x.view(len(x), -1, self.head_dim)
+
+
+class MoTDecoderLayer(nn.Module):
+    """Pre-norm decoder layer with an understanding and a generation parameter set; one unit of sharding.
+
+    `pattern` is the index of what its latents see, among the patterns of the network.
+    """
+
+    def __init__(self, config: NetworkConfig, pattern: int = 0) -> None:
+        super().__init__()
+        self.pattern = pattern
+        mlp = GatedMLP if config.hidden_act == "silu" else SquaredReluMLP
+        self.self_attn = MoTAttention(config)
+        self.mlp = mlp(config.hidden_size, config.intermediate_size)
+        self.mlp_moe_gen = mlp(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = stream_norm(config)
+        self.input_layernorm_moe_gen = stream_norm(config)
+        self.post_attention_layernorm = stream_norm(config)
+        self.post_attention_layernorm_moe_gen = stream_norm(config)
+
+    def forward(
+        self,
+        und: Tensor | None,
+        gen: Tensor,
+        geometry: Geometry,
+        memory: TextMemory | None = None,
+        *,
+        last: bool = False,
+    ) -> tuple[Tensor | None, Tensor]:
+        """und [N_und, hidden], gen [N_gen, hidden] → the same. Without und, `memory` is what was read of it before.
+
+        After the `last` layer nobody reads the text, so its text stream is None.
+        """
+        if und is not None and last:
+            memory = self.remember(und, geometry)
+            und = None
+        elif und is not None:
+            und, memory = self.read(und, geometry)
+        if memory is None:
+            raise ValueError("a decoder layer needs either the text stream or the memory of a text that it read before")
+        return und, self.write(gen, memory, geometry)
+
+    def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
+        """The understanding half: the next text stream, and what the latents see of this one."""
+        q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
+        out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
+        return self.text_out(und, out), (seen[0] if seen else k, v)
+
+    def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
+        """`read` for callers from outside: sharding gathers the layer's weights around this method and `forward`."""
+        return self.read(und, geometry)
+
+    def remember(self, und: Tensor, geometry: Geometry) -> TextMemory:
+        """What the latents see of the text, without the next text stream."""
+        keys = self.self_attn.text_keys(self.input_layernorm(und), geometry.und_rotary)
+        k, v, *seen = geometry.und_share.to_heads(*keys)
+        return seen[0] if seen else k, v
+
+    def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
+        """The generation half."""
+        q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
+        out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
+        return self.latent_out(gen, geometry.gen_share.to_tokens(out))
+
+    # What a half does on each token alone, before and after attention: the parts that are compiled.
+
+    def text_in(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
+        """Queries, keys and values of the text, and the keys that latents see where those differ."""
+        normed = self.input_layernorm(und)
+        return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
+
+    def text_out(self, und: Tensor, attended: Tensor) -> Tensor:
+        """The next text stream. attended [N_und, heads, d]."""
+        und = und + self.self_attn.o_proj(attended.flatten(1))
+        return und + self.mlp(self.post_attention_layernorm(und))
+
+    def latent_in(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the latents."""
+        return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
+
+    def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
+        """The next latent stream. attended [N_gen, heads, d]."""
+        gen = gen + self.self_attn.o_proj_moe_gen(attended.flatten(1))
+        return gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
+
+
+def stream_norm(config: NetworkConfig) -> RMSNorm:
+    """RMSNorm over the residual width, in the flavour of the backbone."""
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
+
+
+def head_norm(config: NetworkConfig) -> RMSNorm:
+    """RMSNorm over one head's channels, in the flavour of the backbone."""
+    return RMSNorm(config.head_dim, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")

@@ -1,0 +1,179 @@
+"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents.
+
+Parameter names are the native ones of the released checkpoints (`language_model.model.layers.0.self_attn.
+q_proj_moe_gen.weight`, `vae2llm.weight`, …), so that name filters and checkpoints mean the same here. There are no
+buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from worldsmith.families.cosmos3.attention.modes import AttentionModes, attention_modes, describe_modes
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.heads import DomainAwareLinear, TimestepEmbedder, patchify, unpatchify
+from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
+from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence
+from worldsmith.families.cosmos3.network.token_share import TokenShare, hold_all
+
+
+class Cosmos3Network(nn.Module):
+    """Text and latents in, velocity out, for any number of samples at once.
+
+    Action and sound heads exist (in the state dict) when the config asks for them; their inputs are not read here.
+    `attention` says what latents see in each layer; None: two_way.
+    """
+
+    def __init__(self, config: NetworkConfig, attention: AttentionModes | None = None) -> None:
+        super().__init__()
+        config.check()
+        self.config = config
+        self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
+        self.share_tokens: Callable[[int], TokenShare] = hold_all
+        """Makes this rank's share of a stream of so many tokens; context parallelism puts its own here."""
+        hidden, patch_dim = config.hidden_size, config.patch_dim
+        self.language_model = LanguageModel(config, self.attention.layers)
+        self.vae2llm = nn.Linear(patch_dim, hidden)
+        self.llm2vae = nn.Linear(hidden, patch_dim)
+        self.time_embedder = TimestepEmbedder(hidden)
+        if config.action_gen:
+            self.action2llm = DomainAwareLinear(config.max_action_dim, hidden, config.num_embodiment_domains)
+            self.llm2action = DomainAwareLinear(hidden, config.max_action_dim, config.num_embodiment_domains)
+            self.action_modality_embed = nn.Parameter(torch.zeros(hidden))
+        if config.sound_gen:
+            self.sound2llm = nn.Linear(config.sound_dim, hidden)
+            self.llm2sound = nn.Linear(hidden, config.sound_dim)
+            self.sound_modality_embed = nn.Parameter(torch.zeros(hidden))
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Dtype of both residual streams: autocast's when it is on, else the weights'."""
+        weight = self.vae2llm.weight
+        kind = weight.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+    def forward(
+        self,
+        pack: PackedSequence,
+        latents: Sequence[Tensor],
+        timesteps: Tensor,
+        text_memory: Sequence[TextMemory] | None = None,
+    ) -> list[Tensor]:
+        """Velocity of every sample.
+
+        Args:
+            pack: the samples' layout.
+            latents: per sample the noisy latent [C, t, h, w] of its layout, clean frames already clean.
+            timesteps: 1000 * sigma per sample, [n].
+            text_memory: result of `read_text` for this pack, to skip the understanding tower.
+
+        Returns: per sample the velocity [C, t, h, w], float32, exactly 0 at clean frames.
+
+        Raises ValueError when latents or timesteps do not fit the pack.
+        """
+        self.check_patterns(pack)
+        check_inputs(pack, latents, timesteps, self.config.latent_channel)
+        model = self.language_model.model
+        geometry = self.geometry(pack)
+        gen = self.embed_latents(pack, latents, timesteps, geometry.gen_share)
+        und = self.embed_text(pack, geometry.und_share) if text_memory is None else None
+        for index, layer in enumerate(model.layers):
+            memory = None if text_memory is None else text_memory[index]
+            und, gen = layer(und, gen, geometry, memory, last=index == len(model.layers) - 1)
+        return self.read_velocity(pack, model.norm_moe_gen(gen), geometry.gen_share)
+
+    def check_patterns(self, pack: PackedSequence) -> None:
+        """Raises ValueError for a pack whose attention was planned for other layers."""
+        if pack.patterns != self.attention.patterns:
+            raise ValueError(
+                f"the pack was planned for {len(pack.patterns)} attention patterns that are not the network's "
+                f"({describe_modes(self.attention)}); give pack_samples the network's `attention`"
+            )
+
+    def geometry(self, pack: PackedSequence) -> Geometry:
+        """Positions, attention and this rank's share of both streams."""
+        shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
+        return pack.geometry.to(self.stream_dtype).shared(*shares)
+
+    def embed_text(self, pack: PackedSequence, share: TokenShare) -> Tensor:
+        """Text tokens, [N_und, hidden]."""
+        return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
+
+    def embed_latents(
+        self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenShare
+    ) -> Tensor:
+        """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
+        patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
+        tokens = self.vae2llm(patches.to(self.stream_dtype))
+        embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale)
+        # Row n, which tokens of clean frames select, is zero: they carry no timestep at all.
+        embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
+        # One row gets its gradient from thousands of tokens; CUDA would round every one of those sums to bfloat16.
+        rows = embedded.float().index_select(0, share.shard(pack.timestep_rows, fill=len(pack.layouts)))
+        return tokens + rows.to(tokens.dtype)
+
+    def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
+        """Final latent states [N_gen, hidden] to velocities, float32."""
+        velocity = share.gather(self.llm2vae(gen).float()).masked_fill(pack.clean, 0.0)
+        return [
+            unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
+            for tokens, layout in zip(velocity.split(pack.gen_lengths), pack.layouts, strict=True)
+        ]
+
+    def read_text(self, pack: PackedSequence) -> list[TextMemory]:
+        """What each layer's latents will see of the text. It depends on nothing but the text: one call per pack."""
+        return self.read_layers(pack)[1]
+
+    def text_states(self, pack: PackedSequence) -> Tensor:
+        """Final hidden states of the understanding tower, [N_und, hidden]."""
+        states = self.language_model.model.norm(self.read_layers(pack)[0])
+        return self.geometry(pack).und_share.gather(states)
+
+    def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
+        """Last residual stream of the text, and each layer's memory of it."""
+        model, geometry = self.language_model.model, self.geometry(pack)
+        und = self.embed_text(pack, geometry.und_share)
+        memories = []
+        for layer in model.layers:
+            und, memory = layer.read_text(und, geometry)  # type: ignore[operator]  # a ModuleList forgets its type
+            memories.append(memory)
+        return und, memories
+
+
+class LanguageModel(nn.Module):
+    """The backbone and its language head, which generation does not use but checkpoints carry."""
+
+    def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
+        super().__init__()
+        self.model = DecoderStack(config, patterns)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+class DecoderStack(nn.Module):
+    """Embedding, decoder layers (each with its attention pattern) and the two final norms."""
+
+    def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(MoTDecoderLayer(config, pattern) for pattern in patterns)
+        self.norm = stream_norm(config)
+        self.norm_moe_gen = stream_norm(config)
+
+
+def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, channels: int) -> None:
+    """Raises ValueError when latents or timesteps do not fit the pack."""
+    count = len(pack.layouts)
+    if len(latents) != count or tuple(timesteps.shape) != (count,):
+        raise ValueError(
+            f"a pack of {count} samples needs {count} latents and timesteps of shape [{count}], "
+            f"found {len(latents)} latents and timesteps of shape {list(timesteps.shape)}"
+        )
+    for index, (latent, layout) in enumerate(zip(latents, pack.layouts, strict=True)):
+        if tuple(latent.shape) != (channels, *layout.latent_shape):
+            raise ValueError(
+                f"sample {index}: its layout needs a latent of shape {[channels, *layout.latent_shape]}, "
+                f"found {list(latent.shape)}"
+            )

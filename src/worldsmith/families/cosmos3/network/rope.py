@@ -1,0 +1,94 @@
+"""Interleaved three-axis rotary positions (mRoPE): position ids of text and video, and their cos/sin tables.
+
+Positions are above 15000 and fractional, so ids and angles are float32 whatever precision the network has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+
+
+class Rotary(NamedTuple):
+    """cos and sin of every token's angles, each [N, 1, head_dim] (the middle axis broadcasts over heads)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def to(self, dtype: torch.dtype) -> Rotary:
+        return Rotary(self.cos.to(dtype), self.sin.to(dtype))
+
+
+def text_positions(lengths: Sequence[int]) -> Tensor:
+    """Positions of the texts that start each sample: t = h = w = 0, 1, …; [3, sum(lengths)] float32."""
+    return count_within(lengths).float().expand(3, -1)
+
+
+def video_positions(
+    grids: Sequence[tuple[int, int, int]],
+    text_lengths: Sequence[int],
+    fps: Sequence[float | None],
+    config: NetworkConfig,
+) -> Tensor:
+    """Positions of each sample's (t, rows, columns) token grid after its text; [3, tokens of all grids] float32.
+
+    Latent frame i stands at text_length + margin + i * base_fps / fps (whole steps when fps is None or modulation is
+    off); rows and columns count from 0.
+    """
+    sizes = torch.tensor([math.prod(grid) for grid in grids])
+
+    def per_token(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype).repeat_interleave(sizes)
+
+    rows, columns = per_token([grid[1] for grid in grids]), per_token([grid[2] for grid in grids])
+    index = count_within(sizes)
+    t, h, w = index // (rows * columns), index // columns % rows, index % columns
+
+    # Rates are exact, as in diffusers; NVIDIA's own trainer rounds them to bfloat16 (23.976 is 24 there), which moves
+    # the last latent frame of 189 by 0.05 positions. This order of float32 operations fixes the rounding near 15000,
+    # and with it the rotary angles.
+    base_rate = config.base_fps / config.temporal_compression_factor  # latent frames per second
+    rates = [
+        base_rate if value is None or not config.enable_fps_modulation else value / config.temporal_compression_factor
+        for value in fps
+    ]
+    offset = per_token(text_lengths, torch.float32) + config.unified_3d_mrope_temporal_modality_margin
+    t = t / per_token(rates, torch.float32) * base_rate + offset
+    spatial = 0.0 if config.unified_3d_mrope_reset_spatial_ids else offset
+    return torch.stack([t, h + spatial, w + spatial])
+
+
+def count_within(lengths: Sequence[int] | Tensor) -> Tensor:
+    """0, 1, …, length - 1 for every length, one after the other; int64 [sum(lengths)]."""
+    lengths = torch.as_tensor(lengths)
+    ends = lengths.cumsum(0)
+    return torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+
+
+def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section: Sequence[int]) -> Rotary:
+    """cos/sin tables of positions [3, N], float32.
+
+    Slot j turns at theta^(-2j/head_dim). Time owns all slots but 1, 4, … (height) and 2, 5, … (width), as many of
+    each as `mrope_section` says. The two halves of head_dim share their angles.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    with torch.autocast(positions.device.type, enabled=False):
+        angles = positions.float()[:, :, None] * (1.0 / theta**exponents)
+    merged = angles[0].clone()
+    for axis in (1, 2):
+        slots = slice(axis, 3 * mrope_section[axis], 3)
+        merged[:, slots] = angles[axis][:, slots]
+    full = torch.cat((merged, merged), dim=-1)[:, None]
+    return Rotary(full.cos(), full.sin())
+
+
+def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotates x [N, heads, head_dim] by its token's angles (rotate-half pairing)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * rotary.cos + torch.cat((-second, first), dim=-1) * rotary.sin

@@ -1,0 +1,181 @@
+"""Packing: many samples become two token streams, text (understanding) and latents (generation), without padding.
+
+Sample i's tokens are consecutive in each stream. Everything that does not change between two forward passes (indices,
+positions, rotary tables, attention plans) is computed here once, so that a sampler reuses one pack for all its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from worldsmith.families.cosmos3.attention.modes import AttentionModes, Pattern, attention_modes
+from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
+from worldsmith.families.cosmos3.attention.three_way import plan_latents
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.rope import (
+    Rotary,
+    count_within,
+    rotary_tables,
+    text_positions,
+    video_positions,
+)
+from worldsmith.families.cosmos3.network.token_share import AllTokens, TokenShare
+from worldsmith.models.real_values import with_real_values
+from worldsmith.models.video_model import SampleLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Positions and attention of a pack: all that a decoder layer needs beside the two streams."""
+
+    und_rotary: Rotary
+    gen_rotary: Rotary
+    und_segments: SegmentPlan
+    gen_plans: tuple[LatentPlan, ...]
+    """What latents see, one per pattern of the network's layers."""
+    und_share: TokenShare = field(default_factory=AllTokens)
+    gen_share: TokenShare = field(default_factory=AllTokens)
+
+    def to(self, dtype: torch.dtype) -> Geometry:
+        """The same with rotary tables and masks of another dtype."""
+        return replace(
+            self,
+            und_rotary=self.und_rotary.to(dtype),
+            gen_rotary=self.gen_rotary.to(dtype),
+            gen_plans=tuple(plan.to(dtype) for plan in self.gen_plans),
+        )
+
+    def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
+        """The same for a rank that holds a share of the tokens. The attention plans stay those of all tokens."""
+        return replace(
+            self,
+            und_rotary=Rotary(*map(und_share.shard, self.und_rotary)),
+            gen_rotary=Rotary(*map(gen_share.shard, self.gen_rotary)),
+            und_share=und_share,
+            gen_share=gen_share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequence:
+    """Two token streams of n samples: `text_ids` [N_und] and N_gen latent tokens, each in sample order."""
+
+    layouts: tuple[SampleLayout, ...]
+    text_ids: Tensor
+    """Caption ids + EOS + vision-start of all samples, int64 [N_und]."""
+    text_lengths: tuple[int, ...]
+    """Tokens of each sample in the text stream."""
+    grids: tuple[tuple[int, int, int], ...]
+    """(t, rows, columns) of each sample's latent tokens, in raster order in the latent stream."""
+    und_positions: Tensor
+    """[3, N_und] float32."""
+    gen_positions: Tensor
+    """[3, N_gen] float32."""
+    timestep_rows: Tensor
+    """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
+    clean: Tensor
+    """True at latent tokens of clean frames, [N_gen, 1]."""
+    patterns: tuple[Pattern, ...]
+    """What latents see, as the plans of `geometry` were made for."""
+    geometry: Geometry
+
+    @property
+    def num_tokens(self) -> int:
+        """Text and latent tokens together."""
+        return len(self.text_ids) + len(self.timestep_rows)
+
+    @property
+    def gen_lengths(self) -> list[int]:
+        """Latent tokens of each sample."""
+        return [math.prod(grid) for grid in self.grids]
+
+
+@with_real_values
+def pack_samples(
+    layouts: Sequence[SampleLayout],
+    config: NetworkConfig,
+    *,
+    eos_id: int,
+    vision_start_id: int,
+    attention: AttentionModes | None = None,
+    device: torch.device | str | None = None,
+) -> PackedSequence:
+    """Packs samples into two streams, for a network with this attention (None: two_way).
+
+    Positions restart with every sample. Raises ValueError for an empty pack and for a layout that does not fit the
+    network, naming the sample; UserError for a neighbourhood that does not fit a sample.
+    """
+    if not layouts:
+        raise ValueError("cannot pack an empty list of samples")
+    for index, layout in enumerate(layouts):
+        check_layout(index, layout)
+    grids = tuple(token_grid(layout.latent_shape, config) for layout in layouts)
+    ids = [[*layout.text_ids, eos_id, vision_start_id] for layout in layouts]
+    check_ids(ids, config.vocab_size)
+
+    text_lengths = tuple(len(sample) for sample in ids)
+    gen_lengths = [math.prod(grid) for grid in grids]
+    und_positions = text_positions(text_lengths)
+    gen_positions = video_positions(grids, text_lengths, [layout.fps for layout in layouts], config)
+
+    gen_samples = torch.arange(len(layouts)).repeat_interleave(torch.tensor(gen_lengths))
+    clean_lengths = [layout.condition_frames * math.prod(grid[1:]) for layout, grid in zip(layouts, grids, strict=True)]
+    clean = count_within(gen_lengths) < torch.tensor(clean_lengths)[gen_samples]
+    attention = attention or attention_modes("two_way", config.num_hidden_layers)
+    und_rotary, gen_rotary = (
+        rotary_tables(positions.to(device), config.head_dim, config.rope_theta, config.mrope_section)
+        for positions in (und_positions, gen_positions)
+    )
+    return PackedSequence(
+        layouts=tuple(layouts),
+        text_ids=torch.tensor([token for sample in ids for token in sample], device=device),
+        text_lengths=text_lengths,
+        grids=grids,
+        und_positions=und_positions.to(device),
+        gen_positions=gen_positions.to(device),
+        timestep_rows=gen_samples.masked_fill(clean, len(layouts)).to(device),
+        clean=clean[:, None].to(device),
+        patterns=attention.patterns,
+        geometry=Geometry(
+            und_rotary=und_rotary,
+            gen_rotary=gen_rotary,
+            und_segments=plan_segments(text_lengths, text_lengths, causal=True, device=device),
+            gen_plans=plan_latents(attention, grids, text_lengths, device),
+        ),
+    )
+
+
+def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tuple[int, int, int]:
+    """(t, rows, columns) of a sample's latent tokens; an odd side is padded up."""
+    frames, height, width = latent_shape
+    return frames, -(-height // config.latent_patch_size), -(-width // config.latent_patch_size)
+
+
+def check_layout(index: int, layout: SampleLayout) -> None:
+    """Raises ValueError for sizes that no video has."""
+    if len(layout.latent_shape) != 3 or min(layout.latent_shape) < 1:
+        raise ValueError(
+            f"sample {index}: latent_shape must be (t, h, w) of at least 1 each, found {layout.latent_shape}"
+        )
+    if layout.fps is not None and not layout.fps > 0:
+        raise ValueError(f"sample {index}: fps must be above 0 or None, found {layout.fps}")
+    if not 0 <= layout.condition_frames <= layout.latent_shape[0]:
+        raise ValueError(
+            f"sample {index}: condition_frames must be between 0 and its {layout.latent_shape[0]} latent frames, "
+            f"found {layout.condition_frames}"
+        )
+
+
+def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Raises ValueError for a token id outside the embedding table."""
+    for index, sample in enumerate(ids):
+        if min(sample) < 0 or max(sample) >= vocab_size:
+            raise ValueError(
+                f"sample {index}: token ids span {min(sample)}..{max(sample)}, but the network's vocab_size is "
+                f"{vocab_size}; the text tokenizer and the network do not belong together"
+            )

@@ -1,0 +1,112 @@
+"""The numbers of a network: as a folder of weights states them, and against those of the network that gets them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from worldsmith.checkpoint.formats.family_formats import NetworkDifference
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.plain import TAG
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
+
+logger = logging.getLogger(__name__)
+
+HEADS = {
+    "action": ("action2llm.", "llm2action.", "action_modality_embed"),
+    "sound": ("sound2llm.", "llm2sound.", "sound_modality_embed"),
+}
+"""How the names of each kind's weights begin."""
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
+         "num_embodiment_domains", "sound_dim")  # fmt: skip
+"""Other values show in the tensors' shapes or names, which are compared one by one."""
+MEANINGS = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "qk_norm_for_text",
+            "use_und_k_norm_for_gen", "rope_theta", "mrope_section", "latent_channel", "latent_patch_size",
+            "timestep_scale")  # fmt: skip
+"""With other values the same weights compute something else, though every shape may fit."""
+CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_ids",
+           "unified_3d_mrope_temporal_modality_margin", "temporal_compression_factor", "sound_latent_fps")  # fmt: skip
+"""How positions are counted: a fine-tuned run may choose, but should know."""
+
+
+def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
+    """Every field that both sides state and that differs: `rope_theta is 5e+06 there and 1e+08 here`."""
+
+    def among(names: tuple[str, ...]) -> list[str]:
+        return [
+            f"{name} is {stored[name]!r} there and {getattr(network, name)!r} here"
+            for name in names
+            if stored.get(name) is not None and stored[name] != getattr(network, name)
+        ]
+
+    return NetworkDifference(among(MEANINGS), among(SIZES), among(CHOICES))
+
+
+def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The network fields that a file states, in their own types.
+
+    Raises ValueError for an unknown field and for a value of another type.
+    """
+    given = {name: value for name, value in settings.items() if name != TAG}
+    try:
+        network = from_dict(given, NetworkConfig)
+    except ConfigError as error:
+        raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
+    return {name: getattr(network, name) for name in given}
+
+
+def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig:
+    """The config of the network that the weights belong to, with the heads that are asked for besides.
+
+    Raises UserError when the source does not say enough about it.
+    """
+    known = {field.name for field in fields(NetworkConfig)}
+    settings = {name: value for name, value in source.settings.items() if name in known}
+    missing = [name for name in ("hidden_size", "num_hidden_layers", "rope_theta") if name not in settings]
+    tier = released_tier(source.shapes) if missing else None
+    if tier is not None:
+        settings = asdict(tier)
+        logger.info("%s: no settings beside the weights; its shapes are those of a released network", source.describe)
+    elif missing:
+        raise UserError(
+            f"{source.describe}: nothing says what {' and '.join(missing)} of this network are; a config.json with "
+            "its settings belongs beside the weights"
+        )
+    for kind, names in HEADS.items():
+        settings[f"{kind}_gen"] = kind in heads or any(name.startswith(names[0]) for name in source.shapes)
+    network = NetworkConfig(**settings)
+    try:
+        network.check()
+    except ValueError as error:
+        raise UserError(f"{source.describe}: {error}") from error
+    return network
+
+
+def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
+    """The released network (Edge, Nano, Super) whose towers have exactly these shapes; heads are not compared."""
+    import torch
+
+    from worldsmith.families.cosmos3.network.network import Cosmos3Network
+
+    towers = {name: shape for name, shape in shapes.items() if name.startswith("language_model.")}
+    for tier in (edge(), nano(), super_()):
+        with torch.device("meta"):
+            parameters = Cosmos3Network(tier).language_model.named_parameters(prefix="language_model")
+            if towers == {name: list(parameter.shape) for name, parameter in parameters}:
+                return tier
+    return None
+
+
+def head_names(source: WeightSource, heads: Sequence[str]) -> list[str]:
+    """The names that start the heads which are asked for and which the source lacks."""
+    return [
+        name
+        for kind in heads
+        if not any(stored.startswith(HEADS[kind][0]) for stored in source.shapes)
+        for name in HEADS[kind]
+    ]

@@ -1,0 +1,237 @@
+"""The naming schemes in which such a network's tensors are stored, recognised by the names themselves."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
+from worldsmith.families.cosmos3.network.architecture import edge
+from worldsmith.families.cosmos3.weights.diffusers_keys import (
+    STACK,
+    diffusers_to_native,
+    network_config_from_diffusers,
+)
+from worldsmith.families.cosmos3.weights.network_settings import stated
+from worldsmith.files.json_file import section
+
+logger = logging.getLogger(__name__)
+
+NATIVE_TYPE = "cosmos3_omni"
+TRANSFORMER_CLASS = "Cosmos3OmniTransformer"
+TOWER = "_moe_gen"
+HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
+         "llm2sound.", "sound_modality_embed")  # fmt: skip
+"""What stands outside the language model; a reasoner's checkpoint has none of it."""
+
+
+def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
+    """The naming scheme of a folder's tensors; None for one that is not of this family."""
+    prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
+    if prefix is not None:
+        own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
+        own = {name: key for name, key in own.items() if ".visual." not in name}
+        return naming(formats.family, "native export", own, formats.native_settings)
+    blocks = named(keys, nemotron_name)
+    layers = {name.split(".")[3] for name in blocks if name.startswith(f"{STACK}layers.")}
+    for describe, names, read_config in (
+        ("Nemotron-style reasoner", blocks, partial(nemotron_settings, layers=len(layers))),
+        ("Qwen3-VL reasoner", named(keys, reasoner_name), text_settings),
+        ("diffusers transformer", named(keys, diffusers_name), diffusers_settings),
+    ):
+        if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
+            if read_config is diffusers_settings and is_reasoner(names):
+                describe = "Edge reasoner"
+            return naming(formats.family, describe, names, partial(checked, read_config))
+    return None
+
+
+def checked(read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    return stated(read_config(config))
+
+
+def naming(
+    family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> Naming:
+    """A naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied language head.
+
+    The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
+    have no twin there.
+    """
+    if not is_reasoner(names):
+        return Naming(family, describe, names, read_config)
+    copies = copies_of_understanding(names)
+    head, table = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+    if head not in names and table in names:
+        copies[head] = table
+    return Naming(family, describe, names, read_config, copies, is_generation)
+
+
+def is_reasoner(names: Iterable[str]) -> bool:
+    """Whether there is the understanding tower only."""
+    return not any(TOWER in name for name in names)
+
+
+def is_generation(name: str) -> bool:
+    """Whether a weight belongs to what a reasoner's checkpoint has nothing of."""
+    return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
+
+
+def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
+    """The generation tower that a reasoner lacks: every weight of it that has a twin in the understanding tower."""
+    return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
+
+
+def generation_name(name: str) -> str:
+    """`….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.up_proj.weight` → `….mlp_moe_gen.up_proj.weight`."""
+    if ".mlp." in name:
+        return name.replace(".mlp.", f".mlp{TOWER}.", 1)
+    module, _, leaf = name.rpartition(".")
+    return f"{module}{TOWER}.{leaf}"
+
+
+def named(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+    return {name: key for key in keys if (name := rename(key)) is not None}
+
+
+def diffusers_name(key: str) -> str | None:
+    """`[transformer.]layers.0.self_attn.to_q.weight` → native; None for what belongs to another component."""
+    try:
+        return diffusers_to_native(key.removeprefix("transformer."))
+    except ValueError:
+        return None
+
+
+def reasoner_name(key: str) -> str | None:
+    """`model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…` → native; None for other towers."""
+    if key == "lm_head.weight":
+        return f"language_model.{key}"
+    for prefix in ("model.language_model.", "language_model.model.", "language_model.", "model."):
+        if key.startswith(prefix):
+            key = key.removeprefix(prefix)
+            break
+    return STACK + key if key.startswith(("layers.", "embed_tokens.", "norm.")) else None
+
+
+def nemotron_name(key: str) -> str | None:
+    """Blocks that alternate attention (even) and MLP (odd), two of which make one layer → native."""
+    if key.startswith("mtp."):  # heads that predict tokens further ahead count their own layers
+        return None
+    leaf = re.sub(r"^(?:.*\.)?(?=(?:layers|embeddings|norm_f|lm_head)\.)", "", key)
+    if leaf in NEMOTRON_ENDS:
+        return NEMOTRON_ENDS[leaf]
+    block = re.fullmatch(r"layers\.(\d+)\.(?:(norm)|mixer\.(\w+_proj))\.weight", leaf)
+    if block is None:
+        return None
+    layer, odd = divmod(int(block[1]), 2)
+    if block[2]:
+        part = "post_attention_layernorm" if odd else "input_layernorm"
+    else:
+        part = f"{'mlp' if odd else 'self_attn'}.{block[3]}"
+    return f"{STACK}layers.{layer}.{part}.weight"
+
+
+NEMOTRON_ENDS = {
+    "embeddings.weight": f"{STACK}embed_tokens.weight",
+    "norm_f.weight": f"{STACK}norm.weight",
+    "lm_head.weight": "language_model.lm_head.weight",
+}
+
+
+def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """From `transformer/config.json`, or from the reasoner's config at the root of a repository."""
+    if config.get("_class_name") == TRANSFORMER_CLASS:
+        network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
+        fields = asdict(network)
+        del fields["initializer_range"]
+        return fields
+    return text_settings(config)
+
+
+def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """From a transformers config with a Qwen3-VL or Edge text model."""
+    text = section(config, "text_config") or config
+    settings = same_fields(text)
+    settings |= {name: text[name] for name in ("num_hidden_layers", "rms_norm_eps") if text.get(name) is not None}
+    if not settings:
+        return {}
+    refuse_biases(text)
+    kind = str(text.get("model_type", config.get("model_type", "")))
+    is_edge = text.get("hidden_act") == "relu2"
+    if not is_edge and "qwen3" not in kind and kind != NATIVE_TYPE:
+        raise ValueError(f"model_type is '{kind}'; expected a Qwen3-VL, Edge or Nemotron text model")
+    if "moe" in kind:
+        raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners are not part of this family")
+    settings |= EDGE_STYLE if is_edge else QWEN_STYLE
+    return settings | rope_settings(text)
+
+
+def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, Any]:
+    """From the config of blocks that make `layers` layers: that of transformers' Nemotron-H, or of the Edge reasoner.
+
+    The former counts blocks, and states no rotary frequencies: those of the Edge network are taken, and that is said.
+    """
+    text = section(config, "text_config") or config
+    if text.get("model_type", config.get("model_type")) != "nemotron_h":
+        return text_settings(config)
+    refuse_biases(text)
+    if text.get("mlp_hidden_act", "relu2") != "relu2":
+        raise ValueError(f"mlp_hidden_act is '{text['mlp_hidden_act']}'; expected relu2")
+    require_turns(text, layers)
+    settings = {**same_fields(text), "num_hidden_layers": layers, **EDGE_STYLE}
+    for name, words in {"rms_norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
+                        "head_dim": ("head_dim", "attention_head_dim")}.items():  # fmt: skip
+        value = next((text[word] for word in words if text.get(word) is not None), None)
+        settings |= {} if value is None else {name: value}
+    rope, tier = rope_settings(text), edge()
+    absent = {name: getattr(tier, name) for name in ("rope_theta", "mrope_section") if name not in rope}
+    if absent and settings.get("head_dim") == tier.head_dim:
+        shown = ", ".join(f"{name} = {value}" for name, value in absent.items())
+        logger.warning("the Nemotron config states no %s; taken from the Edge network: %s", " and ".join(absent), shown)
+        rope |= absent
+    return settings | rope
+
+
+EDGE_STYLE = {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}
+QWEN_STYLE = {"hidden_act": "silu", "qk_norm_for_text": True, "use_und_k_norm_for_gen": False}
+BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mamba", "E": "moe"}
+"""Nemotron's words and letters for blocks, in one word each."""
+
+
+def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have the same name here."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "initializer_range")  # fmt: skip
+    return {name: text[name] for name in names if text.get(name) is not None}
+
+
+def refuse_biases(text: Mapping[str, Any]) -> None:
+    for switch in ("attention_bias", "mlp_bias", "use_bias"):
+        if text.get(switch):
+            raise ValueError(f"{switch} is true, and this family of networks has no such biases")
+
+
+def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a text config says about rotary positions."""
+    rope = section(text, "rope_parameters") or section(text, "rope_scaling")
+    theta, slots = text.get("rope_theta", rope.get("rope_theta")), rope.get("mrope_section")
+    settings: dict[str, Any] = {} if theta is None else {"rope_theta": float(theta)}
+    return settings if slots is None else {**settings, "mrope_section": list(slots)}
+
+
+def require_turns(text: Mapping[str, Any], layers: int) -> None:
+    """Raises ValueError for blocks other than attention and MLP in turn, as many as the tensors have."""
+    name = "layers_block_type" if text.get("layers_block_type") else "hybrid_override_pattern"
+    found = [BLOCKS.get(str(word), str(word)) for word in text.get(name) or ()]
+    if found and found != ["attention", "mlp"] * layers:
+        shown = f"{', '.join(found[:8])}{', …' if len(found) > 8 else ''} ({len(found)} blocks)"
+        raise ValueError(
+            f"{name}: expected attention and mlp in turn, {2 * layers} blocks as the tensors have, found {shown}"
+        )
+    count = text.get("num_hidden_layers")
+    if not found and count not in (None, 2 * layers):
+        raise ValueError(f"num_hidden_layers: expected {2 * layers} blocks, as the tensors have, found {count}")

@@ -1,0 +1,105 @@
+"""What runs of families have in common whose network is a class of diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.config import ref
+from worldsmith.config.sections import JobConfig
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.models.spec import ModelSpec
+from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.loop_config import LoopConfig, monitors
+from worldsmith.training.scheduler import LambdaCosine
+from worldsmith.training.trainer import Trainer
+
+
+def pipeline_run(
+    name: str,
+    model: PipelineModel.Config,
+    *,
+    load_path: str,
+    steps: int = 1000,
+    clip_norm: float = 1.0,
+    callbacks: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> Trainer.Config:
+    """A run that starts from a pipeline; `parts` are the tree's other sections."""
+    family = model.family
+    return Trainer.Config(
+        job=JobConfig(experiment=name, project=family, group="sft", name=name),
+        model=ModelSpec(name=family, config=model),
+        trainer=LoopConfig(
+            max_iter=steps,
+            logging_iter=steps // 50,
+            callbacks={"grad_clip": GradClip.Config(clip_norm=clip_norm), **(callbacks or {}), **monitors()},
+        ),
+        checkpoint=Checkpointer.Config(load_path=load_path, save_iter=steps // 2),
+        **parts,
+    )
+
+
+def clips(resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any) -> dict[str, Any]:
+    """Fields of a loader of captioned clips of one shape in a batch, with nothing added to their captions."""
+    return {
+        "dataset": VideoDataset.Config(
+            path="${oc.env:DATASET_PATH}",
+            resolution=resolution,
+            num_video_frames=frames,
+            min_frames=frames,
+            conditioning_config={},
+            append_duration_fps_timestamps=False,
+            append_resolution_info=False,
+            **dataset,
+        ),
+        "packer": "alike",
+        "max_caption_tokens": max_caption_tokens or ref("model.config.text_encoder.max_length"),
+        "num_workers": 4,
+        "latent_cache": "${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
+    }
+
+
+def named(config: Trainer.Config, name: str) -> Trainer.Config:
+    config.job.experiment = config.job.name = name
+    return config
+
+
+def with_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
+    """Trains adapters alone. The frozen weights are held as the network computes in them, once, and are not saved."""
+    model = cast(PipelineModel.Config, config.model.config)
+    model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
+    model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
+    config.checkpoint.save_weights = "trained"
+    config.optimizer.lr = lr
+    return named(config, name)
+
+
+def make_tiny(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
+    """Sizes for a CPU and random weights; VAE and text encoder stay where they are."""
+    model: Any = config.model.config
+    model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
+    model.network, model.activation_checkpointing.mode = network, "none"
+    config.job.project, config.optimizer.lr = "worldsmith", 3e-3
+    config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
+    data = cast(VideoLoader.Config, config.dataloader_train)
+    data.dataset.resolution, data.dataset.num_video_frames, data.dataset.min_frames = "64", frames, frames
+    data.num_workers = 0
+    return named(config, name)
+
+
+def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
+    """A tiny twin that learns the demo's moving shapes: clips of 17 frames, each with one sentence."""
+    config.scheduler = LambdaCosine.Config(
+        cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
+    )
+    config.trainer.max_iter, config.trainer.logging_iter = 1200, 20
+    config.checkpoint.save_iter, config.checkpoint.keep_latest_k = 300, 2
+    data = cast(VideoLoader.Config, config.dataloader_train)
+    data.dataset.num_video_frames = data.dataset.min_frames = 17
+    data.dataset.caption_keys, data.max_samples_per_batch = ["caption"], 16
+    config.job.group = "demo"
+    return named(config, name)

@@ -1,0 +1,216 @@
+"""`PipelineFormats`: all that `checkpoint/` asks of a family whose network is a class of diffusers."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.checkpoint.formats import peft_adapter
+from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.config import Configurable
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.plain import TAG, to_dict
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.files.json_file import read_json_object, section
+from worldsmith.models.model_files import lasting_name
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
+    from worldsmith.checkpoint.sources.weight_source import WeightSource
+
+PIPELINE_INDEX = "model_index.json"
+
+
+class PipelineFormats(FamilyFormats):
+    """Weights have diffusers' names everywhere. A family says what follows, and how its pipeline is put together."""
+
+    model: ClassVar[type[PipelineModel]]
+    marks: ClassVar[Sequence[str]]
+    """What every such network has, and no other that is read here."""
+    meanings: ClassVar[Sequence[str]] = ()
+    """Network settings with other values of which the same weights compute something else, though shapes may fit."""
+    adapter_layout: AdapterLayout
+    choices: ClassVar[Sequence[str]] = ()
+    """Those which a fine-tuned run may choose, but should know."""
+
+    def __init__(self, family: str) -> None:
+        super().__init__(family)
+        self.reads = f"a folder of diffusers with a {self.model.network_class}, or its pipeline (safetensors)"
+        self.network_config: Any = type(self.new_config().network)
+        self.adapter_layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
+
+    @abstractmethod
+    def pipeline_class(self, config: Any) -> str:
+        """The pipeline for such a model, by its name in diffusers."""
+
+    def scheduler(self, model: Any) -> Any:
+        """The scheduler that the pipeline samples with."""
+        return model.defaults.make_scheduler(model.defaults.shift)
+
+    def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
+        """The pipeline's arguments beside the scheduler, out of transformer, vae, text_encoder and tokenizer."""
+        return parts
+
+    def check_exportable(self, config: Any) -> None:
+        """Raises ValueError for a model that no pipeline can hold; needs no weights."""
+
+    def new_config(self) -> Any:
+        return self.model.Config()
+
+    # Reading
+
+    def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
+        if set(self.marks) <= set(keys):
+            return Naming(self.family, "diffusers transformer", {key: key for key in keys}, self.stated)
+        native = super().find_naming(keys, config)
+        return native if native is not None and set(self.marks) <= native.keys.keys() else None
+
+    def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        return self.stated(section(model_config, "network"))
+
+    def stated(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The network fields that a file states. Raises ValueError for a value of another type."""
+        known = {field.name for field in fields(self.network_config)}
+        given = {name: value for name, value in settings.items() if name in known and name != TAG}
+        try:
+            network = from_dict(given, self.network_config)
+        except ConfigError as error:
+            raise ValueError("; ".join(problem.render() for problem in error.problems)) from error
+        return {name: getattr(network, name) for name in given}
+
+    def difference(self, settings: Mapping[str, Any], config: Any) -> NetworkDifference:
+        found = {
+            name: f"{name} is {value!r} there and {getattr(config.network, name)!r} here"
+            for name, value in settings.items()
+            if value != getattr(config.network, name)
+        }
+        return NetworkDifference(
+            [words for name, words in found.items() if name in self.meanings],
+            [words for name, words in found.items() if name not in (*self.meanings, *self.choices)],
+            [words for name, words in found.items() if name in self.choices],
+        )
+
+    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
+        if not source.settings:
+            raise UserError(f"{source.describe}: nothing says what its network is; its config.json belongs beside it")
+        return self.spec_of(source.settings)
+
+    def read_pipeline(self, folder: Path) -> ModelSpec | None:
+        file = folder / "transformer" / "config.json"
+        if not (folder / PIPELINE_INDEX).is_file() or not file.is_file():
+            return None
+        transformer = read_json_object(file)
+        is_own = transformer.get("_class_name") == self.model.network_class
+        return self.spec_of(self.stated(transformer)) if is_own else None
+
+    def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
+        """The model whose network has these settings."""
+        config = self.new_config()
+        config.network = self.network_config(**settings)
+        return ModelSpec(name=self.family, config=config)
+
+    def place_components(self, config: Any, folder: Path) -> None:
+        if (folder / PIPELINE_INDEX).is_file():  # a native export names them
+            for path in self.model.components:
+                set_field(config, path, str(folder))
+
+    def finish(self, model: Any, folder: Path) -> None:
+        """Adds to an exported folder what the pipeline does not write itself."""
+
+    def read_defaults(self, data: Mapping[str, Any]) -> Any:
+        return self.model.defaults_class(**data)
+
+    # Exporting
+
+    def library_network(self, config: Any) -> nn.Module:
+        import torch
+
+        with torch.device("meta"):
+            network: nn.Module = self.model.library_class()(**asdict(config.network))
+        return network
+
+    def exports(self) -> dict[str, Export]:
+        from worldsmith.families.diffusers_pipeline.export import DIFFUSERS
+
+        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.adapter_layout)}
+
+    def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
+        """All weights in `dtype` but those which the network's class keeps in float32."""
+        import torch
+
+        target, kept = getattr(torch, dtype), set(self.model.library_class()._keep_in_fp32_modules or ())
+        return lambda name: torch.float32 if kept & set(name.split(".")) else target
+
+    def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
+        return ("diffusion_pytorch_model", str) if format == "diffusers" else super().foreign_keys(format)
+
+    def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
+        network: Any = spec.config
+        return {"_class_name": self.model.network_class, **asdict(network.network)}
+
+    def read_adapter(self, folder: Path) -> StoredAdapter:
+        return peft_adapter.read_adapter(self.adapter_layout, folder)
+
+    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
+        return peft_adapter.load_adapter(self.adapter_layout, network, folder)
+
+    def adapts(self, layers: Sequence[str]) -> bool:
+        config = self.new_config()
+        names: Any = config.adaptable_layers()
+        if names is None:
+            names = (name for name, _ in config.build(device="meta").network.named_modules())
+        known = set(map(without_numbers, names))
+        return {without_numbers(layer) for layer in layers} <= known
+
+    def component_names(self, config: Any) -> dict[str, str]:
+        """Where the other parts of a model are, by field: hub names or absolute paths."""
+        places = {path: attrgetter(path)(config) for path in self.model.components}
+        return {path: lasting_name(place) for path, place in places.items() if place}
+
+    def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
+        config = copy.deepcopy(spec.config)
+        for path, place in self.component_names(config).items():
+            set_field(config, path, place)
+        return to_dict(replace(spec, config=config))
+
+    def left_out(self, format: str, config: Configurable.Config) -> list[str]:
+        places = dict.fromkeys(self.component_names(config).values())
+        return [f"VAE and text encoder are not copied: {', '.join(places)}"] if format == "native" else []
+
+    def card(self, name: str, about: Mapping[str, Any]) -> str:
+        if about["format"] == "native":
+            return super().card(name, about)
+        if about["format"] == "adapter":
+            return (
+                f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
+                f"{self.model.network_class}, which belong to "
+                f"{about['base_model'] or 'the weights that the run started from'}. PEFT loads them "
+                "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which says alpha "
+                f'too):\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
+            )
+        return (
+            f"# {name}\n\nA {about['pipeline']} in {about['dtype']}, exported by Worldsmith {about['worldsmith']}: "
+            f"`diffusers.{about['pipeline']}.from_pretrained` loads this folder. To train from it: "
+            "`checkpoint.load_path` = this folder.\n"
+        )
+
+
+def without_numbers(path: str) -> str:
+    """The same for the layers of all blocks."""
+    return ".".join("N" if part.isdecimal() else part for part in path.split("."))
+
+
+def set_field(config: Any, path: str, value: str) -> None:
+    *sections, name = path.split(".")
+    setattr(attrgetter(".".join(sections))(config) if sections else config, name, value)

@@ -1,0 +1,151 @@
+"""`PipelineModel`: a network that is a class of diffusers, with the VAE and the text encoder of its pipeline."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.config import wrong
+from worldsmith.models.model import Model, NetworkParts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from worldsmith.families.diffusers_pipeline.text_encoder import StatesCache
+
+
+class PipelineModel(Model):
+    """Parameters have diffusers' names. VAE and text encoder are loaded when they are first used, and are never saved.
+
+    A family's Config has three sections besides: `network`, the arguments of the class, `tokenizer`, the VAE, and
+    `text_encoder`; and it says its `latent_grid`. `defaults`: what weights were trained with before.
+    """
+
+    network_class: ClassVar[str]
+    """The network, by its name in diffusers."""
+    text_channels: ClassVar[str]
+    """The setting of the network that says the channels of its texts."""
+    defaults_class: ClassVar[type[Any]]
+    """What is known of using weights, with a default for each field."""
+    max_tokens: int = 40_000
+    """Most tokens of one forward pass in sampling: what a published video takes with both branches of guidance."""
+    components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
+    """The fields that say where the other parts are."""
+
+    class Config(Model.Config):
+        task: ClassVar[str] = "vfm"
+        layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks",)
+        usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
+
+        lora_target_modules: str = "to_q,to_k,to_v,to_out.0"
+        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+
+        def check(self) -> None:
+            super().check()
+            if self.parallelism.cfg_parallel_shard_degree != 1:
+                name = "parallelism.cfg_parallel_shard_degree"
+                raise wrong(self, name, why="training has no guidance to share", remedy="write 1")
+
+    config: Any
+    network: Any
+
+    def __init__(
+        self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None, defaults: Any = None
+    ) -> None:
+        self.defaults = defaults or self.defaults_class()
+        super().__init__(config, device=device, seed=seed)
+
+    @classmethod
+    def library_class(cls) -> Any:
+        """The network's class."""
+        import diffusers
+
+        return getattr(diffusers, cls.network_class)
+
+    def make_network(self) -> Any:
+        return self.library_class()(**asdict(self.config.network))
+
+    def parts(self) -> NetworkParts:
+        layers = [layer for name in self.config.layer_lists for layer in getattr(self.network, name)]
+        kept = self.library_class()._keep_in_fp32_modules or ()
+        found = [module for name, module in self.network.named_modules() if name.rpartition(".")[2] in kept]
+        return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])
+
+    def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        from worldsmith.families.diffusers_pipeline.initialization import init_weights
+
+        init_weights(self.network, seed, names)
+
+    def materialize(self, device: str | torch.device) -> None:
+        super().materialize(device)
+        if self.device.type != "meta":
+            self.restore_buffers()
+
+    def restore_buffers(self) -> None:
+        """Computes tables that are no weights: they have memory now, and nothing in it."""
+
+    @cached_property
+    def vae(self) -> Any:
+        return self.config.tokenizer.build(device=self.device)
+
+    @cached_property
+    def text_encoder(self) -> Any:
+        """The tokenizer, whose encoder is not read yet."""
+        return self.config.text_encoder.build()
+
+    def encode(self, video: Tensor) -> Tensor:
+        """What the VAE makes of a uint8 video [3, T, H, W], and a cache keeps: float32."""
+        encoded: Tensor = self.vae.encode(video)
+        return encoded
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        video: Tensor = self.vae.decode(latents)
+        return video
+
+    def read(self, captions: Sequence[Sequence[int] | None], cache: StatesCache | None = None) -> Tensor:
+        """Ids of captions to what the network reads, [n, text, d]; None stands for a dropped caption of zeros."""
+        import torch
+
+        states: Tensor = self.text_encoder.states([ids or () for ids in captions], self.device, cache)
+        kept = torch.tensor([ids is not None for ids in captions], device=states.device)
+        return states * kept[:, None, None]
+
+    @abstractmethod
+    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
+        """The network's answer [n, C, t, h, w] to noisy latents of one shape, timesteps [n] and texts [n, text, d].
+
+        `beside`: what else a task gives it (`PipelineTask.beside`).
+        """
+
+    @property
+    def text_shape(self) -> tuple[int, int]:
+        """Tokens and channels of what the network reads of a caption."""
+        return self.config.text_encoder.max_length, getattr(self.config.network, self.text_channels)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the network's inputs."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.config.precision)
+        return dtype
+
+    @property
+    def latent_grid(self) -> tuple[int, ...]:
+        grid: tuple[int, ...] = self.config.latent_grid
+        return grid
+
+    @property
+    def latent_channels(self) -> int:
+        return int(self.config.network.out_channels)
+
+    @property
+    def latent_fingerprint(self) -> str:
+        """Changes with everything in the VAE that changes what a cache keeps."""
+        fingerprint: str = self.vae.fingerprint
+        return fingerprint

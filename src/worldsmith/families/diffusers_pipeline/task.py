@@ -1,0 +1,191 @@
+"""`PipelineTask`: clips of one shape become latents, these a noisy batch, and the network's answers a loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.data.assumed.texts import AssumedTexts
+from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
+from worldsmith.data.text_cache import TextCache
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.objectives.noise_objective import NoiseObjective
+from worldsmith.objectives.objective import LossSum
+from worldsmith.tasks.clip_task import ClipTask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import VideoSample
+
+
+class PipelineTask(ClipTask):
+    """What a `PipelineModel` learns, under any `NoiseObjective`. Each sample of a batch has its own noise level."""
+
+    model: PipelineModel
+    objective: NoiseObjective
+    captions_later: dict[tuple[int, ...] | None, None] | None = None
+    """Ids of captions that `encode_ahead` leaves to `read_captions`; None: it leaves none."""
+
+    @classmethod
+    def check(cls, run: Any) -> None:
+        super().check(run)
+        for section in ("dataloader_train", "dataloader_val"):
+            data = getattr(run, section)
+            if data is not None:
+                cls.check_data(section, data, run.model.config)
+                run.objective.check_tier(data.dataset.resolution)
+
+    @classmethod
+    def check_data(cls, section: str, data: Any, model: Any) -> None:
+        """Raises WrongValueError for batches that cannot be stacked, captions of two lengths, clean frames, and sizes
+        that cannot be cut into tokens."""
+        if data.packer != "alike":
+            why = "the network takes clips of one shape in a batch"
+            raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
+        if data.max_caption_tokens != model.text_encoder.caption_ids:
+            lengths = {f"{section}.max_caption_tokens": data.max_caption_tokens}
+            lengths["model.config.text_encoder.max_length"] = model.text_encoder.max_length
+            remedy = f"write {model.text_encoder.caption_ids} for the first"
+            raise WrongValueError(lengths, why="captions are cut at one length", remedy=remedy)
+        if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
+            given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
+            raise WrongValueError(given, why="this network takes no clean frames", remedy="leave it empty: {}")
+        resolution, token = data.dataset.resolution, math.prod(model.latent_grid[1:3])
+        exact = exact_size(resolution)
+        sizes = [exact] if exact else list(RESOLUTIONS[resolution].values())
+        if odd := [f"{width}x{height}" for width, height in sizes if width % token or height % token]:
+            why = f"a token covers {token} pixels in height and in width, and {', '.join(odd)} cannot be cut into them"
+            raise WrongValueError({f"{section}.dataset.resolution": resolution}, why=why, remedy="take another tier")
+
+    @property
+    def tokenize(self) -> Callable[[str], list[int]]:
+        reader: Callable[[str], list[int]] = self.model.text_encoder.reader
+        return reader
+
+    @property
+    def encoded_channels(self) -> int:
+        """Those of a latent, or of its mean and its log variance."""
+        return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
+
+    @cached_property
+    def work(self) -> dict[tuple[int, ...], Any]:
+        """By kind of batch: what `predict` is given, without memory, and once it is counted how many operations."""
+        return {}
+
+    @cached_property
+    def text_cache(self) -> TextCache | AssumedTexts | None:
+        return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
+
+    @classmethod
+    def complete(cls, data: Any) -> Any:
+        """No caption is dropped."""
+        return replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
+
+    def encode_ahead(self, sample: VideoSample) -> bool:
+        """The caption too, and what stands in the place of dropped ones."""
+        empty = None if self.model.config.text_encoder.dropped_captions == "zeros" else self.tokenize("")
+        if self.captions_later is None:
+            self.model.read([sample.text_ids, empty], self.text_cache)
+        else:
+            self.captions_later |= {None if ids is None else tuple(ids): None for ids in (sample.text_ids, empty)}
+        return super().encode_ahead(sample)
+
+    def clips_first(self) -> None:
+        self.captions_later = {}
+
+    def read_captions(self) -> None:
+        later, self.captions_later = self.captions_later, None
+        self.model.vae.release()
+        for ids in later or ():
+            self.model.read([ids], self.text_cache)
+        self.model.text_encoder.release()
+
+    def assume_cached(self) -> None:
+        """Where what is kept are moments, the VAE is made once, for its settings, and has no weights afterwards."""
+        self.text_cache = AssumedTexts(self.model.text_shape, self.model.config.text_encoder.precision)
+        if self.model.config.tokenizer.keeps_moments:
+            self.model.vae  # noqa: B018
+        super().assume_cached()
+
+    def forget_cached(self) -> None:
+        self.text_cache = None
+
+    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
+        memory, disk = super().sample_bytes(sample)
+        width = 4 if self.model.config.text_encoder.precision == "float32" else 2
+        return memory, disk + width * math.prod(self.model.text_shape)
+
+    def counts(self) -> dict[str, int]:
+        found = super().counts()
+        found["cache_unwritten"] += self.text_cache.unwritten if self.text_cache else 0
+        return found
+
+    def weigh(self, batch: Sequence[VideoSample]) -> float:
+        return self.objective.weigh(batch)
+
+    def loss(self, batch: Sequence[VideoSample], *, seed: int) -> LossSum:
+        import torch
+
+        model, objective = self.model, self.objective
+        latents = self.clean_latents(batch, seed=seed)
+        draws = objective.draw(batch, latents, seed=seed)
+        noisy, timesteps = objective.inputs(batch, latents, draws)
+        captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
+        text = model.read(captions, self.text_cache)
+        given = (torch.stack(noisy), timesteps, text), self.beside(batch, latents, seed=seed)
+        self.note_work(batch, given)
+        answers = model.predict(*given[0], **given[1])
+        losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
+        return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
+
+    def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
+        """[C, t, h, w] of each sample; out of moments they are drawn anew every time, by seed and position."""
+        from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
+
+        encoded = self.latents(batch)
+        if not self.model.config.tokenizer.keeps_moments:
+            return encoded
+        drawn = []
+        for sample, moments in zip(batch, encoded, strict=True):
+            shape = (moments.shape[0] // 2, *moments.shape[1:])
+            noise = random_noise(shape, seed=seed, position=sample.position, stream=POSTERIOR_STREAM)
+            drawn.append(self.model.vae.latents(moments, noise.to(moments.device)))
+        return drawn
+
+    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+        """What the network reads beside noisy latents and texts: further arguments of `predict`."""
+        return {}
+
+    def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
+        """Remembers the shapes of what the network is given, once for each kind of batch."""
+        from worldsmith.families.diffusers_pipeline.step_flops import without_memory
+
+        if shape_of(batch) not in self.work:
+            self.work[shape_of(batch)] = without_memory(given)
+
+    def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
+        """Of the network, for a batch of which `loss` has seen the like; VAE and text encoder have no part in it."""
+        from worldsmith.families.diffusers_pipeline.step_flops import step_flops
+
+        found = self.work.get(shape_of(batch))
+        if isinstance(found, tuple):
+            found = self.work[shape_of(batch)] = step_flops(self.model, *found)
+        return found
+
+    def is_dropped(self, sample: VideoSample) -> bool:
+        return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
+
+    def tokens(self, batch: Sequence[VideoSample]) -> int:
+        """What the network reads, padding of the texts included."""
+        return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
+
+
+def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:
+    """The kind of a batch: its samples have one shape."""
+    return len(batch), *batch[0].latent_shape

@@ -1,0 +1,234 @@
+"""`T5TextEncoder`: captions become states of transformers' T5 or UMT5 encoder, padded to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from worldsmith.config import Configurable
+from worldsmith.config.declare.ranges import Count
+from worldsmith.families.diffusers_pipeline.published import T5_XXL, UMT5_XXL
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.model_folder import load_from_folder
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, read_settings, tokenizer_files
+from worldsmith.models.real_values import in_simulation, without_values
+from worldsmith.models.weights.finite import non_finite, require_finite
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ENCODER, TOKENIZER = "text_encoder", "tokenizer"
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "spiece.model", "vocab.json", "merges.txt",
+                   "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
+FIELD = "model.config.text_encoder.path"
+
+
+def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
+    """The files of encoders and their tokenizers in those subfolders of a pipeline."""
+    files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
+    others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
+    return tuple(chain(*files, *others))
+
+
+PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
+"""Where a repository has both: a pipeline's subfolders, or the repository itself."""
+
+
+class StatesCache(Protocol):
+    """Where states of captions are kept."""
+
+    def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str: ...
+
+    def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None: ...
+
+    def put(self, key: str, encoded: Tensor) -> None: ...
+
+
+class T5TextEncoder(Configurable):
+    """The encoder and its tokenizer; weights are frozen.
+
+    Every caption is cut and padded to `max_length` tokens. Without a mask the padding is read like text, with one the
+    states behind the text are zeros: as a family's networks were trained. Raises FileNotFoundError or ValueError when
+    there is none of the two under that path or name.
+    """
+
+    masked: ClassVar[bool] = False
+    """Whether the encoder sees the text alone."""
+
+    class Config(Configurable.Config):
+        path: str = ""
+        """A pipeline with text_encoder/ and tokenizer/, a folder with both in one, or a repository of the hub."""
+        max_length: Count = 226
+        """Tokens of every caption, end and padding included."""
+        dropped_captions: Literal["zeros", "encoded"] = "zeros"
+        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+        precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+        """Type of weights and arithmetic."""
+
+        @property
+        def caption_ids(self) -> int:
+            """Ids of the longest caption."""
+            return self.max_length
+
+        def published(self) -> PublishedPart:
+            """The released encoder, for plans."""
+            contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
+            return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
+
+        def check_files(self) -> None:
+            """Raises FileNotFoundError when there is no encoder or no tokenizer; downloads none."""
+            found = look_for_layout(self.path, PLACES, field=FIELD)
+            if found is not None:
+                inside(found)
+
+    config: Config
+    encoder: Any = None
+    idle: int = 0
+    """Steps since the encoder was last needed."""
+
+    def __init__(self, config: Config) -> None:
+        """The tokenizer; `load` reads the encoder."""
+        config.check()
+        self.config = config
+        self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
+        self.tokenizer: Any = load_tokenizer(folder)
+
+    @property
+    def reader(self) -> Callable[[str], list[int]]:
+        """From a caption to all of its ids; can be sent to other processes."""
+        return partial(read_caption, self.tokenizer)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The loaded encoder and its tokenizer, by their names in a pipeline."""
+        return {ENCODER: self.encoder, TOKENIZER: self.tokenizer}
+
+    @property
+    def modules(self) -> list[Any]:
+        """What is loaded."""
+        return [] if self.encoder is None else [self.encoder]
+
+    def load(self, device: str | torch.device) -> None:
+        """Reads the encoder's weights onto a device."""
+        self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)
+
+    def padded(self, ids: Sequence[int]) -> list[int]:
+        """`max_length` ids; of a longer caption the last one is the end token, as the tokenizer itself cuts."""
+        length, end = self.config.max_length, self.tokenizer.eos_token_id
+        if len(ids) >= length:
+            ids = [*ids[: length - 1], end]
+        return [*ids, *[self.tokenizer.pad_token_id] * (length - len(ids))]
+
+    def states(
+        self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: StatesCache | None = None
+    ) -> Tensor:
+        """Ids of captions to their states [n, max_length, d], of which the cache has some and gets the others.
+
+        The encoder is loaded when it is needed. Each caption is read alone, so that its bits depend on nothing else.
+        """
+        import torch
+
+        found = []
+        for ids in samples:
+            key = cache.key(self.fingerprint, self.padded(ids), self.text_length(ids)) if cache else ""
+            states = cache.get(key) if cache else None
+            if states is None:
+                if self.encoder is None:
+                    self.load(device)
+                states = self.encode(ids)
+                if cache:
+                    cache.put(key, states)
+            found.append(states.to(device))
+        return torch.stack(found)
+
+    def encode(self, sample: Sequence[int]) -> Tensor:
+        """Ids of a caption to its states [max_length, d], by the encoder that was loaded."""
+        import torch
+
+        ids = torch.tensor([self.padded(sample)], device=self.encoder.device)
+        self.idle = 0
+        with torch.no_grad():
+            if not self.masked:
+                states: Tensor = self.encoder(ids)[0][0]
+                return states
+            mask = (torch.arange(ids.shape[1], device=ids.device) < self.text_length(sample))[None]
+            return (self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None])[0]
+
+    def text_length(self, ids: Sequence[int]) -> int:
+        """Tokens before the padding."""
+        return min(len(ids), self.config.max_length)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with everything that changes states, but for the ids."""
+        return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
+
+    def release(self) -> bool:
+        """Gives the encoder's memory back, until it is needed again; False: it has none."""
+        held, self.encoder = self.encoder is not None, None
+        return held
+
+
+class UMT5TextEncoder(T5TextEncoder):
+    """With a mask."""
+
+    masked = True
+
+    class Config(T5TextEncoder.Config):
+        max_length: Count = 512
+        """Tokens of every caption, end and padding included."""
+        dropped_captions: Literal["zeros", "encoded"] = "encoded"
+        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+
+        def published(self) -> PublishedPart:
+            contents = {f"{ENCODER}/config.json": UMT5_XXL, **tokenizer_files("tiny_umt5", TOKENIZER)}
+            return PublishedPart("path", "the encoder of UMT5 XXL", PLACES, contents)
+
+
+def read_caption(tokenizer: Any, caption: str) -> list[int]:
+    """All ids of a caption with the end token."""
+    return list(tokenizer(caption).input_ids)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Raises ValueError for a tokenizer without an end token or a padding token."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = load_from_folder(AutoTokenizer, folder)
+    for name in ("eos_token_id", "pad_token_id"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"{FIELD}: the tokenizer in '{folder}' has no {name}, which every caption needs")
+    return tokenizer
+
+
+def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
+    """The frozen encoder in a folder. Raises UserError for weights that are not finite."""
+    import torch
+    from transformers import AutoConfig, AutoModelForTextEncoding
+
+    dtype = getattr(torch, precision)
+    read_settings(folder)
+    if in_simulation():
+        config = load_from_folder(AutoConfig, folder)
+        make = partial(AutoModelForTextEncoding.from_config, config, dtype=dtype, trust_remote_code=False)
+        return without_values(make, dtype, device).eval().requires_grad_(False)
+    encoder = load_from_folder(AutoModelForTextEncoding, folder, dtype=dtype)
+    require_finite(f"{FIELD}: {folder}", non_finite(encoder.state_dict()))
+    return encoder.to(device).eval().requires_grad_(False)
+
+
+def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
+    """The folders of an encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
+    folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
+    for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(
+                f"{FIELD}: no {file} in '{folder}'; give a pipeline with {encoder}/ and {tokenizer}/, or a folder with "
+                "the encoder and its tokenizer"
+            )
+    return folders

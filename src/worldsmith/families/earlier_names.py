@@ -1,0 +1,28 @@
+"""Names of config classes in the files of earlier versions, where each room had a folder or a file for each family."""
+
+NEW_NAMES = {
+    f"worldsmith.models.{earlier}": f"worldsmith.families.{now}"
+    for earlier, now in {
+        "cogvideox.architecture.NetworkConfig": "cogvideox.architecture.NetworkConfig",
+        "cogvideox.defaults.SamplingConfig": "cogvideox.defaults.SamplingConfig",
+        "cogvideox.generator.CogVideoXGenerator": "cogvideox.model.CogVideoXGenerator",
+        "cogvideox.image_input.ImageConfig": "cogvideox.image_input.ImageConfig",
+        "cosmos3.architecture.NetworkConfig": "cosmos3.network.architecture.NetworkConfig",
+        "cosmos3.attention.modes.NeighborhoodConfig": "cosmos3.attention.modes.NeighborhoodConfig",
+        "cosmos3.generator.Cosmos3Generator": "cosmos3.model.Cosmos3Generator",
+        "cosmos3.text_tokenizer.TextTokenizer": "cosmos3.text_tokenizer.TextTokenizer",
+        "flux.architecture.NetworkConfig": "flux.architecture.NetworkConfig",
+        "flux.generator.FluxGenerator": "flux.model.FluxGenerator",
+        "flux.text_encoder.FluxTextEncoder": "flux.text_encoder.FluxTextEncoder",
+        "pipeline.model.PipelineModel": "diffusers_pipeline.model.PipelineModel",
+        "pipeline.text_encoder.T5TextEncoder": "diffusers_pipeline.text_encoder.T5TextEncoder",
+        "pipeline.text_encoder.UMT5TextEncoder": "diffusers_pipeline.text_encoder.UMT5TextEncoder",
+        "vision_language.model.VisionLanguageModel": "vision_language.model.VisionLanguageModel",
+        "vision_language.policy.BackboneConfig": "vision_language.policy.BackboneConfig",
+        "vision_language.policy.FreezeConfig": "vision_language.policy.FreezeConfig",
+        "vision_language.policy.PolicyConfig": "vision_language.policy.PolicyConfig",
+        "wan.architecture.NetworkConfig": "wan.architecture.NetworkConfig",
+        "wan.generator.WanGenerator": "wan.model.WanGenerator",
+        "wan.image_encoder.WanImageEncoder": "wan.image_encoder.WanImageEncoder",
+    }.items()
+}

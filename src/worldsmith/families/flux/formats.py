@@ -1,0 +1,40 @@
+"""`FluxFormats`: all that `checkpoint/` asks of this family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.families.diffusers_pipeline.flow_match import read_schedule
+from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
+from worldsmith.families.flux.defaults import FluxDefaults
+from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.text_encoder import CLIP_TOKENS
+
+SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}
+"""Of the published images, for which a rate has no meaning."""
+SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
+
+
+class FluxFormats(PipelineFormats):
+    model = FluxGenerator
+    marks = ("time_text_embed.text_embedder.linear_1.weight", "single_transformer_blocks.0.proj_mlp.weight",
+             "single_transformer_blocks.0.norm.linear.weight")  # fmt: skip
+    meanings = ("num_attention_heads", "attention_head_dim", "axes_dims_rope")
+
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> FluxDefaults:
+        """The schedule is that of the published weights, whatever noise they were trained further with."""
+        told = tree["model"]["config"]["network"]["guidance_embeds"]
+        return FluxDefaults(captions_as_given=False, **clip_defaults(tree), **({} if told else SCHNELL))
+
+    def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
+        """What its scheduler says."""
+        told = config.network.guidance_embeds
+        most = CLIP_TOKENS + config.text_encoder.max_length
+        own = {**({} if told else SCHNELL), **read_schedule(folder)}
+        return FluxDefaults(**SIZE, max_caption_tokens=most, **own)
+
+    def pipeline_class(self, config: Any) -> str:
+        return "FluxPipeline"

@@ -1,0 +1,108 @@
+"""FLUX.1: diffusers' transformer, its image VAE and its two text encoders in one component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Factor
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.families.flux.architecture import PACKED, NetworkConfig
+from worldsmith.families.flux.defaults import FluxDefaults
+from worldsmith.families.flux.text_encoder import FluxTextEncoder
+from worldsmith.models.model_files import SHORT_NAMES
+from worldsmith.models.video_model import Mode, Sampling, VideoSampler
+from worldsmith.models.video_vae.moments import ImageVAE
+from worldsmith.models.weights.shapes import Shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+for kind in ("dev", "schnell"):
+    SHORT_NAMES[f"FLUX.1-{kind}"] = f"black-forest-labs/FLUX.1-{kind}"
+
+CELL_PIXELS, TOKEN_CELLS = 8, 2
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+TARGETS = (*(f"attn.{layer}" for layer in ATTENTION), "ff.net.0.proj", "ff.net.2",
+           "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
+"""What diffusers' example adapts."""
+UNTOLD = 1.0
+
+
+class FluxGenerator(PipelineModel):
+    """A transformer over text tokens and the tokens of one image; an image is a clip of one frame."""
+
+    network_class = "FluxTransformer2DModel"
+    text_channels = "joint_attention_dim"
+    defaults_class = FluxDefaults
+
+    class Config(PipelineModel.Config):
+        family: ClassVar[str] = "flux"
+        makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = ("transformer_blocks", "single_transformer_blocks")
+        modes: ClassVar[tuple[Mode, ...]] = ("text2image",)
+
+        lora_target_modules: str = ",".join(TARGETS)
+        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        training_guidance: Factor = UNTOLD
+        """The scale of guidance that the network is told in training, where it has an input for it."""
+        network: NetworkConfig = field(default_factory=NetworkConfig)
+        """Sizes of the network."""
+        tokenizer: ImageVAE.Config = field(default_factory=ImageVAE.Config)
+        """The image VAE."""
+        text_encoder: FluxTextEncoder.Config = field(default_factory=FluxTextEncoder.Config)
+        """The text encoders."""
+
+        @property
+        def latent_grid(self) -> tuple[int, int, int]:
+            """As in `LatentGrid`."""
+            return 1, CELL_PIXELS, TOKEN_CELLS
+
+        def check(self) -> None:
+            super().check()
+            if self.training_guidance != UNTOLD and not self.network.guidance_embeds:
+                why, remedy = "this network has no input for it", f"write {UNTOLD}"
+                raise wrong(self, "training_guidance", "network.guidance_embeds", why=why, remedy=remedy)
+
+        def shapes(self) -> Shapes:
+            return self.network.shapes()
+
+    config: Config
+    defaults: FluxDefaults
+
+    def sampler(self, sampling: Sampling) -> VideoSampler:
+        from worldsmith.families.flux.sampler import FluxSampler
+
+        return FluxSampler(self, sampling)
+
+    @property
+    def text_shape(self) -> tuple[int, int]:
+        """With a row for the pooled state."""
+        tokens, channels = super().text_shape
+        return 1 + tokens, channels
+
+    @property
+    def latent_channels(self) -> int:
+        return self.config.network.in_channels // PACKED
+
+    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
+        """`guidance`: the scale that the network is told; that of training where it is not said."""
+        import torch
+        from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+        grid, network = [side // TOKEN_CELLS for side in noisy.shape[3:]], self.config.network
+        guidance = beside.get("guidance", self.config.training_guidance)
+        places = [torch.arange(side, device=self.device, dtype=torch.float32) for side in (1, *grid)]
+        answers = self.network(
+            hidden_states=pixel_unshuffle(noisy[:, :, 0], TOKEN_CELLS).flatten(2).transpose(1, 2).to(self.dtype),
+            timestep=timesteps / 1000,
+            guidance=torch.full_like(timesteps, guidance) if network.guidance_embeds else None,
+            pooled_projections=text[:, 0, : network.pooled_projection_dim].to(self.dtype),
+            encoder_hidden_states=text[:, 1:].to(self.dtype),
+            txt_ids=torch.zeros(text.shape[1] - 1, 3, device=self.device),
+            img_ids=torch.cartesian_prod(*places),
+            return_dict=False,
+        )[0]
+        return pixel_shuffle(answers.transpose(1, 2).unflatten(2, grid), TOKEN_CELLS)[:, :, None]

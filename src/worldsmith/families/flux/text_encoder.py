@@ -1,0 +1,124 @@
+"""`FluxTextEncoder`: captions become the pooled state of a CLIP encoder and the states of a T5 encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.config.declare.ranges import Count
+from worldsmith.families.diffusers_pipeline.published import CLIP_L, T5_XXL
+from worldsmith.families.diffusers_pipeline.text_encoder import (
+    FIELD,
+    T5TextEncoder,
+    in_pipeline,
+    inside,
+    load_encoder,
+    load_tokenizer,
+    read_caption,
+)
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout, tokenizer_files
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CLIP, T5 = ("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")
+"""Subfolders of a pipeline."""
+PLACES = (in_pipeline(CLIP, T5),)
+CLIP_TOKENS = 77
+"""Of every caption, its ends and the padding included; CLIP sees no more of a longer one."""
+
+
+class FluxTextEncoder(T5TextEncoder):
+    """Ids of a caption are CLIP's, padded, and T5's behind them.
+
+    Its states are one tensor [1 + max_length, d]: CLIP's pooled state with zeros behind it, then T5's states.
+    """
+
+    class Config(T5TextEncoder.Config):
+        path: str = ""
+        """A pipeline with text_encoder/ and tokenizer/ (CLIP), text_encoder_2/ and tokenizer_2/ (T5), or a repository
+        of the hub."""
+        max_length: Count = 512
+        """Tokens of every caption in T5, end and padding included: 512 for dev, 256 for schnell."""
+        dropped_captions: Literal["zeros", "encoded"] = "encoded"
+        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+
+        @property
+        def caption_ids(self) -> int:
+            return CLIP_TOKENS + self.max_length
+
+        def published(self) -> PublishedPart:
+            contents = {
+                f"{CLIP[0]}/config.json": CLIP_L,
+                f"{T5[0]}/config.json": T5_XXL,
+                **tokenizer_files("tiny_flux/tokenizer", CLIP[1]),
+                **tokenizer_files("tiny_flux/tokenizer_2", T5[1]),
+            }
+            return PublishedPart("path", "the encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
+
+        def check_files(self) -> None:
+            """Raises FileNotFoundError when one of the encoders or tokenizers is not there; downloads none."""
+            found = look_for_layout(self.path, PLACES, field=FIELD)
+            if found is not None:
+                inside(found, *CLIP)
+                inside(found, *T5)
+
+    def __init__(self, config: Config) -> None:
+        """The tokenizers; `load` reads the encoders."""
+        config.check()
+        self.config = config
+        folder = find_layout(config.path, PLACES, field=FIELD)
+        (self.clip_folder, clip), (self.encoder_folder, t5) = inside(folder, *CLIP), inside(folder, *T5)
+        self.clip_tokenizer, self.tokenizer = load_tokenizer(clip), load_tokenizer(t5)
+        self.clip: Any = None
+
+    @property
+    def reader(self) -> Callable[[str], list[int]]:
+        return partial(read_twice, self.clip_tokenizer, self.tokenizer)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return dict(zip((*CLIP, *T5), (self.clip, self.clip_tokenizer, self.encoder, self.tokenizer), strict=True))
+
+    @property
+    def modules(self) -> list[Any]:
+        return [*super().modules, *([] if self.clip is None else [self.clip])]
+
+    def load(self, device: str | torch.device) -> None:
+        super().load(device)
+        self.clip = load_encoder(self.clip_folder, self.config.precision, device)
+
+    def padded(self, ids: Sequence[int]) -> list[int]:
+        ids = ids or self.reader("")
+        return [*ids[:CLIP_TOKENS], *super().padded(ids[CLIP_TOKENS:])]
+
+    def encode(self, sample: Sequence[int]) -> Tensor:
+        import torch
+        from torch.nn.functional import pad
+
+        ids = torch.tensor([self.padded(sample)], device=self.encoder.device)
+        self.idle = 0
+        with torch.no_grad():
+            pooled = self.clip(ids[:, :CLIP_TOKENS]).pooler_output
+            states = self.encoder(ids[:, CLIP_TOKENS:])[0][0]
+        return torch.cat([pad(pooled, (0, states.shape[1] - pooled.shape[1])), states])
+
+    def text_length(self, ids: Sequence[int]) -> int:
+        return super().text_length(ids[CLIP_TOKENS:])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return f"{fingerprint(self.clip_folder)} {super().fingerprint}"
+
+    def release(self) -> bool:
+        self.clip = None
+        return super().release()
+
+
+def read_twice(clip: Any, t5: Any, caption: str) -> list[int]:
+    """CLIP's ids of a caption, cut and padded, and all of T5's."""
+    first = clip(caption, padding="max_length", max_length=CLIP_TOKENS, truncation=True).input_ids
+    return [*first, *read_caption(t5, caption)]

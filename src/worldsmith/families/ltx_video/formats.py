@@ -1,0 +1,31 @@
+"""`LTXVideoFormats`: reads and writes diffusers pipelines of LTX-Video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.families.diffusers_pipeline.flow_match import read_schedule
+from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
+from worldsmith.families.ltx_video.model import FPS, LTXVideoDefaults, LTXVideoGenerator
+
+
+class LTXVideoFormats(PipelineFormats):
+    model = LTXVideoGenerator
+    marks = ("caption_projection.linear_1.weight", "time_embed.emb.timestep_embedder.linear_1.weight",
+             "transformer_blocks.0.attn2.norm_k.weight")  # fmt: skip
+    meanings = ("num_attention_heads", "attention_head_dim")
+
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> LTXVideoDefaults:
+        """The schedule is that of the released weights."""
+        return LTXVideoDefaults(captions_as_given=False, **clip_defaults(tree))
+
+    def published_defaults(self, config: Any, folder: Path) -> LTXVideoDefaults:
+        """The size that diffusers' pipeline generates by default, and the schedule of the folder."""
+        size: Any = {"height": 512, "width": 704, "num_frames": 161, "fps": FPS}
+        return LTXVideoDefaults(**size, max_caption_tokens=config.text_encoder.max_length, **read_schedule(folder))
+
+    def pipeline_class(self, config: Any) -> str:
+        return "LTXPipeline"

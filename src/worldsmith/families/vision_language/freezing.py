@@ -1,0 +1,87 @@
+"""What of a backbone is trained, by part and by name; and what that comes to, for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from worldsmith.config.tree.suggest import nearest
+from worldsmith.families.vision_language.policy import FreezeConfig
+from worldsmith.models.parameter_names import native_name, native_parameters
+
+LANGUAGE = "language"
+PARTS = ("vision", "projector", LANGUAGE)
+VISUAL = "model.visual."
+PROJECTOR = ("merger.", "deepstack_merger_list.")
+FLAGS = {"vision": "freeze_vision_encoder", "projector": "freeze_mm_projector", LANGUAGE: "freeze_llm"}
+
+
+def part_of(name: str) -> str:
+    """The part of the backbone that a parameter belongs to."""
+    if not name.startswith(VISUAL):
+        return LANGUAGE
+    return "projector" if name.removeprefix(VISUAL).startswith(PROJECTOR) else "vision"
+
+
+def freeze(network: Any, config: FreezeConfig) -> None:
+    """Freezes parameters, in place; never unfreezes one. Raises ValueError as `frozen_names`, or if all are frozen."""
+    parameters = native_parameters(network)
+    for name in frozen_names(list(parameters), tied_names(network), config):
+        parameters[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ValueError("model.config.policy.freeze: everything is frozen, there is nothing to train")
+
+
+def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], config: FreezeConfig) -> set[str]:
+    """Which of these parameters are not trained. `aliases`: the names that a shared one has beside its own.
+
+    Raises ValueError for a part that the network does not have, and for a pattern that fits no name.
+    """
+    parts = [part for part, flag in FLAGS.items() if getattr(config, flag)]
+    for part in parts:
+        if not any(part_of(name) == part for name in names):
+            raise ValueError(f"model.config.policy.freeze.{FLAGS[part]}: this backbone has no such part")
+
+    def fit(field: str) -> set[str]:
+        found: set[str] = set()
+        for pattern in getattr(config, field):
+            fits = {name for name in names if any(re.search(pattern, n) for n in (name, *aliases.get(name, ())))}
+            if not fits:
+                close = ", ".join(nearest(pattern, names) or names[:3])
+                raise ValueError(f"model.config.policy.freeze.{field}: {pattern!r} fits no parameter; near: {close}")
+            found |= fits
+        return found
+
+    trainable, frozen = fit("trainable_params"), fit("frozen_params")
+    if config.trainable_params:
+        frozen |= set(names) - trainable
+    return frozen | {name for name in names if part_of(name) in parts}
+
+
+def tied_names(network: Any) -> dict[str, list[str]]:
+    """Native name of a shared parameter → the names that it has beside it."""
+    own = {id(parameter): native_name(name) for name, parameter in network.named_parameters()}
+    every = [(native_name(name), p) for name, p in network.named_parameters(remove_duplicate=False)]
+    tied: dict[str, list[str]] = {}
+    for name, parameter in every:
+        if own[id(parameter)] != name:
+            tied.setdefault(own[id(parameter)], []).append(name)
+    return tied
+
+
+def describe_parts(network: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    """A line for each part: how much of it is trained, and at which learning rates. `rates`: by native name."""
+    parameters = native_parameters(network)
+    for part in PARTS:
+        own = {name: parameter for name, parameter in parameters.items() if part_of(name) == part}
+        if not own:
+            continue
+        groups: dict[float | None, list[int]] = {}
+        for name, parameter in own.items():
+            groups.setdefault(rates.get(name) if parameter.requires_grad else None, []).append(parameter.numel())
+        words = [
+            f"{sum(sizes):,} in {len(sizes)} tensors {'frozen' if rate is None else f'at learning rate {rate:g}'}"
+            for rate, sizes in groups.items()
+        ]
+        yield part, "; ".join(words)

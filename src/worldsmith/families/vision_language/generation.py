@@ -1,0 +1,106 @@
+"""Answers of a reasoner, in a batch, with a cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worldsmith.families.vision_language.inputs import Conversation
+from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.models.decoding import GREEDY, Decoding
+
+NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
+"""What transformers calls patches and grids."""
+
+
+@torch.no_grad()
+def generate(
+    network: Any,
+    prompts: Sequence[Conversation],
+    *,
+    normalize: Callable[[Tensor, str], Tensor],
+    pad_token: int,
+    max_new_tokens: int,
+    device: torch.device,
+    decoding: Decoding = GREEDY,
+    seeds: Sequence[int] = (),
+) -> list[list[int]]:
+    """The tokens that follow each prompt, with the one that ends the answer; `seeds`, where they are drawn.
+
+    Rows are padded on the left. `normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32.
+    """
+    from transformers import LogitsProcessorList
+
+    longest = max(len(prompt.input_ids) for prompt in prompts)
+
+    def rows(values: Sequence[Tensor], fill: int) -> Tensor:
+        return torch.stack([F.pad(row, (longest - len(row), 0), value=fill) for row in values]).to(device)
+
+    given: dict[str, Any] = {
+        "input_ids": rows([prompt.input_ids for prompt in prompts], pad_token),
+        "attention_mask": rows([torch.ones_like(prompt.input_ids) for prompt in prompts], 0),
+    }
+    if visual_of(network) is not None:
+        given["mm_token_type_ids"] = rows([prompt.token_types for prompt in prompts], 0)
+        given |= media(prompts, normalize=normalize, dtype=network.dtype, device=device)
+        seconds = [prompt.video_seconds for prompt in prompts if prompt.video_seconds is not None]
+        if seconds and hasattr(network.config.vision_config, "tokens_per_second"):
+            given["second_per_grid_ts"] = torch.cat(seconds).to(device)
+    draws = [Drawn(decoding, seeds)] if decoding.temperature else []
+    out = network.generate(
+        **given,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        repetition_penalty=decoding.repetition_penalty,
+        logits_processor=LogitsProcessorList(draws),
+        pad_token_id=pad_token,
+    )
+    return [trim(row, pad_token) for row in out[:, longest:].tolist()]
+
+
+class Drawn:
+    """Makes the likeliest token a drawn one: the largest of logits with Gumbel noise is a draw from their softmax
+    (Gumbel 1954). Each row has noise of its own, so that the rest of a batch changes nothing."""
+
+    def __init__(self, decoding: Decoding, seeds: Sequence[int]) -> None:
+        from transformers import TopPLogitsWarper
+
+        self.temperature = decoding.temperature
+        self.most = TopPLogitsWarper(decoding.top_p) if decoding.top_p < 1 else None
+        self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """ids [rows, tokens], scores [rows, vocabulary]."""
+        scores = scores.float() / self.temperature
+        scores = scores if self.most is None else self.most(ids, scores)
+        even = torch.stack([torch.rand(scores.shape[-1], generator=stream) for stream in self.streams])
+        return scores - torch.log(-torch.log(even.clamp(1e-20, 1 - 1e-7))).to(scores.device)
+
+
+def media(
+    prompts: Sequence[Conversation],
+    *,
+    normalize: Callable[[Tensor, str], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Patches and grids by transformers' names; of what no prompt has, nothing."""
+    given = {}
+    for kind, (patches, grids) in NAMES.items():
+        own = [(getattr(prompt, f"{kind}_patches"), getattr(prompt, f"{kind}_grids")) for prompt in prompts]
+        own = [(rows, grid) for rows, grid in own if grid is not None and len(grid)]
+        if own:
+            given[patches] = normalize(torch.cat([rows for rows, _ in own]).to(device), kind).to(dtype)
+            given[grids] = torch.cat([grid for _, grid in own]).to(device)
+    return given
+
+
+def trim(tokens: list[int], pad_token: int) -> list[int]:
+    """Without the padding behind an answer that ended before the longest one of its batch."""
+    while tokens and tokens[-1] == pad_token:
+        tokens = tokens[:-1]
+    return tokens

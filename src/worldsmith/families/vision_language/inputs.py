@@ -1,0 +1,161 @@
+"""From chat samples to the tensors of one pass: all in one packed row, or one padded row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.models.real_values import real_values
+
+IGNORED = -100
+
+
+class Conversation(Protocol):
+    """A sample; sequence tensors are int64 [N]."""
+
+    @property
+    def input_ids(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor:
+        """Not shifted; -100 where a token is not supervised."""
+
+    @property
+    def token_types(self) -> Tensor:
+        """0 text, 1 image, 2 video."""
+
+    @property
+    def image_patches(self) -> Tensor | None:
+        """uint8 [patches, values]."""
+
+    @property
+    def image_grids(self) -> Tensor | None:
+        """int64 [images, 3]: frames, rows, columns, in patches."""
+
+    @property
+    def video_patches(self) -> Tensor | None: ...
+    @property
+    def video_grids(self) -> Tensor | None: ...
+    @property
+    def video_seconds(self) -> Tensor | None:
+        """float32 [videos]: from one time of a grid to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One batch on the device."""
+
+    input_ids: Tensor
+    """[rows, length]."""
+    position_ids: Tensor
+    """[rows, length], or [4, rows, length]: plain ones, which begin at 0 for each sample, and three axes (mRoPE)."""
+    attention_mask: Tensor | None
+    """[rows, length], true for tokens; None: a packed row, whose samples the plain positions keep apart."""
+    predicting: Tensor
+    """[S]: places in the flattened rows from whose states supervised tokens are predicted."""
+    targets: Tensor
+    """[S]: those tokens."""
+    sample_lengths: list[int] | None = None
+    """Tokens of each sample of a packed row."""
+    patches: Tensor | None = None
+    """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
+    grids: Tensor | None = None
+    """[media, 3]."""
+    visual_tokens: Mapping[str, int] = field(default_factory=dict)
+    """"image" and "video" → how many tokens of each, in this order."""
+
+
+def make_inputs(
+    samples: Sequence[Conversation],
+    network: Any,
+    *,
+    packed: bool,
+    normalize: Callable[[Tensor, str], Tensor],
+    device: torch.device,
+) -> Inputs:
+    """`normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32, on the device."""
+    with real_values():
+        rows = arrange(samples, network, packed=packed, device=device)
+    shown = {} if visual_of(network) is None else media(samples, network, normalize=normalize, device=device)
+    return Inputs(**rows, **shown)
+
+
+def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device) -> dict[str, Any]:
+    """What `Inputs` says of the tokens."""
+    lengths = [len(sample.input_ids) for sample in samples]
+    positions = [positions_of(sample, network) for sample in samples]
+    if packed:
+        ids = torch.cat([sample.input_ids for sample in samples])[None]
+        places = torch.cat(positions, dim=-1)[..., None, :]
+        starts = [sum(lengths[:index]) for index in range(len(samples))]
+        mask = None
+    else:
+        longest = max(lengths)
+        ids = torch.stack([fill_up(sample.input_ids, longest) for sample in samples])
+        places = torch.stack([fill_up(position, longest) for position in positions], dim=-2)
+        starts = [index * longest for index in range(len(samples))]
+        mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    supervised = [(sample.labels[1:] != IGNORED).nonzero()[:, 0] for sample in samples]
+    targets = [sample.labels[1:][chosen] for sample, chosen in zip(samples, supervised)]
+    predicting = [start + chosen for start, chosen in zip(starts, supervised)]
+    return {
+        "input_ids": ids.to(device),
+        "position_ids": (places[0] if visual_of(network) is None else places).to(device),
+        "attention_mask": None if mask is None else mask.to(device),
+        "predicting": torch.cat(predicting).to(device),
+        "targets": torch.cat(targets).to(device),
+        "sample_lengths": lengths if packed else None,
+    }
+
+
+def positions_of(sample: Conversation, network: Any) -> Tensor:
+    """[1, N] for a text decoder, else [4, N]."""
+    plain = torch.arange(len(sample.input_ids))[None]
+    if visual_of(network) is None:
+        return plain
+    axes, _ = network.model.get_rope_index(
+        sample.input_ids[None],
+        mm_token_type_ids=sample.token_types[None],
+        image_grid_thw=sample.image_grids,
+        video_grid_thw=sample.video_grids,
+        second_per_grid_ts=sample.video_seconds,
+    )
+    return torch.cat((plain, axes[:, 0]))
+
+
+def media(
+    samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
+) -> dict[str, Any]:
+    """What `Inputs` says of images and videos. Without any the encoder still gets a picture, of which nothing is taken.
+
+    So ranks whose batches hold other media, or none, do the same collectives; all gradients from it are zero.
+    """
+    settings = network.config.vision_config
+    merge = settings.spatial_merge_size
+    patches, grids, tokens = [], [], {}
+    for kind in ("image", "video"):
+        own = [(getattr(sample, f"{kind}_patches"), getattr(sample, f"{kind}_grids")) for sample in samples]
+        own = [(rows, grid) for rows, grid in own if grid is not None and len(grid)]
+        if own:
+            patches.append(normalize(torch.cat([rows for rows, _ in own]).to(device), kind))
+            grids += [grid for _, grid in own]
+            tokens[kind] = sum(len(rows) for rows, _ in own) // merge**2
+    if not patches:
+        values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
+        grey = torch.zeros(merge**2, values, device=device)
+        with real_values():
+            grid = torch.tensor([[1, merge, merge]], device=device)
+        return {"patches": grey, "grids": grid, "visual_tokens": {"image": 0}}
+    with real_values():
+        joined = torch.cat(grids).to(device)
+    return {"patches": torch.cat(patches), "grids": joined, "visual_tokens": tokens}
+
+
+def fill_up(tokens: Tensor, length: int) -> Tensor:
+    """Zeros behind [..., N], up to `length`."""
+    return F.pad(tokens, (0, length - tokens.shape[-1]))

@@ -1,0 +1,202 @@
+"""`VisionLanguageModel`: a vision-language model or a text decoder of transformers, as a model family."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.config import wrong
+from worldsmith.families.vision_language.freezing import frozen_names
+from worldsmith.families.vision_language.network.parameter_shapes import HEAD, linear_layers, parameter_shapes
+from worldsmith.families.vision_language.policy import FILES, PolicyConfig
+from worldsmith.families.vision_language.published import find_config
+from worldsmith.models.decoding import GREEDY, Decoding
+from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model_files import local_folder
+from worldsmith.models.weights.shapes import Shapes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from worldsmith.families.vision_language.inputs import Conversation
+
+logger = logging.getLogger(__name__)
+
+
+class VisionLanguageModel(Model):
+    """The class of transformers that the folder's config.json asks for. Parameters have the names of its checkpoints.
+
+    Raises ValueError, when it is made, for a folder that describes no network that can be trained here, and for
+    patterns of `policy.freeze` and adapters' targets that fit nothing: names are known only then.
+    """
+
+    class Config(Model.Config):
+        family: ClassVar[str] = "vision_language"
+        task: ClassVar[str] = "vlm"
+        makes: ClassVar[str] = "answers"
+        layer_lists: ClassVar[Sequence[str]] = ("model.language_model.layers", "model.visual.blocks", "model.layers")
+
+        policy: PolicyConfig = field(default_factory=PolicyConfig)
+        """The backbone and how it is trained."""
+
+        def check(self) -> None:
+            super().check()
+            if self.parallelism.cfg_parallel_shard_degree != 1:
+                why = "a reasoner has no guidance to share"
+                raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy="write 1")
+
+        def own_weights(self) -> tuple[str, str] | None:
+            """`safetensors_path`, else the backbone's own."""
+            backbone, field = self.policy.backbone, "model.config.policy.backbone"
+            if backbone.safetensors_path:
+                return f"{field}.safetensors_path", backbone.safetensors_path
+            return (f"{field}.model_name", backbone.model_name) if backbone.model_name else None
+
+        def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
+            yield "model.config.policy.backbone.model_name", self.policy.backbone.model_name, FILES
+
+        def check_device(self, device: str) -> None:
+            from worldsmith.families.vision_language.network.attention import check_device
+
+            check_device(self.policy.attn_implementation, device)
+
+        def shapes(self) -> Shapes | None:
+            """Out of config.json where it is on this machine, else of what is published of the model."""
+            found = find_config(self.policy.backbone.model_name)
+            return None if found is None else parameter_shapes(found)
+
+        def count_parameters(self) -> None:
+            """Known only from config.json, when the network is made: nothing is read for a list of recipes."""
+
+        def linear_layers(self, shapes: Shapes) -> list[str]:
+            return linear_layers(shapes)
+
+        def frozen(self, names: Sequence[str]) -> Collection[str]:
+            shared = {name: [HEAD] for name in names if name.endswith("embed_tokens.weight") and HEAD not in names}
+            return frozen_names(names, shared, self.policy.freeze)
+
+        def adaptable_layers(self) -> None:
+            """Known only from config.json, when the network is made."""
+
+    config: Config
+    network: Any
+
+    @cached_property
+    def folder(self) -> Path:
+        """The local model folder: config.json, tokenizer, chat template and preprocessor files.
+
+        Raises FileNotFoundError when it is on this machine nowhere and the hub does not give it.
+        """
+        field = "model.config.policy.backbone.model_name"
+        name = self.config.policy.backbone.model_name
+        if not name:
+            raise ValueError(f"{field} is empty; give a folder with config.json, or a repository of the hub (org/name)")
+        return local_folder(name, file_patterns=FILES, field=field)
+
+    def make_network(self) -> Any:
+        from worldsmith.families.vision_language.network.backbone import make_network
+
+        # Compiled layers take the whole row: each division of it into samples would be another graph.
+        by_sample = self.config.policy.sequence_packing and not self.config.compile.enabled
+        return make_network(self.folder, self.config.policy.attn_implementation, by_sample=by_sample)
+
+    def choose_trained(self) -> None:
+        from worldsmith.families.vision_language.freezing import freeze
+
+        freeze(self.network, self.config.policy.freeze)
+
+    def parts(self) -> NetworkParts:
+        from worldsmith.families.vision_language.network.backbone import parts_of
+
+        return parts_of(self.network)
+
+    def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
+        from worldsmith.families.vision_language.network.initialization import init_weights
+
+        init_weights(self.network, seed, names)
+
+    def materialize(self, device: str | torch.device) -> None:
+        from worldsmith.families.vision_language.network.initialization import compute_buffers
+
+        super().materialize(device)
+        self.network.tie_weights(recompute_mapping=False)
+        if self.device.type != "meta":
+            compute_buffers(self.network)
+            logger.info("attention: %s", self.describe_attention())
+            logger.info("batches: %s", self.describe_batches())
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """As every model; buffers, which hold frequencies, stay as they are."""
+        buffers = [
+            (module, name, buffer)
+            for module in self.network.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        super().cast(dtype)
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer.to(self.device)
+
+    def generate(
+        self,
+        prompts: Sequence[Conversation],
+        *,
+        normalize: Callable[[Tensor, str], Tensor],
+        pad_token: int,
+        max_new_tokens: int,
+        decoding: Decoding = GREEDY,
+        seeds: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt; see `generation.generate`."""
+        from worldsmith.families.vision_language.generation import generate
+
+        return generate(
+            self.network,
+            prompts,
+            normalize=normalize,
+            pad_token=pad_token,
+            max_new_tokens=max_new_tokens,
+            device=self.device,
+            decoding=decoding,
+            seeds=seeds,
+        )
+
+    def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
+        """One pass over a conversation, for those who watch the layers."""
+        from worldsmith.families.vision_language.inputs import make_inputs
+        from worldsmith.families.vision_language.network.forward import hidden_states
+
+        given = make_inputs([sample], self.network, packed=False, normalize=normalize, device=self.device)
+        hidden_states(self.network, given)
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether it takes images and videos."""
+        from worldsmith.families.vision_language.network.backbone import visual_of
+
+        return visual_of(self.network) is not None
+
+    def describe_attention(self) -> str:
+        """What attention is used, for people."""
+        used: str = self.network.config._attn_implementation.removesuffix("_by_sample")
+        return used if used == self.config.policy.attn_implementation else f"{used}, the best that is available here"
+
+    def describe_batches(self) -> str:
+        """How samples of a batch lie in memory, for people."""
+        from worldsmith.families.vision_language.network.backbone import why_not_packed
+
+        if self.packs:
+            return "samples share one row, without padding"
+        reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as asked"
+        return f"a row for each sample, padded ({reason})"
+
+    @property
+    def packs(self) -> bool:
+        """Whether samples of a batch share one row."""
+        from worldsmith.families.vision_language.network.backbone import why_not_packed
+
+        return self.config.policy.sequence_packing and why_not_packed(self.network) is None

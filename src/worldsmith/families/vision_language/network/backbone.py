@@ -1,0 +1,138 @@
+"""A backbone of transformers: which class, built from its config alone, and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from worldsmith.families.vision_language.network.attention import choose_attention
+from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE, IN_WINDOWS
+from worldsmith.families.vision_language.network.forward import loss_of
+from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
+from worldsmith.files.errors import UserError
+from worldsmith.files.model_folder import load_from_folder
+from worldsmith.models.model import NetworkParts
+from worldsmith.models.model_files import read_settings
+from worldsmith.models.real_values import with_real_values
+
+PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
+"""Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
+LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+"""Settings with which a model changes its logits after the head, and their values without effect."""
+
+
+def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> PreTrainedModel:
+    """The network that config.json describes, in float32; persistent buffers become frozen parameters.
+
+    `by_sample`: samples that share a row attend one by one, where the network uses sdpa and can pack.
+
+    They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
+    Raises ValueError for a network that cannot be trained here.
+    """
+    settings = read_settings(folder)
+    model_type = settings.get("model_type")
+    visual = model_type in VISUAL
+    reason = why_not_trained(settings)
+    if reason is None and not visual and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        reason = f"model_type is {model_type!r}; {TRAINED}"
+    if reason is not None:
+        raise ValueError(f"{folder / 'config.json'}: {reason}")
+    with transformers_errors(folder):
+        config = load_from_folder(AutoConfig, folder)
+    if hasattr(config, "quantization_config"):
+        raise ValueError(
+            f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
+            "they were made of"
+        )
+    if (reason := why_not_trained(config.to_dict())) is not None:  # also for parts that the file leaves to defaults
+        raise ValueError(f"{folder / 'config.json'}: {reason}")
+    text = config.get_text_config()
+    for name, neutral in LOGIT_CHANGES.items():
+        if getattr(text, name, neutral) not in (None, neutral):
+            raise ValueError(
+                f"{folder / 'config.json'}: {name} = {getattr(text, name)}: this model changes its logits after the "
+                "head, which the loss over supervised tokens does not do; such models are not trained here"
+            )
+    kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+    chosen = choose_attention(attention, kind._model_mapping[type(config)])
+    with transformers_errors(folder):
+        network: PreTrainedModel = kind.from_config(
+            config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
+        )
+    if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
+        decoder_of(network).set_attn_implementation(BY_SAMPLE)
+    if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):
+        network.model.visual.config._attn_implementation = IN_WINDOWS
+    for module in network.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name not in module._non_persistent_buffers_set:
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+    if visual:  # what it answers follows from the values of tokens and grids
+        network.model.get_rope_index = with_real_values(network.model.get_rope_index)
+    network.loss_of = MethodType(loss_of, network)  # type: ignore[assignment]
+    return network
+
+
+@contextmanager
+def transformers_errors(folder: Path) -> Iterator[None]:
+    """Raises ValueError, with the file, for whatever transformers raises about the settings in config.json."""
+    try:
+        yield
+    except (OSError, UserError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
+        raise
+    except Exception as error:  # each class of transformers has errors of its own
+        words = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers cannot build the network: {type(error).__name__}: {words}"
+        ) from error
+
+
+def parts_of(network: Any) -> NetworkParts:
+    """Decoder layers and vision blocks, each on its own; an embedding table that the head does not share, too."""
+    layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
+    visual = visual_of(network)
+    blocks = [] if visual is None else list(visual.modules())
+    embeddings = network.get_input_embeddings()
+    tied = network.get_output_embeddings().weight is embeddings.weight
+    exact = set(network._keep_in_fp32_modules_strict or ())  # the others are kept for float16 alone
+    return NetworkParts(
+        layers=layers,
+        uncompiled=[layer for layer in layers if any(layer is block for block in blocks)],
+        units=[] if tied else [embeddings],
+        full_precision=[
+            module
+            for name, module in network.named_modules()
+            if exact & {name.rpartition(".")[2], *dict(module.named_parameters(recurse=False))}
+        ],
+        entries={network: ("loss_of", "generate")},
+    )
+
+
+def class_name(module: nn.Module) -> str:
+    """That of its own class: FSDP derives another one from it."""
+    return type(module).__name__.removeprefix("FSDP")
+
+
+def visual_of(network: Any) -> Any:
+    """The vision encoder with its mergers; None for a text decoder."""
+    return network.model.visual if network.config.model_type in VISUAL else None
+
+
+def decoder_of(network: Any) -> Any:
+    """The language model, without its head."""
+    return network.model.language_model if network.config.model_type in VISUAL else network.model
+
+
+def why_not_packed(network: Any) -> str | None:
+    """Why samples do not share one row of this network; None when they can."""
+    model_type = network.config.model_type
+    return None if model_type in PACKABLE else f"{model_type} is not known to keep samples in one row apart"

@@ -1,0 +1,70 @@
+"""`PolicyConfig`: which backbone is trained, how it attends, and what of it stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from worldsmith.config import Config, wrong
+from worldsmith.config.sections import check_patterns
+from worldsmith.families.vision_language.published import pictures_of, published_config
+from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
+
+FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""What is read of a model folder beside its weights."""
+
+
+class BackboneConfig(Config):
+    """Where the backbone comes from."""
+
+    model_name: str = ""
+    """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
+    safetensors_path: str = ""
+    """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
+
+    def published(self) -> PublishedPart | None:
+        """The model of that name as it was published, for plans; None for one that is not known here."""
+        settings = published_config(self.model_name) if self.model_name else None
+        if settings is None:
+            return None
+        contents = {"config.json": settings, **pictures_of(settings), **tokenizer_files("tiny_reasoner")}
+        return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
+
+    def check_files(self) -> None:
+        """Raises FileNotFoundError when model_name is neither on this machine nor on the hub; downloads nothing."""
+        if self.model_name:
+            look_for(self.model_name, file_patterns=FILES, field="model_name")
+
+
+class FreezeConfig(Config):
+    """What is not trained. All that is said here holds at once; a tied weight is meant by any of its names."""
+
+    freeze_vision_encoder: bool = False
+    """Freeze the vision encoder: patches, positions and blocks."""
+    freeze_mm_projector: bool = False
+    """Freeze what turns the encoder's output into tokens of the language model (mergers)."""
+    freeze_llm: bool = False
+    """Freeze the language model with its embeddings and its head."""
+    trainable_params: list[str] = field(default_factory=list)
+    """Regular expressions: a parameter whose name fits none of them is frozen. Empty: all may be trained."""
+    frozen_params: list[str] = field(default_factory=list)
+    """Regular expressions: a parameter whose name fits one of them is frozen. Not together with trainable_params."""
+
+    def check(self) -> None:
+        if self.trainable_params and self.frozen_params:
+            raise wrong(self, "trainable_params", "frozen_params", why="both given", remedy="use one of them")
+        for name in ("trainable_params", "frozen_params"):
+            check_patterns(self, name)
+
+
+class PolicyConfig(Config):
+    """The backbone as it is trained."""
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    """Where the backbone comes from."""
+    attn_implementation: Literal["cosmos", "flash_attention_2", "sdpa", "eager"] = "cosmos"
+    """Attention of the backbone; cosmos: flash_attention_2 where it is installed and there is a GPU, else sdpa."""
+    sequence_packing: bool = True
+    """Samples of a batch in one row without padding; false, and where the backbone cannot: one row each, padded."""
+    freeze: FreezeConfig = field(default_factory=FreezeConfig)
+    """What is not trained."""

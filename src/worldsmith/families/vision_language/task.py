@@ -1,0 +1,168 @@
+"""The reasoner learns answers: conversations become one row of tokens, and its logits a loss over supervised tokens."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed.chats import assumed_chats, with_patches
+from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
+from worldsmith.data.conversations.datasets.mixed import MixedDataset
+from worldsmith.data.report.flag import Flag
+from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.models.real_values import real_values
+from worldsmith.objectives.next_token import NextToken
+from worldsmith.objectives.objective import LossSum
+from worldsmith.tasks.first_gradients import FirstGradients
+from worldsmith.tasks.task import Task
+
+if TYPE_CHECKING:
+    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.conversation import Turn
+    from worldsmith.data.conversations.media.media_processor import MediaProcessor
+
+
+class VisionLanguageTask(Task):
+    """Next tokens of conversations with images and videos. A batch is a list of `ChatSample`.
+
+    A step's loss is the mean over all its supervised tokens, whatever ranks, packs and accumulation it has.
+    """
+
+    objective_class = NextToken
+    loader_class = ChatLoader
+    small_recipe = "videophy2_nano_tiny"
+
+    model: VisionLanguageModel
+    objective: NextToken
+    data: ChatLoader.Config
+
+    def loader(self, *, dry: bool = False) -> ChatLoader:
+        settings = copy.deepcopy(self.data)
+        settings.num_workers = 0 if dry else settings.num_workers
+        processor = settings.processor.build(folder=self.model.folder)
+        loader: ChatLoader = settings.build(processor=processor, **self.place_in_run())
+        return loader
+
+    def weigh(self, batch: Sequence[ChatSample]) -> float:
+        return sum(sample.num_supervised for sample in batch)
+
+    def loss(self, batch: Sequence[ChatSample], *, seed: int) -> LossSum:
+        from worldsmith.families.vision_language.inputs import make_inputs
+
+        inputs = make_inputs(
+            batch,
+            self.model.network,
+            packed=self.model.packs,
+            normalize=lambda patches, kind: self.media.normalize(patches, kind),
+            device=self.model.device,
+        )
+        total = self.model.network.loss_of(inputs, self.objective.loss_sum)
+        return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        media = self.media if self.model.has_vision else None
+        config = self.model.network.config
+        pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
+        return assumed_chats(self.data, media, pads, fill=fill)
+
+    def stand_in(self, sample: ChatSample, *, encoded: bool = True) -> ChatSample:
+        return with_patches(sample, self.media) if has_media(sample) else sample
+
+    def sample_bytes(self, sample: ChatSample) -> tuple[int, int]:
+        patches = [found for found in (sample.image_patches, sample.video_patches) if found is not None]
+        return 3 * 8 * sample.num_tokens + sum(rows.numel() for rows in patches), 0
+
+    def padding(self, batch: Sequence[ChatSample]) -> int:
+        """Without packs each sample is a row as long as the longest."""
+        lengths = [sample.num_tokens for sample in batch]
+        return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
+
+    def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
+        """Without padding; None for a model type whose layers are not known here."""
+        from worldsmith.families.vision_language.network.step_flops import step_flops
+
+        grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
+        with real_values():
+            frames = [(rows, columns) for grid in grids for t, rows, columns in grid.tolist() for _ in range(t)]
+            supervised = sum(sample.num_supervised for sample in batch)
+        found = step_flops(self.model.network, [sample.num_tokens for sample in batch], frames, supervised)
+        return None if found is None else found.total
+
+    @cached_property
+    def media(self) -> MediaProcessor:
+        """Raises DataError for a model folder that does not say what pictures its model takes."""
+        return self.data.processor.media.build(folder=self.model.folder)
+
+    def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
+        """The language part at the first step; vision encoder and projector when any rank has an image or a video."""
+        if weight == 0 and self.in_first_step:
+            raise UserError(
+                "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "
+                "`worldsmith dataset preview`, and check the roles and the chat template"
+            )
+        if weight == 0:
+            return
+        seen = any(has_media(sample) for batch in batches for sample in batch)
+        self.first_gradients.check(PARTS if seen else (LANGUAGE,), self.world)
+
+    @cached_property
+    def first_gradients(self) -> FirstGradients:
+        return FirstGradients(self.model.network, part_of)
+
+    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+        return describe_parts(self.model.network, rates)
+
+    def traces(self, dataset: ChatDataset) -> Iterable[str]:
+        """The files of its images and videos, or what is said without any; a stream from afar is not read for it."""
+        if isinstance(dataset, MixedDataset):
+            return chain.from_iterable(map(self.traces, dataset.members.values()))
+        if not isinstance(dataset, ChatFile):
+            return super().traces(dataset)
+        return (trace_of(dataset.turns(index)) for index in range(len(dataset)))
+
+    def contents(self, dataset: ChatDataset) -> Iterable[tuple[str, Any]]:
+        return dataset.contents()
+
+    @classmethod
+    def relaxed(cls, data: ChatLoader.Config) -> ChatLoader.Config:
+        relaxed = replace(data, on_overlong="drop", dataset=without_required_rates(data.dataset))
+        return data if relaxed == data else relaxed
+
+    @classmethod
+    def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
+        return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
+
+    def flags(self, dataset: ChatDataset) -> Iterable[Flag]:
+        return dataset.flags()
+
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        yield "attention", self.model.describe_attention()
+        yield "batches", self.model.describe_batches()
+
+
+def without_required_rates(dataset: ChatDataset.Config) -> ChatDataset.Config:
+    """A rate that is missing is then that of the file, as it will be where it is annotated."""
+    if isinstance(dataset, MixedDataset.Config):
+        members = {name: without_required_rates(member) for name, member in dataset.datasets.items()}
+        return replace(dataset, datasets=members)
+    if isinstance(dataset, ChatFile.Config) and dataset.video_fps == "require":
+        return replace(dataset, video_fps="optional")
+    return dataset
+
+
+def trace_of(turns: Sequence[Turn]) -> str:
+    sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
+    return repr(sorted(os.path.realpath(str(source)) for source in sources) or turns)
+
+
+def has_media(sample: ChatSample) -> bool:
+    return sample.image_grids is not None or sample.video_grids is not None

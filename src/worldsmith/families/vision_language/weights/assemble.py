@@ -1,0 +1,213 @@
+"""A reasoner out of two models: the language model of a generator on the vision tower of a Qwen3-VL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith import __version__
+from worldsmith.checkpoint.formats.export_folder import (
+    ExportSource,
+    count_numbers,
+    publish_export,
+    require_free,
+    require_place,
+)
+from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
+from worldsmith.checkpoint.formats.family_formats import DType
+from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
+from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.sources.vision_tower import find_tower
+from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.config.errors import UserError
+from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
+from worldsmith.files.atomic import folder_aside
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.model_files import local_folder
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.spec import ModelSpec
+
+FAMILY = "vision_language"
+VISUAL = "model.visual."
+HEAD, TABLE = "lm_head.weight", "model.language_model.embed_tokens.weight"
+STOCK = {4096: "Qwen/Qwen3-VL-8B-Instruct", 5120: "Qwen/Qwen3-VL-32B-Instruct"}
+"""Hidden size of a released generator's language model → the model whose tower belongs to it."""
+
+
+def assemble(
+    path: str,
+    out: str | Path,
+    *,
+    base: str | None = None,
+    tower: str | None = None,
+    dtype: DType | Literal["stored"] = "stored",
+    force: bool = False,
+    max_shard_size: int = 5 * GIGABYTE,
+) -> list[str]:
+    """Writes the model folder `out`; returns what was taken from where, in words.
+
+    Args:
+        path: a generator, in any form that `open_weights` takes.
+        base: the Qwen3-VL folder that gives config, tokenizer, chat template, preprocessor settings, and the vision
+            tower of a generator that has none; None: the released one of the language model's size.
+        tower: where the vision tower is, in place of the generator's own.
+        dtype: stored keeps each tensor's.
+        force: replace what an earlier conversion wrote.
+
+    The folder says of every tensor where it comes from (`tensor_origins.json`), and is read again before it appears.
+    Raises FileNotFoundError when there are no weights, UserError when a tensor is missing or is one too many, when the
+    two models do not fit, and when the tower that was written is not the one that was meant; FileExistsError when `out`
+    may not be replaced.
+    """
+    out = Path(out)
+    require_place(out, CONFIG)
+    require_free(out, CONFIG, force=force)
+    source = open_weights(path, field="SOURCE")
+    folder = local_folder(base or stock_of(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name")
+    config = read_json_object(folder / CONFIG)
+    language = formats_of(source.family).language_weights(source, config)
+    stock = required_tower(open_weights(folder, field="--vlm-model-name", family=FAMILY))
+    chosen = find_tower(source) if tower is None else required_tower(open_weights(tower, field="--vision-tower"))
+    visual = stock if chosen is None else chosen
+    spec = spec_of(folder)
+    wanted = {name: list(p.shape) for name, p in native_parameters(spec.config.build(device="meta").network).items()}
+    if HEAD not in wanted and HEAD in language:
+        require_tied(source, language)
+        del language[HEAD]
+    places = {name: (source, there) for name, there in language.items()}
+    places |= {VISUAL + name: (visual, name) for name in visual.shapes}
+    joined = JoinedWeights(f"{source.describe} on {visual.describe}", places)
+    require_complete(joined, wanted)
+    dtype_of = joined.dtype if dtype == "stored" else formats_of(FAMILY).stored_dtype(dtype)
+    stated = str(dtype_of(TABLE)).removeprefix("torch.")
+    about = describe(spec, source, visual, joined, stated)
+    with folder_aside(out) as aside:
+        keys = {name: name for name in joined.shapes}
+        about["weights_sha256"] = write_safetensors(
+            aside, STEM, joined, keys, dtype_of, max_shard_size=max_shard_size
+        )  # fmt: skip
+        formats_of(FAMILY).pack_components(spec.config, aside)
+        (aside / CONFIG).write_text(json.dumps(with_dtype(config, stated), indent=2) + "\n", encoding="utf-8")
+        (aside / ORIGINS).write_text(json.dumps(origins(joined), indent=1) + "\n", encoding="utf-8")
+        (aside / "README.md").write_text(formats_of(FAMILY).card(out.name, about), encoding="utf-8")
+        require_tower(aside, visual, dtype_of)
+        publish_export(aside, out, about, force=force)
+    return report(source, visual, stock, chosen, len(language))
+
+
+def stock_of(source: WeightSource) -> str:
+    """The released model whose tower belongs to a language model of this width. Raises UserError for another width."""
+    width = source.settings.get("hidden_size")
+    if width not in STOCK:
+        raise UserError(
+            f"{source.describe}: its language model has the width {width}, and those of "
+            f"{', '.join(f'{name} {size}' for size, name in STOCK.items())}; give a Qwen3-VL folder of its size as "
+            "--vlm-model-name"
+        )
+    return STOCK[width]
+
+
+def required_tower(source: WeightSource) -> WeightSource:
+    tower = find_tower(source)
+    if tower is None:
+        raise UserError(f"{source.describe} has no vision tower (model.visual.…); expected a Qwen3-VL folder")
+    return tower
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    config = VisionLanguageModel.Config()
+    formats_of(FAMILY).place_components(config, folder)
+    return ModelSpec(name=FAMILY, config=config)
+
+
+def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
+    """Raises UserError for a language head of its own where the model folder has none."""
+    import torch
+
+    if not torch.equal(source.read(language[HEAD]), source.read(language[TABLE])):
+        raise UserError(
+            f"{source.describe} has a language head that is not its embedding table, and the model folder ties the two "
+            "(tie_word_embeddings); give another folder as --vlm-model-name"
+        )
+
+
+def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) -> None:
+    """Raises UserError unless these are all weights of the model, and no others, in its shapes."""
+    problems = {
+        "missing": [name for name in wanted if name not in joined.shapes],
+        "not part of a Qwen3-VL": [name for name in joined.shapes if name not in wanted],
+        "of another shape": [n for n, shape in wanted.items() if list(joined.shapes.get(n, shape)) != list(shape)],
+    }
+    found = [f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in problems.items() if names]
+    if found:
+        raise UserError(f"{joined.describe} is no whole model: {'; '.join(found)}")
+
+
+def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
+    """Reads what was written once more. Raises UserError unless its tower is this one, bit for bit."""
+    import torch
+
+    written = open_weights(folder, family=FAMILY)
+    for name in tower.shapes:
+        there = torch.empty(tower.shapes[name], dtype=dtype_of(VISUAL + name))
+        tower.read_into({name: there})
+        if not torch.equal(written.read(VISUAL + name), there):
+            raise UserError(f"{VISUAL}{name} was not written as it is in {tower.describe}; try again")
+
+
+def describe(
+    spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
+) -> dict[str, Any]:
+    """What the folder says about itself, without its list of files."""
+    from worldsmith.families.vision_language.weights.export_folder import facts
+
+    return {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "safetensors", "transformers")},
+        "format": "hf",
+        "source": asdict(ExportSource()),
+        "assembled_from": {"language": source.describe, "vision": visual.describe},
+        "dtype": dtype,
+        "generation": {},
+        "model": formats_of(FAMILY).exported_config(spec),
+        "card": {"parameters": count_numbers(joined.shapes), **facts(spec)},
+    }
+
+
+def origins(joined: JoinedWeights) -> dict[str, Any]:
+    """By place: name of each tensor → its name there."""
+    found: dict[str, dict[str, str]] = {}
+    for name, (source, there) in sorted(joined.places.items()):
+        found.setdefault(source.describe, {})[name] = there
+    return found
+
+
+def report(
+    source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
+) -> list[str]:
+    """Which weights are whose, and whether the tower is another one than that of the model folder."""
+    lines = [f"language model: {count} tensors from {source.describe}"]
+    if chosen is None:
+        return [
+            *lines,
+            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: right for "
+            "a language model that was never trained to see",
+        ]
+    changed = sum(not same(visual, stock, name) for name in visual.shapes)
+    return [
+        *lines,
+        f"vision tower: {len(visual.shapes)} tensors from {visual.describe}; {changed} of them differ from those of "
+        f"{stock.describe}",
+    ]
+
+
+def same(one: WeightSource, other: WeightSource, name: str) -> bool:
+    import torch
+
+    return name in other.shapes and bool(torch.equal(one.read(name).float(), other.read(name).float()))

@@ -1,0 +1,140 @@
+"""Names and forms of weights in a folder of transformers, where they are not those of its network, both ways.
+
+Some folders keep the matrices of experts one by one, which the network has as one; older ones have other names. The
+library that writes such folders knows how; what it knows is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.formats.family_formats import Joined
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.files.model_folder import require_known_attention
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Conversion:
+    """How the weights of a folder with this config.json become those of its network."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        import torch
+        from transformers import CONFIG_MAPPING
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import PrefixChange
+
+        from worldsmith.families.vision_language.weights.model_folder import model_class
+
+        require_known_attention(config, "config.json")
+        parsed = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        with torch.device("meta"):
+            self.model: Any = model_class(parsed)._from_config(parsed)
+        self.shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        self.steps = get_model_conversion_mapping(self.model)
+        own = get_model_conversion_mapping(self.model, add_legacy=False)
+        self.model._weight_conversions = [step for step in own if not isinstance(step, PrefixChange)]
+
+    @property
+    def kept_exact(self) -> list[str]:
+        """Parts of names: what transformers keeps in float32 in a bfloat16 model."""
+        return sorted(self.model._keep_in_fp32_modules_strict or ())
+
+    @property
+    def only_renames(self) -> bool:
+        """Whether a folder has the weights of the network one by one, if under older names."""
+        from transformers.core_model_loading import WeightRenaming
+
+        return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
+
+    def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
+        """Weights that a folder holds as they are (name in the network → name there), and those made of several."""
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+        renamings = [step for step in self.steps if isinstance(step, WeightRenaming)]
+        converters = [step for step in self.steps if isinstance(step, WeightConverter)]
+        own, groups = {}, dict[str, dict[str, str]]()
+        for key in sorted(keys, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, self.model.base_model_prefix, self.shapes)
+            if name not in self.shapes or key in self.shapes:
+                own[key] = key
+            elif pattern is None:
+                own[name] = key
+            else:
+                groups.setdefault(name, {})[key] = pattern
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        joined = {}
+        for first, patterns in groups.items():
+            converter = by_pattern[next(iter(patterns.values()))]
+            ends = converter.target_patterns
+            for name in (first.replace(ends[0], end, 1) for end in ends):
+                make = partial(self.make, name, first, patterns, converter)
+                joined[name] = Joined(tuple(patterns), self.shapes[name], make)
+        return own, joined
+
+    def make(
+        self, name: str, first: str, patterns: Mapping[str, str], converter: Any, parts: Mapping[str, Tensor]
+    ) -> Tensor:
+        """The weight `name` of those that stored ones become together, of which `first` is the first."""
+        step = deepcopy(converter)
+        for key, pattern in patterns.items():
+            step.add_tensor(first, key, pattern, parts[key])
+        found = step.convert(first, model=self.model, config=self.model.config)[name]
+        made: Tensor = found[0] if isinstance(found, list) else found
+        return made
+
+    def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the network as a folder has them."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        if not self.model._weight_conversions:
+            return dict(weights)
+        stored: dict[str, Tensor] = revert_weight_conversion(self.model, dict(weights))
+        return stored
+
+
+@cache
+def conversion_of(text: str) -> Conversion:
+    return Conversion(json.loads(text))
+
+
+def find_conversion(config: Mapping[str, Any]) -> Conversion:
+    """The conversion for folders with this config.json."""
+    return conversion_of(json.dumps(config, sort_keys=True))
+
+
+class FolderWeights(WeightSource):
+    """A network's weights in the form in which a folder keeps them; each is written from one weight of the network.
+
+    Raises ValueError for a model of which this is not so.
+    """
+
+    def __init__(self, source: WeightSource, conversion: Conversion) -> None:
+        import torch
+
+        self.source, self.conversion = source, conversion
+        self.path, self.describe, self.settings = source.path, source.describe, source.settings
+        blank = {name: torch.empty(shape, device="meta") for name, shape in source.shapes.items()}
+        self.shapes, self.names = {}, {}
+        for name, value in blank.items():
+            for key, part in conversion.write({name: value}).items():
+                self.shapes[key], self.names[key] = list(part.shape), name
+        if self.shapes != {key: list(part.shape) for key, part in conversion.write(blank).items()}:
+            kind = conversion.model.config.model_type
+            raise ValueError(f"models of the type '{kind}' keep several of the network's weights as one: not exported")
+        self.average_shapes, self.copies, self.unknown = {}, {}, []
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        for name in dict.fromkeys(self.names[key] for key in tensors):
+            parts = self.conversion.write({name: self.source.read(name, average=average)})
+            for key in parts.keys() & tensors.keys():
+                tensors[key].copy_(parts[key])
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return self.source.dtype(self.names[name], average=average)

@@ -1,0 +1,233 @@
+"""Weights of linear layers in the compressed form of compressed-tensors, layer by layer."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsmith.checkpoint.formats.export_folder import count_numbers
+from worldsmith.checkpoint.formats.quantizer import Scheme, Sizes
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
+from worldsmith.families.vision_language.watch import Seen
+from worldsmith.families.vision_language.weights.gptq import round_columns
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+DTYPE = torch.bfloat16
+"""Of everything that is not quantized, and of scales."""
+IGNORED = ["lm_head", r"re:.*visual\..*", r"re:.*mlp\.gate$"]
+"""Linear layers that stay as they are: the head, the vision tower with its projector, routers of experts."""
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers with the same input, which vLLM makes one of: their NVFP4 weights need the same global scale."""
+
+
+class Quantization:
+    """A scheme for the linear layers of a network of transformers.
+
+    The scale is that at which the largest weight of a group just fits. Raises UserError for a network that the scheme
+    does not fit, and where compressed-tensors is not installed.
+    """
+
+    def __init__(self, scheme: Scheme, network: nn.Module, group_size: int | None = None) -> None:
+        require_library()
+        from compressed_tensors.compressors.format import infer_module_format
+        from compressed_tensors.quantization import preset_name_to_scheme
+        from compressed_tensors.utils import match_named_modules
+
+        self.scheme = preset_name_to_scheme(scheme, ["Linear"])
+        self.weights, self.inputs = self.scheme.weights, self.scheme.input_activations
+        if group_size is not None:
+            if self.weights.strategy != "group":
+                raise UserError(f"group_size {group_size} has no effect: {scheme} has groups of its own; leave it out")
+            self.weights.group_size = group_size
+        self.scheme.format = infer_module_format(torch.nn.Linear, self.scheme)
+        found = match_named_modules(network, self.scheme.targets, IGNORED)
+        self.layers: dict[str, nn.Linear] = {name: layer for name, layer in found if isinstance(layer, torch.nn.Linear)}
+        self.require_groups(scheme)
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether scales of groups have a common scale themselves."""
+        return bool(self.weights.strategy == "tensor_group")
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether the range of activations is fixed beforehand."""
+        return self.inputs is not None and self.inputs.dynamic is not True
+
+    def require_groups(self, scheme: str) -> None:
+        """Raises UserError when the inputs of a layer are not whole groups."""
+        size = self.weights.group_size
+        odd = {name: layer.in_features for name, layer in self.layers.items() if size and layer.in_features % size}
+        if odd:
+            name, count = next(iter(odd.items()))
+            fitting = [
+                s for s in (64, 32, 16) if s < size and all(x.in_features % s == 0 for x in self.layers.values())
+            ]
+            way = (
+                f"give --group-size {fitting[0]}" if fitting and self.weights.strategy == "group" else "choose another"
+            )
+            raise UserError(
+                f"{scheme} takes weights in groups of {size}, and {name} has {count} inputs ({len(odd)} layers do not "
+                f"fit); {way}"
+            )
+
+    def compress(
+        self, weight: Tensor, largest: Tensor, largest_input: Tensor | None, moments: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """A layer's tensors in the folder, by their names in the layer.
+
+        Args:
+            weight: [outputs, inputs].
+            largest: the largest absolute weight of all layers that share a global scale with it.
+            largest_input: the largest absolute activation that was observed.
+            moments: of the inputs, for GPTQ; None: each weight becomes the nearest number.
+        """
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+        weight = weight.float()
+        top = self.tops(weight)
+        state: dict[str, Tensor] = {"weight": weight}
+        if self.has_global_scale:
+            shared = state["weight_global_scale"] = generate_gparam(-largest, largest)
+            state["weight_scale"], _ = calculate_qparams(-top, top, self.weights, global_scale=shared)
+        else:  # rounded before it is used: this is what the folder holds
+            state["weight_scale"] = calculate_qparams(-top, top, self.weights)[0].to(DTYPE).float()
+        if moments is not None:
+            state["weight"] = self.round_columns(state, moments)
+        packed: dict[str, Tensor] = BaseCompressor.get_value_from_registry(self.scheme.format.value).compress(
+            state, self.scheme
+        )
+        if not self.has_global_scale:
+            packed["weight_scale"] = packed["weight_scale"].to(DTYPE)
+        if self.needs_inputs:
+            assert largest_input is not None
+            if self.inputs.strategy == "tensor_group":
+                packed["input_global_scale"] = generate_gparam(-largest_input, largest_input)
+            else:
+                packed["input_scale"] = calculate_qparams(-largest_input, largest_input, self.inputs)[0].to(DTYPE)
+        return packed
+
+    def round_columns(self, state: Mapping[str, Tensor], moments: Tensor) -> Tensor:
+        """The weight of `state`, rounded by GPTQ with its scales, where the moments are."""
+        from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+
+        each = self.weights.model_copy(update={"strategy": "channel", "group_size": None})
+        scales = (state["weight_scale"].float() / state.get("weight_global_scale", 1.0)).to(moments.device)
+        size = self.weights.group_size or state["weight"].shape[1]
+
+        def nearest(column: Tensor, index: int) -> Tensor:
+            scale = scales if self.weights.strategy == "tensor" else scales[:, index // size, None]
+            return fake_quantize(column[:, None], scale.expand(len(column), 1), None, each)[:, 0]
+
+        return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
+
+    def tops(self, weight: Tensor) -> Tensor:
+        """The largest absolute weight of each part that has a scale of its own."""
+        if self.weights.strategy == "tensor":
+            return weight.abs().amax().reshape(1)
+        if self.weights.strategy == "channel":
+            return weight.abs().amax(dim=1, keepdim=True)
+        return weight.abs().unflatten(1, (-1, self.weights.group_size)).amax(dim=2)
+
+    def config(self) -> dict[str, Any]:
+        """`quantization_config` of config.json."""
+        from compressed_tensors import __version__
+        from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+
+        stated = QuantizationConfig(
+            config_groups={"group_0": self.scheme},
+            format=self.scheme.format.value,
+            ignore=IGNORED,
+            quantization_status=QuantizationStatus.COMPRESSED,
+        )
+        return {"version": __version__, **stated.model_dump(mode="json")}
+
+
+class QuantizedWeights(WeightSource):
+    """The weights of a folder of transformers, those of the layers of a `Quantization` compressed as they are read."""
+
+    def __init__(self, source: WeightSource, quantization: Quantization, *, average: bool) -> None:
+        self.source, self.quantization, self.average = source, quantization, average
+        self.path, self.describe, self.settings = source.path, source.describe, source.settings
+        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        self.seen = Seen()
+        """What the layers get, where it was observed."""
+        self.shapes = {key: shape for key, shape in source.shapes.items() if layer_of(key) not in quantization.layers}
+        self.dtypes, self.parts = dict[str, torch.dtype](), dict[str, tuple[str, str]]()
+        blanks: dict[tuple[int, int], dict[str, Tensor]] = {}
+        one = torch.ones(1)
+        for layer, linear in quantization.layers.items():
+            size = linear.out_features, linear.in_features
+            if size not in blanks:
+                blanks[size] = quantization.compress(torch.ones(size), one, one)
+            for part, blank in blanks[size].items():
+                name = f"{layer}.{part}"
+                self.shapes[name], self.dtypes[name], self.parts[name] = list(blank.shape), blank.dtype, (layer, part)
+
+    def sizes(self) -> Sizes:
+        before = count_numbers(self.source.shapes)
+        quantized = sum(layer.weight.numel() for layer in self.quantization.layers.values())
+        after = sum(math.prod(shape) * self.dtypes.get(name, DTYPE).itemsize for name, shape in self.shapes.items())
+        return Sizes(before, quantized, before * DTYPE.itemsize, after)
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        plain = {name: tensor for name, tensor in tensors.items() if name not in self.parts}
+        self.source.read_into(plain, average=self.average)
+        layers: dict[str, dict[str, Tensor]] = {}
+        for name in tensors.keys() & self.parts.keys():
+            layer, part = self.parts[name]
+            layers.setdefault(layer, {})[part] = tensors[name]
+        for layer, parts in layers.items():
+            made = self.quantization.compress(
+                self.weight(layer),
+                self.largest_together(layer),
+                self.seen.largest.get(layer),
+                self.seen.moments.get(first_together(layer, self.quantization.layers)),
+            )
+            for part, tensor in parts.items():
+                tensor.copy_(made[part])
+
+    def weight(self, layer: str) -> Tensor:
+        return self.source.read(f"{layer}.weight", average=self.average).float()
+
+    def largest_together(self, layer: str) -> Tensor:
+        """The largest absolute weight of all layers that share a global scale with this one."""
+        if not self.quantization.has_global_scale:
+            return torch.ones(1)
+        near = together(layer, self.quantization.layers)
+        return torch.stack([self.weight(other).abs().amax() for other in near]).amax()
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return self.dtypes[name] if name in self.dtypes else self.source.dtype(name, average=self.average)
+
+
+def together(layer: str, layers: Collection[str]) -> list[str]:
+    """The layers with the same input as this one, and it."""
+    before, _, name = layer.rpartition(".")
+    group = next((names for names in TOGETHER if name in names), (name,))
+    return [path for path in (f"{before}.{other}" for other in group) if path in layers]
+
+
+def first_together(layer: str, layers: Collection[str]) -> str:
+    return together(layer, layers)[0]
+
+
+def layer_of(key: str) -> str:
+    return key.removesuffix(".weight")
+
+
+def require_library() -> None:
+    """Raises UserError where compressed-tensors is not installed."""
+    if importlib.util.find_spec("compressed_tensors") is None:
+        raise UserError(
+            "models are quantized, and quantized ones loaded, with the library 'compressed-tensors', which is not "
+            "installed; install it with `pip install 'worldsmith[quantize]'`"
+        )

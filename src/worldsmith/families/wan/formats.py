@@ -1,0 +1,94 @@
+"""`WanFormats`: all that `checkpoint/` asks of this family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.checkpoint.formats.family_formats import DType
+from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
+from worldsmith.families.diffusers_pipeline.formats import PIPELINE_INDEX, PipelineFormats
+from worldsmith.families.wan.defaults import WanDefaults
+from worldsmith.families.wan.image_encoder import PARTS
+from worldsmith.families.wan.model import EXPERTS, WanGenerator
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.spec import ModelSpec
+
+
+class WanFormats(PipelineFormats):
+    model = WanGenerator
+    marks = ("condition_embedder.text_embedder.linear_1.weight", "blocks.0.attn2.norm_k.weight", "scale_shift_table")
+    meanings = ("patch_size", "num_attention_heads", "attention_head_dim", "freq_dim", "qk_norm", "eps")
+    choices = ("rope_max_seq_len",)
+
+    def read_pipeline(self, folder: Path) -> ModelSpec | None:
+        spec = super().read_pipeline(folder)
+        if spec is not None:
+            config: Any = spec.config
+            index = read_json_object(folder / PIPELINE_INDEX)
+            config.expand_timesteps = bool(index.get("expand_timesteps"))
+            config.tokenizer.spatial_factor = read_json_object(folder / "vae/config.json")["scale_factor_spatial"]
+            if config.network.image_dim is not None:
+                config.image_encoder.path = str(folder)
+            if index.get("boundary_ratio") is not None:
+                config.expert, config.boundary_ratio = "high_noise", index["boundary_ratio"]
+        return spec
+
+    def place_components(self, config: Any, folder: Path) -> None:
+        super().place_components(config, folder)
+        if config.expert is None:
+            config.pipeline = ""
+        if config.network.image_dim is None:
+            config.image_encoder.path = ""
+
+    def weights_folder(self, config: Any, folder: Path) -> Path:
+        own = folder / EXPERTS.get(config.expert or "", "")
+        return own if (folder / PIPELINE_INDEX).is_file() else folder
+
+    def defaults_of_run(self, tree: Mapping[str, Any]) -> WanDefaults:
+        return WanDefaults(shift=shift_of(tree), captions_as_given=False, **clip_defaults(tree))
+
+    def published_defaults(self, config: Any, folder: Path) -> WanDefaults:
+        """What its scheduler says, at the published size."""
+        file = folder / "scheduler" / "scheduler_config.json"
+        shift = float(read_json_object(file).get("flow_shift", 1.0)) if file.is_file() else 5.0
+        if config.expand_timesteps:
+            return WanDefaults(height=704, width=1280, num_frames=121, fps=24.0, shift=shift)
+        size: dict[str, Any] = {"height": 480, "width": 832, "num_frames": 81, "fps": 16.0, "shift": shift}
+        if not config.expert:
+            return WanDefaults(**size)
+        scales = (3.5, 3.5) if config.network.takes_image else (4.0, 3.0)
+        return WanDefaults(**size, steps=40, guidance=scales[0], guidance_2=scales[1])
+
+    # Exporting
+
+    def pipeline_class(self, config: Any) -> str:
+        return "WanImageToVideoPipeline" if config.network.takes_image else "WanPipeline"
+
+    def check_exportable(self, config: Any) -> None:
+        if config.expert and not config.pipeline:
+            raise ValueError("model.config.pipeline is empty: a pipeline needs the other expert; use --format native")
+
+    def arrange(self, model: WanGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
+        config = model.config
+        arranged = {**parts, "expand_timesteps": config.expand_timesteps}
+        if config.expert is not None:
+            network = arranged.pop("transformer")
+            arranged |= {"boundary_ratio": config.boundary_ratio, EXPERTS[config.expert]: network}
+        return arranged
+
+    def finish(self, model: WanGenerator, folder: Path) -> None:
+        """Puts the other expert, or the image encoder, beside this network, file by file as it is."""
+        index = read_json_object(folder / PIPELINE_INDEX)
+        if model.config.expert is not None:
+            (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)
+            shutil.copytree(model.other_folder, folder / other)
+            index[other] = ["diffusers", model.network_class]
+        if model.config.network.image_dim is not None:
+            for part, cls in zip(PARTS, ("CLIPVisionModel", "CLIPImageProcessor"), strict=True):
+                shutil.copytree(model.image_encoder.folder / part, folder / part)
+                index[part] = ["transformers", cls]
+        (folder / PIPELINE_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,232 @@
+"""Wan 2.1 and 2.2: diffusers' transformer, its video VAE and its text encoder in one component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Range
+from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
+from worldsmith.families.wan.architecture import MASK, NetworkConfig
+from worldsmith.families.wan.defaults import WanDefaults
+from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.files.model_folder import load_from_folder
+from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
+from worldsmith.models.real_values import in_simulation, without_values
+from worldsmith.models.video_model import Mode, Sampling, VideoSampler
+from worldsmith.models.video_vae.wan import WanFamilyVAE
+from worldsmith.models.video_vae.wan_files import TEMPORAL_FACTOR
+from worldsmith.models.weights.shapes import Shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RELEASED = (
+    "Wan2.1-T2V-1.3B",
+    "Wan2.1-T2V-14B",
+    "Wan2.1-I2V-14B-480P",
+    "Wan2.1-I2V-14B-720P",
+    "Wan2.2-TI2V-5B",
+    "Wan2.2-T2V-A14B",
+    "Wan2.2-I2V-A14B",
+)
+SHORT_NAMES.update({name: f"Wan-AI/{name}-Diffusers" for name in RELEASED})
+EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
+"""Where a pipeline has its two experts."""
+TEXT_TOKENS = 512
+"""Before so many tokens of text, diffusers finds the states of an image."""
+TIMESTEPS = 1000
+"""The timestep of noise alone."""
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
+
+
+class WanGenerator(PipelineModel):
+    """A transformer over video tokens that reads the text in each block.
+
+    One network, or one of two experts, each for its own noise levels: then the other one is as the pipeline has it.
+    """
+
+    network_class = "WanTransformer3DModel"
+    components: ClassVar[Sequence[str]] = (*PipelineModel.components, "image_encoder.path", "pipeline")
+    text_channels = "text_dim"
+    defaults_class = WanDefaults
+
+    class Config(PipelineModel.Config):
+        family: ClassVar[str] = "wan"
+        makes: ClassVar[str] = "videos"
+        layer_lists: ClassVar[Sequence[str]] = ("blocks",)
+        full_precision: ClassVar[Sequence[str]] = ("time_embedder", "norm1", "norm2", "norm3")
+
+        expert: Literal["high_noise", "low_noise"] | None = None
+        """Which of two networks this is (Wan 2.2 A14B); None: there is one for all noise levels."""
+        boundary_ratio: Annotated[float, Range(gt=0, lt=1)] | None = None
+        """The noise level at which the experts meet: 0.875 for texts, 0.9 for images."""
+        pipeline: str = ""
+        """With an expert: the pipeline that has both. A run starts from it; videos and exports take the other one."""
+        expand_timesteps: bool = False
+        """Whether each token has its own timestep (Wan 2.2 5B): frames that are given have none."""
+        network: NetworkConfig = field(default_factory=NetworkConfig)
+        """Sizes of the network."""
+        tokenizer: WanFamilyVAE.Config = field(default_factory=WanFamilyVAE.Config)
+        """The video VAE."""
+        text_encoder: UMT5TextEncoder.Config = field(default_factory=UMT5TextEncoder.Config)
+        """The text encoder."""
+        image_encoder: WanImageEncoder.Config = field(default_factory=WanImageEncoder.Config)
+        """The encoder of a first frame, for a network that reads its states (Wan 2.1)."""
+
+        @property
+        def modes(self) -> tuple[Mode, ...]:
+            texts: tuple[Mode, ...] = () if self.network.takes_image else ("text2image", "text2video")
+            images: tuple[Mode, ...] = ("image2video",)
+            return texts + images if self.network.takes_image or self.expand_timesteps else texts
+
+        @property
+        def latent_grid(self) -> tuple[int, int, int]:
+            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
+            return TEMPORAL_FACTOR, self.tokenizer.spatial_factor, self.network.patch_size[1]
+
+        @property
+        def noise_levels(self) -> tuple[float, float]:
+            """From the first on and below the second: those which this network is for."""
+            high = self.expert == "high_noise"
+            boundary = self.boundary_ratio
+            return (0.0, 1.0) if boundary is None else (boundary, 1.0) if high else (0.0, boundary)
+
+        def own_weights(self) -> tuple[str, str] | None:
+            where = EXPERTS.get(self.expert or "")
+            return ("model.config.pipeline", part_of(self.pipeline, where)) if where and self.pipeline else None
+
+        def check(self) -> None:
+            super().check()
+            if bool(self.network.image_dim) != bool(self.image_encoder.path):
+                pair = "image_encoder.path", "network.image_dim"
+                why = "a network that reads states of an image (Wan 2.1) needs their encoder, and no other does"
+                raise wrong(self, *pair, why=why, remedy="name the pipeline that has it, or leave both out")
+            if self.network.image_dim and (self.text_encoder.max_length != TEXT_TOKENS or not self.network.takes_image):
+                pair = "text_encoder.max_length", "network.in_channels"
+                why = f"a network that reads states of an image finds them before {TEXT_TOKENS} tokens of text"
+                remedy = f"write {TEXT_TOKENS}, and in_channels = 2 * out_channels + {MASK}"
+                raise wrong(self, *pair, why=why, remedy=remedy)
+            if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
+                names = "expert", "boundary_ratio", "pipeline"
+                why = "two experts meet at a noise level, and lie in one pipeline"
+                raise wrong(self, *names, why=why, remedy="write all three, or none of them")
+            if self.expand_timesteps and self.network.takes_image:
+                why = "a network with a timestep for each token has given frames among the others, and not beside them"
+                remedy = "take in_channels = out_channels"
+                raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
+
+        def shapes(self) -> Shapes:
+            return self.network.shapes()
+
+    config: Config
+    defaults: WanDefaults
+
+    def sampler(self, sampling: Sampling) -> VideoSampler:
+        from worldsmith.families.wan.sampler import WanSampler
+
+        return WanSampler(self, sampling)
+
+    def restore_buffers(self) -> None:
+        rope = self.network.rope
+        fresh = type(rope)(rope.attention_head_dim, rope.patch_size, rope.max_seq_len)
+        rope.freqs_cos, rope.freqs_sin = fresh.freqs_cos.to(self.device), fresh.freqs_sin.to(self.device)
+
+    @cached_property
+    def image_encoder(self) -> WanImageEncoder:
+        encoder: WanImageEncoder = self.config.image_encoder.build(device=self.device)
+        return encoder
+
+    @cached_property
+    def other_expert(self) -> Any:
+        """The network for the other noise levels, frozen. Raises FileNotFoundError where it is not found."""
+        if in_simulation():
+            make = partial(self.library_class(), **asdict(self.config.network))
+            return without_values(make, self.dtype, self.device).eval().requires_grad_(False)
+        network = load_from_folder(self.library_class(), self.other_folder, torch_dtype=self.dtype)
+        return network.to(self.device).eval().requires_grad_(False)
+
+    @property
+    def other_folder(self) -> Path:
+        (other,) = (where for name, where in EXPERTS.items() if name != self.config.expert)
+        name = part_of(self.config.pipeline, other)
+        return local_folder(name, file_patterns=WEIGHTS, field="model.config.pipeline")
+
+    def predict(
+        self,
+        noisy: Tensor,
+        timesteps: Tensor,
+        text: Tensor,
+        image: Tensor | None = None,
+        image_states: Tensor | None = None,
+        given: Sequence[int] = (),
+        first: Sequence[Tensor | None] = (),
+        both: bool = False,
+        **beside: Any,
+    ) -> Tensor:
+        """With an image's latents and their mask, [n, 4 + C, t, h, w], or so many leading latent frames `given`.
+
+        `image_states`: [n, tokens, d] of the image encoder, for a network that reads them.
+
+        `first`: latents to put there. `both`: each expert answers at its noise levels, and not this one at all.
+        """
+        import torch
+
+        states = noisy if image is None else torch.cat([noisy, image], dim=1)
+        network = self.network_at(float(timesteps[0])) if both else self.network
+        if self.config.expand_timesteps:
+            given = given or [0 if frame is None else 1 for frame in first]
+            timesteps, states = self.token_timesteps(timesteps, given, noisy.shape[2:]), begin_with(first, states)
+        answers: Tensor = network(
+            hidden_states=states.to(self.dtype),
+            timestep=timesteps,
+            encoder_hidden_states=text.to(self.dtype),
+            encoder_hidden_states_image=None if image_states is None else image_states.to(self.dtype),
+            return_dict=False,
+        )[0]
+        return answers
+
+    def network_at(self, timestep: float) -> Any:
+        """The expert for this timestep."""
+        config = self.config
+        if config.boundary_ratio is None:
+            return self.network
+        needed = "high_noise" if timestep >= config.boundary_ratio * TIMESTEPS else "low_noise"
+        return self.network if needed == config.expert else self.other_expert
+
+    def token_timesteps(self, timesteps: Tensor, given: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """[n, tokens]: 0 for those of given frames."""
+        import torch
+
+        frames, height, width = shape
+        patch = self.config.network.patch_size[1]
+        noisy = torch.arange(frames, device=timesteps.device) >= torch.tensor(given, device=timesteps.device)[:, None]
+        return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
+
+    def beside_image(self, latents: Tensor) -> Tensor:
+        """[4 + C, t, h, w]: the mask of a first frame, and the latents of that frame with nothing after it."""
+        import torch
+
+        mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)
+        mask[:, 0] = 1
+        return torch.cat([mask, latents])
+
+
+def begin_with(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
+    """States [n, C, t, h, w] whose first latent frames are these, where they are given."""
+    states = states.clone()
+    for state, frame in zip(states, first):
+        if frame is not None:
+            state[:, :1] = frame
+    return states
+
+
+def part_of(pipeline: str, part: str) -> str:
+    """The name of a pipeline's subfolder: a path, or a folder of a repository of the hub."""
+    hub = None if is_local(pipeline) else hub_name(pipeline)
+    return f"{pipeline.rstrip('/')}/{part}" if hub is None else f"{SCHEME}{hub}/{part}"

@@ -1,0 +1,62 @@
+"""Wan learns velocities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.data.clips.latent_cache import latents_of
+from worldsmith.families.diffusers_pipeline.task import PipelineTask
+from worldsmith.families.wan.model import WanGenerator
+from worldsmith.objectives.rectified_flow import RectifiedFlow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.data.clips.sample import FirstFrames, VideoSample
+
+
+class WanTask(PipelineTask):
+    """Text and image to video. An expert never sees a noise level of the other one."""
+
+    objective_class = RectifiedFlow
+
+    model: WanGenerator
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.objective.within = self.model.config.noise_levels
+
+    @classmethod
+    def check_data(cls, section: str, data: Any, model: Any) -> None:
+        clean = data.dataset.conditioning_config
+        if model.expand_timesteps:  # clean leading frames are what it learns images by
+            data = replace(data, dataset=replace(data.dataset, conditioning_config={}))
+        super().check_data(section, data, model)
+        if model.expand_timesteps and any(int(frames) > 1 and weight for frames, weight in clean.items()):
+            why = "its pipeline gives the first latent frame alone"
+            raise WrongValueError({f"{section}.dataset.conditioning_config": clean}, why=why, remedy="write 0 and 1")
+
+    @property
+    def first_frames(self) -> FirstFrames:
+        network = self.model.config.network
+        return "none" if not network.takes_image else "opening and pixels" if network.image_dim else "opening"
+
+    def encode_part(self, part: VideoSample) -> Tensor:
+        if part.video is None or part.video.shape[1] == part.num_frames:
+            return super().encode_part(part)
+        return latents_of(part, partial(self.model.vae.encode_opening, frames=part.num_frames), self.latent_cache)
+
+    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+        import torch
+
+        if not self.model.config.network.takes_image:
+            return {"given": [sample.condition_frames for sample in batch]}
+        images = [sample.image for sample in batch if sample.image is not None]
+        frames = [image.video for image in images if image.video is not None]
+        states = self.model.image_encoder.states(frames) if self.model.config.network.image_dim else None
+        openings = [self.model.beside_image(opening) for opening in self.latents(images)]
+        return {"image": torch.stack(openings), "image_states": states}

@@ -1,1 +1,0 @@
-"""Cosmos3 generator: a packed Mixture-of-Transformers over text and video latents."""

@@ -1,1 +1,0 @@
-"""What families share whose network is a class of diffusers, and whose other parts are those of a pipeline of it."""

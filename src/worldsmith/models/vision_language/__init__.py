@@ -1,1 +1,0 @@
-"""Vision-language models and text decoders of Hugging Face transformers."""
