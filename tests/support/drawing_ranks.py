@@ -33,7 +33,7 @@ def videos(folder: Path, *, enabled: bool = True, context: int = 1) -> Trainer.C
 def answers(folder: Path, *, precision: str = "float32") -> Trainer.Config:
     config = reasoner_runs.reasoner_config(folder / "chats", steps=2)
     config.model.config.precision = precision  # type: ignore[assignment]
-    config.trainer.callbacks[NAME] = DrawAnswers.Config(enabled=True, every=2, samples=3, max_new_tokens=5)
+    config.trainer.callbacks[NAME] = DrawAnswers.Config(every=2, samples=3, max_new_tokens=5, weights=["live", "ema"])
     return config
 
 
