@@ -300,7 +300,7 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.dataloader_train.max_sequence_length = None
     config.dataloader_train.max_samples_per_batch = 32
 
-    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(enabled=True, every=400, guidance=[3.0], steps=8)
+    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(steps=8)
     config.trainer.max_iter = 800
     config.trainer.logging_iter = 10
     config.checkpoint.save_iter = 200
