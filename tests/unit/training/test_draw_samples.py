@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import reasoner_runs
 import tiny_runs
+import tiny_wan
 import torch
 from PIL import Image
 from toy_runs import require_same_end
@@ -23,6 +24,7 @@ from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.conversations.conversation import question
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
+from worldsmith.models.pipeline.text_encoder import T5TextEncoder
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.sampling.answers import Answerer
@@ -367,6 +369,27 @@ def test_what_fails_in_decoding_ends_no_run(
 def test_the_size_of_a_drawing_follows_what_it_may_cost(passes: float, size: tuple[int, int]) -> None:
     found = DrawVideos.Config().fit(passes)
     assert (found.prompts, found.steps) == size
+
+
+def test_a_network_that_only_sampling_loads_is_not_loaded_by_default(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The expert that an A14B run does not train is as large as the other one."""
+    caplog.set_level(logging.INFO)
+    config = tiny_wan.tiny_config(tiny_wan.make_world(tmp_path / "world"), tiny_wan.I2V, steps=1)
+    config.trainer.callbacks[NAME] = DrawVideos.Config()
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert list((tmp_path / "run" / NAME).iterdir()) == []
+    assert f"expert would be loaded next to the trained network; trainer.callbacks.{NAME}.every=N draws" in caplog.text
+
+
+def test_cached_captions_need_no_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_wan.tiny_config(tiny_wan.make_world(tmp_path / "world"), tiny_wan.T2V, steps=1)
+    config.trainer.callbacks[NAME] = DrawVideos.Config(steps=2)
+    Trainer(config, run_folder=tmp_path / "first").train()
+    monkeypatch.setattr(T5TextEncoder, "load", None)
+    Trainer(config, run_folder=tmp_path / "second").train()
+    assert {sample["step"] for sample in read(tmp_path / "second")} == {0, 1}
 
 
 def test_own_prompts_are_all_drawn() -> None:

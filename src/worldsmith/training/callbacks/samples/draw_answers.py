@@ -60,6 +60,12 @@ class DrawAnswers(DrawSamples):
     config: Config
     answerer: Answerer | None = None
 
+    def obstacle(self, run: Trainer.Config) -> str:
+        data: Any = run.dataloader_train
+        if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
+            return ""
+        return "the training data are streamed by this process, and the first questions are at the start of the stream"
+
     def prepare(self, trainer: Trainer) -> None:
         if self.answerer is not None:
             return
@@ -111,8 +117,7 @@ class DrawAnswers(DrawSamples):
 
 def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
     """Conversations by key, evenly over the data set; of one that is streamed the first ones. DataError for none."""
-    streamed = getattr(getattr(dataset, "config", None), "streaming", False)
-    distance = 1 if streamed else max(1, len(dataset) // count)
+    distance = 1 if is_streamed(getattr(dataset, "config", None)) else max(1, len(dataset) // count)
     found: list[tuple[str, tuple[Turn, ...]]] = []
     for index in range(0, len(dataset), distance):
         key = dataset.place(index)[0]
@@ -128,6 +133,11 @@ def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[s
     if not found:
         raise DataError(f"{dataset.name} has no conversation that can be asked")
     return found
+
+
+def is_streamed(dataset: Any) -> bool:
+    """Whether the data set with this config is read as a stream."""
+    return bool(getattr(dataset, "streaming", False))
 
 
 def media_of(turns: Sequence[Turn]) -> str | None:

@@ -141,15 +141,26 @@ class DrawSamples(Callback):
     ) -> Iterator[dict[str, Any]]:
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
+    def obstacle(self, run: Trainer.Config) -> str:
+        """Reason why samples take far more than a step, so that they are only drawn at an interval; "" = none."""
+        return ""
+
+    def is_on(self, run: Trainer.Config) -> bool:
+        return self.config.enabled and not (self.config.every is None and self.obstacle(run))
+
     def start_lines(self, trainer: Trainer) -> Iterable[str]:
-        if self.config.enabled and self.config.every is None:
-            yield (
-                f"samples      before the first step, after the last and in between, in at most "
-                f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
-            )
+        if not self.config.enabled or self.config.every is not None:
+            return
+        if reason := self.obstacle(trainer.config):
+            yield f"samples      none: {reason}; trainer.callbacks.{self.folder.name}.every=N draws them nevertheless"
+            return
+        yield (
+            f"samples      before the first step, after the last and in between, in at most "
+            f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
+        )
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if not self.config.enabled:
+        if not self.is_on(trainer.config):
             return
         done = trainer.iteration
         if self.config.every is None:
@@ -168,7 +179,7 @@ class DrawSamples(Callback):
             self._draw_and_write(trainer)
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        if not self.config.enabled:
+        if not self.is_on(trainer.config):
             return
         if self.config.every is None:
             self._decide(trainer)

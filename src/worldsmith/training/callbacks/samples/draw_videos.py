@@ -101,6 +101,10 @@ class DrawVideos(DrawSamples):
     def steps(self) -> int:
         return self.config.steps if self.size is None else self.size.steps
 
+    def obstacle(self, run: Trainer.Config) -> str:
+        network = run.model.config.sampling_network
+        return f"{network} would be loaded next to the trained network" if network else ""
+
     def prepare(self, trainer: Trainer) -> None:
         if self.requests:
             return
