@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,18 @@ def test_a_clip_that_cannot_be_read_costs_no_sample(
     Trainer(video_run(world, every=4, weights=["live"]), run_folder=tmp_path).train()
     assert {s["prompt"].startswith("clip 0"): "real" in s for s in read(tmp_path)} == {True: False, False: True}
     assert "is not shown next to its samples: unreadable: the file is gone" in caplog.text
+
+
+def test_a_caption_that_training_cuts_is_no_prompt(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world, tmp_path / "world")
+    file = tmp_path / "world/data/video_dataset_file.jsonl"
+    lines = file.read_text().splitlines()
+    long = [line.replace(" moves", " moves" + " far" * 60) for line in lines[:4]]
+    file.write_text("\n".join([*long, *lines[4:]]) + "\n")
+    config = video_run(tmp_path / "world", every=4, weights=["live"])
+    config.dataloader_train.max_caption_tokens = 250
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert {s["prompt"] for s in read(tmp_path / "run")} == {"clip 4 moves", "clip 5 moves"}
 
 
 def test_a_large_clip_is_written_with_less_quality(tmp_path: Path) -> None:

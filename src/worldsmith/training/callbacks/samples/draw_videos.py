@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.video_dataset import VideoDataset, Window
-    from worldsmith.models.video_model import GenerationDefaults
+    from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.trainer import Trainer
 
@@ -32,6 +34,8 @@ QUALITY = 95
 """Of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
 NAMES = {"live": "live weights", "ema": "averaged weights"}
+CANDIDATES = 8
+"""Captions of the data that are looked at for each one that is drawn."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
 """Solver steps below which fewer prompts are drawn instead, and the fewest."""
 DECODING = 8
@@ -128,7 +132,7 @@ class DrawVideos(DrawSamples):
         if not prompts and not requests:
             if trainer.validator is not None:
                 data = trainer.validator.loader.dataset
-            found = first_windows(data, self.num_prompts)
+            found = self._fitting(first_windows(data, CANDIDATES * self.num_prompts), samplers[0])
             prompts, windows = of_data(found, data, model.config), list(found.values())
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
@@ -137,6 +141,20 @@ class DrawVideos(DrawSamples):
         texts = [tuple(layout.text_ids) for one in known for layout in (one.conditional, one.unconditional)]
         samplers[0].load_texts(list(dict.fromkeys(texts)))
         self.requests, self.windows = requests, windows
+
+    def _fitting(self, found: Mapping[str, Window], sampler: VideoSampler) -> dict[str, Window]:
+        """Selects captions that sampling accepts, since it refuses those that training cuts; else the first ones."""
+        from worldsmith.sampling.requests import GenerationRequest, read
+
+        defaults, fitting = sampler.model.defaults, {}
+        size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
+        for caption, window in found.items():
+            with suppress(ValueError):
+                read(sampler, GenerationRequest(prompt=caption, **size))
+                fitting[caption] = window
+            if len(fitting) == self.num_prompts:
+                break
+        return fitting or dict(islice(found.items(), self.num_prompts))
 
     def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
         from worldsmith.sampling.generate import generate_latents
