@@ -261,7 +261,7 @@ def vision_sft_tiny() -> Trainer.Config:
         ),
         trainer=LoopConfig(
             max_iter=800,
-            logging_iter=10,
+            logging_iter=1,
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=1.0),
                 "compile_tokenizer": CompileTokenizer.Config(),
@@ -314,6 +314,7 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.dataloader_train.max_samples_per_batch = 32
 
     config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(steps=8)
+    config.trainer.logging_iter = 10
     config.checkpoint.keep_latest_k = 2
     config.scheduler.warm_up_steps = [50]
     return config

@@ -182,7 +182,8 @@ class DrawVideos(DrawSamples):
     ) -> Iterator[dict[str, Any]]:
         from worldsmith.sampling.video_writer import contact_sheet, few_frames
 
-        run, model = folder.parents[1], trainer.model
+        run = folder.parents[1]
+        model: Any = trainer.model
         real = self._write_real(trainer, folder.parent / REAL)
         requests = self.requests[: self.decision.prompts or None]
         nothing: list[Path | None] = [None] * len(requests)
@@ -219,7 +220,8 @@ class DrawVideos(DrawSamples):
         """
         from worldsmith.sampling.training_data import read_clip
 
-        loader, model = (trainer.state if trainer.validator is None else trainer.validator).loader, trainer.model
+        loader = (trainer.state if trainer.validator is None else trainer.validator).loader
+        model: Any = trainer.model
         files: list[Path | None] = []
         for window, request in zip(self.windows, self.requests):
             size = request.height, request.width
