@@ -55,8 +55,7 @@ def plain_shell(clone: Path, script: str, **variables: str) -> subprocess.Comple
 
 @pytest.mark.timeout(900)
 def test_every_block_of_the_shell_runs_as_it_stands_and_the_export_loads_in_diffusers(clone: Path) -> None:
-    """One shell goes from the first block to the last; the clips of "your own" are three small ones, which are trained on
-    for fewer steps."""
+    """One shell goes from the first block to the last; "your own" clips are three small ones, trained shortly."""
     words = ["dataset", "moving-shapes", "--clips", "3", "--val-clips", "0", "--num-frames", "5"]
     assert main([*words, str(clone / "my_clips")]) == 0
     script = "\n".join(blocks("bash"))

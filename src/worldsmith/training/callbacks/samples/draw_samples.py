@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 Weights = Literal["live", "ema"]
 FILE = "samples.jsonl"
-DRAWINGS = 3
-"""Number of drawings of a run for which the size of one is chosen where no interval is set."""
+DRAWINGS = 5
+"""Number of drawings of a run for which the size of one is chosen where no interval is set; the first takes longer."""
 STEP_PASSES = 3
 """Cost of training on a sample in forward passes of a sample."""
 
