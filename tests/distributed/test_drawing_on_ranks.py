@@ -55,8 +55,22 @@ def test_videos_are_those_of_one_process(folder: Path, tmp_path: Path, name: str
         assert examine(str(run / sample["file"]))[1].num_frames == common["num_frames"]
 
 
-def test_two_ranks_train_as_without(folder: Path) -> None:
-    require_same_end(folder / "videos", folder / "without", step=2)
+@pytest.mark.parametrize("name", ["videos", "without_interval", "undecodable"])
+def test_two_ranks_train_as_without(folder: Path, name: str) -> None:
+    require_same_end(folder / name, folder / "without", step=2)
+
+
+def test_rank_0_decides_when_samples_are_drawn(folder: Path) -> None:
+    samples = read(folder / "without_interval")
+    assert {sample["weights"] for sample in samples} == {"ema"}
+    assert {sample["step"] for sample in samples} >= {0, 2}
+    assert all((folder / "without_interval" / sample["real"]).is_file() for sample in samples)
+
+
+def test_what_fails_on_rank_0_alone_ends_no_run(folder: Path) -> None:
+    assert read(folder / "undecodable") == []
+    said = (folder / "undecodable/messages.jsonl").read_text()
+    assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError" in said
 
 
 @pytest.mark.parametrize("name", ["answers", "answers_bfloat16"])

@@ -16,7 +16,7 @@ from launch import fork_ranks
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
-from worldsmith.training.trainer import Trainer
+from worldsmith.training.trainer import Outcome, Trainer
 
 NAME = "EveryNDrawSample"
 
@@ -30,10 +30,28 @@ def videos(folder: Path, *, enabled: bool = True, context: int = 1) -> Trainer.C
     return config
 
 
+def without_interval(folder: Path) -> Trainer.Config:
+    """With as many samples as all of the time allows."""
+    config = videos(folder)
+    config.trainer.callbacks[NAME] = DrawVideos.Config(samples=2, steps=2, max_time_fraction=1.0)
+    return config
+
+
+class Undecodable(Trainer):
+    """A run whose rank 0 cannot decode anything, as without memory."""
+
+    def train(self) -> Outcome:
+        def fails(latents: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no memory is left")
+
+        self.model.decode = fails  # type: ignore[attr-defined]
+        return super().train()
+
+
 def answers(folder: Path, *, precision: str = "float32") -> Trainer.Config:
     config = reasoner_runs.reasoner_config(folder / "chats", steps=2)
     config.model.config.precision = precision  # type: ignore[assignment]
-    config.trainer.callbacks[NAME] = DrawAnswers.Config(enabled=True, every=2, samples=3, max_new_tokens=5)
+    config.trainer.callbacks[NAME] = DrawAnswers.Config(every=2, samples=3, max_new_tokens=5, weights=["live", "ema"])
     return config
 
 
@@ -43,12 +61,15 @@ def main(folder: Path) -> None:
         "videos": videos(folder),
         "without": videos(folder, enabled=False),
         "shared": videos(folder, context=2),
+        "without_interval": without_interval(folder),
+        "undecodable": without_interval(folder),
         "answers": answers(folder),
         "answers_bfloat16": answers(folder, precision="bfloat16"),
     }
     for name, config in runs.items():
         config.trainer.max_iter, config.scheduler.warm_up_steps = 2, [1]
-        Trainer(config, run_folder=folder / name).train()
+        kind = Undecodable if name == "undecodable" else Trainer
+        kind(config, run_folder=folder / name).train()
     stop_world()
 
 

@@ -123,6 +123,11 @@ class Model(Configurable, ABC):
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
         @property
+        def sampling_network(self) -> str:
+            """Another network that sampling loads next to the trained one, in words; "" = none."""
+            return ""
+
+        @property
         def modes(self) -> tuple[Mode, ...]:
             """What a model that makes videos makes out of what."""
             return ()

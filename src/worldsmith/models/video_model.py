@@ -159,6 +159,10 @@ class VideoSampler(ABC):
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         """Ids of a caption. `dropped`: it is what training showed for no caption."""
 
+    def load_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """Encodes texts, so that sampling finds them in a cache if the model has one. Here: nothing to encode."""
+        return
+
     @abstractmethod
     def num_tokens(self, layout: SampleLayout) -> int:
         """What a branch of a sample takes of the model's `max_tokens`."""

@@ -75,6 +75,24 @@ def first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) ->
     return torch.from_numpy(read_upright(window.path, part.info, part.selection.indices[:1]))
 
 
+def read_clip(
+    window: Window, dataset: VideoDataset, grid: tuple[int, ...], size: tuple[int, int]
+) -> tuple[Tensor, float]:
+    """Reads the frames of a window that training uses, scaled and cropped to `size` (H, W) as in training.
+
+    Returns the frames, uint8 [3, T, H, W], and their fps. Raises SampleError if they cannot be read.
+    """
+    import torch
+
+    from worldsmith.data.clips.framing import Framing
+    from worldsmith.data.clips.sample_maker import look_at
+    from worldsmith.data.clips.video_reader import read_frames
+
+    part = look_at(window, dataset.config, LatentGrid(*grid), random.Random(0))
+    framing = Framing((size[1], size[0]), "training")
+    return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing)), part.fps
+
+
 def first_part(dataset: VideoDataset, grid: LatentGrid) -> Part:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
     from worldsmith.data.clips.sample_maker import look_at

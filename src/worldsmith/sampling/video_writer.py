@@ -26,13 +26,13 @@ LINE_HEIGHT = 19
 INK, PAPER, RULE = (30, 30, 30), (255, 255, 255), (205, 205, 205)
 
 
-def write_mp4(path: str | Path, frames: Tensor, fps: float) -> None:
+def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) -> None:
     """Writes uint8 frames [3, T, H, W] as `write_video` does, in a folder that is made when there is none."""
     if frames.ndim != 4:
         raise ValueError(f"{path}: expected uint8 frames [3, T, H, W], found {frames.dtype} {list(frames.shape)}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_video(path, frames.permute(1, 2, 3, 0).cpu().numpy(), fps)
+    write_video(path, frames.permute(1, 2, 3, 0).cpu().numpy(), fps, crf=crf)
 
 
 def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:

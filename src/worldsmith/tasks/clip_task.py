@@ -8,6 +8,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,15 +128,34 @@ class ClipTask(Task):
         """Frees the frozen parts that a cache has made idle; they come back when they are needed."""
         if self.latent_cache is None:
             return
-        for name, what in FROZEN.items():
-            part = vars(self.model).get(name)  # without making it
-            if part is None:
-                continue
+        for name, part in self._frozen():
             part.idle += 1
             if part.idle == IDLE_STEPS and part.release():
                 logger.info(
-                    "the %s was not needed for %d batches, since all is cached: its memory is free", what, IDLE_STEPS
+                    "the %s was not needed for %d batches, since all is cached: its memory is free",
+                    *(FROZEN[name], IDLE_STEPS),
                 )
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Frees what training does without, since all is cached, so that it finds the memory that it had."""
+        before = {name: (bool(part.modules), part.idle) for name, part in self._frozen()}
+        try:
+            yield
+        finally:
+            for name, part in self._frozen():
+                was_loaded, part.idle = before.get(name, (False, 0))
+                if not was_loaded and self.latent_cache is not None:
+                    part.release()
+            if self.world.device.startswith("cuda"):
+                import torch
+
+                torch.cuda.empty_cache()
+
+    def _frozen(self) -> Iterator[tuple[str, Any]]:
+        """The VAE and the text encoder, as far as the model has built them, by the names of `FROZEN`."""
+        parts = ((name, vars(self.model).get(name)) for name in FROZEN)
+        return ((name, part) for name, part in parts if part is not None)
 
     def _say_encoding(self, done: int, count: int) -> None:
         """Says every few seconds what keeps the first step."""
@@ -161,7 +181,7 @@ class ClipTask(Task):
         return with_contents(sample, kind=self.first_frames, channels=self.encoded_channels, encoded=encoded)
 
     def assume_cached(self) -> None:
-        for part in filter(None, (vars(self.model).get(name) for name in FROZEN)):
+        for _, part in self._frozen():
             part.release()
 
     def encoder_size(self, sample: VideoSample) -> tuple[int, ...]:

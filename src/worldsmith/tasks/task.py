@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -186,6 +187,11 @@ class Task(ABC):
     def fills_cache(self, batch: Any) -> bool:
         """Whether `loss` keeps something of this batch for later passes: how long it takes says nothing of theirs."""
         return False
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Within the block the model generates samples; components loaded only for them are freed after it."""
+        yield
 
     def expectation(self, run: Any) -> str | None:
         """In a line, what may be expected of the run tree `run` where that is less than the family can do."""

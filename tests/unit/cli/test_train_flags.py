@@ -149,14 +149,14 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
     assert max(map(len, out.splitlines())) <= 100
     for line in (
         "[optimizer] How weights move, and which.",
-        "  --optimizer.lr NUMBER = 0.002 (recipe moving_shapes)\n      Base learning rate.",
+        "  --optimizer.lr NUMBER = 0.002 (recipe vision_sft_tiny)\n      Base learning rate.",
         "  --optimizer.eps NUMBER = 1e-06 (flag --optimizer.eps 1e-6)",
         "  --optimizer.betas NUMBER … = [0.9,0.95] (recipe vision_sft_tiny)",
         "  --optimizer.lr_multipliers.KEY NUMBER = {} (default)",
         "  --job.task vfm|vlm = vfm (default)",
         "  --job.group TEXT = demo (recipe moving_shapes)",
         "  --scheduler LambdaLinear|LambdaCosine|LambdaSqrt = LambdaCosine (recipe vision_sft_tiny)",
-        "  --scheduler.cycle_lengths INT … = ['${trainer.max_iter}'] (recipe moving_shapes)",
+        "  --scheduler.cycle_lengths INT … = ['${trainer.max_iter}'] (recipe vision_sft_tiny)",
         "  --trainer.callbacks.grad_clip.clip_norm NUMBER = 1.0",
         "  --checkpoint.keep_latest_k INT or null = 2 (recipe moving_shapes)",
     ):
@@ -271,7 +271,7 @@ def test_one_recipe_is_shown_with_its_changes(tmp_path: Path) -> None:
     assert "  trainer.callbacks.alarm = flag_runs.Alarm  (was absent)\n" in out
     assert "  trainer.callbacks.alarm.above = 3.0  (was absent)\n" in out
     _, out, _, _ = worldsmith("recipes", "moving_shapes", folder=tmp_path)
-    assert "  trainer.max_iter = 800  (was 500)\n" in out
+    assert "  model.config.network.num_hidden_layers = 4  (was 6)\n" in out
     _, out, _, _ = worldsmith("recipes", "vision_sft_tiny", folder=tmp_path)
     assert "type: worldsmith.training.trainer.Trainer" in out
     code, _, err, _ = worldsmith("recipes", "moving_shape", folder=tmp_path)

@@ -246,7 +246,7 @@ class TestShippedRecipes:
         assert [problem.path for problem in problems_of(both)] == ["dataloader_train"]
 
     def test_frames_are_chosen_in_one_way(self) -> None:
-        (problem,) = problems_of("vision_sft_tiny", ["dataloader_train.dataset.temporal_interval_mode=force_one"])
+        (problem,) = problems_of("vision_sft_tiny", ["dataloader_train.dataset.frame_buckets=[]"])
         assert "the modes have no effect on whole windows" in problem.message
 
     def test_ranges_types_names_references_and_contradictions_come_in_one_report(

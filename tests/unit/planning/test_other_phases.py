@@ -19,7 +19,7 @@ def config(tmp_path_factory):
     config = resolve(tiny_config(make_world(tmp_path_factory.mktemp("world"))))
     config.dataloader_train.latent_cache = "kept"
     config.dataloader_val, config.trainer.run_validation = config.dataloader_train, True
-    config.trainer.callbacks["draw"] = DrawVideos.Config(enabled=True, guidance=[3.0], samples=1)
+    config.trainer.callbacks["draw"] = DrawVideos.Config(every=100, samples=1)
     config.model.config.ema.enabled = True
     return config
 

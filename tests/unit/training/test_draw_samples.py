@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import reasoner_runs
 import tiny_runs
+import tiny_wan
 import torch
 from PIL import Image
 from toy_runs import require_same_end
@@ -21,14 +23,20 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.conversations.conversation import question
+from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.sampling.answers import Answerer
 from worldsmith.sampling.generate import GenerationRequest, generate
+from worldsmith.sampling.training_data import read_clip
+from worldsmith.sampling.video_writer import few_frames
+from worldsmith.training.callbacks.samples import drawing_budget
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
-from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos
+from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos, write_clip
+from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 from worldsmith.training.trainer import Outcome, Trainer
 
 NAME = "EveryNDrawSample"
@@ -49,7 +57,7 @@ def video_run(world: Path, *, steps: int = 4, **settings: Any) -> Trainer.Config
     """Two videos of each drawing, after every second step."""
     config = tiny_runs.tiny_config(world, steps=steps, save_iter=2)
     config.scheduler.cycle_lengths = [4]
-    given = {"enabled": True, "every": 2, "samples": 2, "steps": 2, "guidance": [1.0, 3.0]} | settings
+    given = {"every": 2, "samples": 2, "steps": 2, "guidance": [1.0, 3.0], "weights": ["live", "ema"]} | settings
     config.trainer.callbacks[NAME] = DrawVideos.Config(**given)
     return config
 
@@ -144,9 +152,9 @@ def test_prompts_of_ones_own_and_a_shift(world: Path, tmp_path: Path) -> None:
     config = video_run(world, prompts=["a red ball"], guidance=[0.0], weights=["live"], shift=2.5, every=4)
     Trainer(config, run_folder=tmp_path).train()
     file = f"{NAME}/{LAST}/00_live_guidance_0.mp4"
-    assert read(tmp_path) == [
-        {"step": 4, "weights": "live", "guidance": 0.0, "kind": "video", "prompt": "a red ball", "file": file}
-    ]
+    sample = {"step": 4, "weights": "live", "guidance": 0.0, "solver_steps": 2, "kind": "video"}
+    assert read(tmp_path) == [{**sample, "prompt": "a red ball", "file": file}]
+    assert not (tmp_path / NAME / "real").exists()
 
 
 def test_samples_of_a_file_may_begin_with_a_clip_and_have_a_size(world: Path, tmp_path: Path) -> None:
@@ -207,10 +215,10 @@ def test_a_full_disk_ends_no_run_and_the_next_drawing_is_there(
 ) -> None:
     write = DrawVideos.write
 
-    def failing(self: DrawVideos, folder: Path, samples: Any) -> Any:
+    def failing(self: DrawVideos, trainer: Trainer, folder: Path, samples: Any) -> Any:
         if folder.name != LAST:
             raise OSError(28, "No space left on device")
-        return write(self, folder, samples)
+        return write(self, trainer, folder, samples)
 
     monkeypatch.setattr(DrawVideos, "write", failing)
     Trainer(video_run(world), run_folder=tmp_path).train()
@@ -244,9 +252,169 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     require_same_end(tmp_path, whole, step=4)
 
 
+def test_a_sample_of_a_caption_of_the_data_names_the_clip_as_training_sees_it(whole: Path, world: Path) -> None:
+    samples = read(whole)
+    clips = {s["prompt"]: s["real"] for s in samples}
+    assert len(clips) == len(set(clips.values())) == 2
+    assert len(list((whole / NAME / "real").iterdir())) == 2
+    sizes = [examine(str(whole / s[key]))[1] for s in samples[:1] for key in ("file", "real")]
+    assert (sizes[0].width, sizes[0].height) == (sizes[1].width, sizes[1].height)
+    for prompt, file in clips.items():
+        original = few_frames(world / f"data/videos/{prompt.split()[1]}.mp4", 99)
+        shown = few_frames(whole / file, 99)
+        frames = original[:, : shown.shape[1]]
+        assert (shown.float() - frames.float()).abs().mean() < 8
+        assert (whole / file).stat().st_size <= 64_000
+
+
+def test_a_clip_that_cannot_be_read_costs_no_sample(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable(window: Any, *_: Any) -> Any:
+        if window.captions["caption"].startswith("clip 0"):
+            raise SampleError("unreadable", "the file is gone")
+        return read_clip(window, *_)
+
+    monkeypatch.setattr("worldsmith.sampling.training_data.read_clip", unreadable)
+    Trainer(video_run(world, every=4, weights=["live"]), run_folder=tmp_path).train()
+    assert {s["prompt"].startswith("clip 0"): "real" in s for s in read(tmp_path)} == {True: False, False: True}
+    assert "is not shown next to its samples: unreadable: the file is gone" in caplog.text
+
+
+def test_a_caption_that_training_cuts_is_no_prompt(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world, tmp_path / "world")
+    file = tmp_path / "world/data/video_dataset_file.jsonl"
+    lines = file.read_text().splitlines()
+    long = [line.replace(" moves", " moves" + " far" * 60) for line in lines[:4]]
+    file.write_text("\n".join([*long, *lines[4:]]) + "\n")
+    config = video_run(tmp_path / "world", every=4, weights=["live"])
+    config.dataloader_train.max_caption_tokens = 250
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert {s["prompt"] for s in read(tmp_path / "run")} == {"clip 4 moves", "clip 5 moves"}
+
+
+def test_a_large_clip_is_written_with_less_quality(tmp_path: Path) -> None:
+    frames = torch.randint(0, 255, (3, 17, 96, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    fine, small = write_clip(tmp_path / "a", frames, 8.0), write_clip(tmp_path / "b", frames, 8.0, max_bytes=60_000)
+    assert fine.stat().st_size > 60_000 >= small.stat().st_size
+    assert write_clip(tmp_path / "c", frames[:, :1], 8.0, max_bytes=5_000).stat().st_size <= 5_000
+
+
+def auto_run(world: Path, *, steps: int = 4, **settings: Any) -> Trainer.Config:
+    return video_run(world, steps=steps, **({"every": None, "guidance": [3.0], "weights": []} | settings))
+
+
+def test_without_an_interval_a_run_draws_at_both_ends_and_trains_as_without(
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    Trainer(auto_run(world), run_folder=tmp_path).train()
+    samples = read(tmp_path)
+    assert [(s["step"], s["weights"], s["solver_steps"]) for s in samples] == [(0, "ema", 2), (4, "ema", 2)]
+    assert all("real" in s for s in samples)
+    require_same_end(tmp_path, whole, step=4)
+    assert (
+        "samples      before the first step, after the last and in between, in at most 0.03 of the time" in caplog.text
+    )
+
+
+def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
+    world: Path, whole: Path, tmp_path: Path
+) -> None:
+    Trainer(auto_run(world, steps=2), run_folder=tmp_path).train()
+    assert [s["step"] for s in read(tmp_path)] == [0, 2]
+    Trainer(auto_run(world), run_folder=tmp_path).train()
+    assert [s["step"] for s in read(tmp_path)] == [0, 2, 4]
+    require_same_end(tmp_path, whole, step=4)
+
+
+def test_the_time_decides_how_often_samples_are_drawn(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not what is trained."""
+    monkeypatch.setattr(DrawingBudget, "decide", lambda budget, step, prompts: Decision(step % 3, step + 1))
+    Trainer(auto_run(world, max_time_fraction=1.0), run_folder=tmp_path / "often").train()
+    assert {s["step"] for s in read(tmp_path / "often")} == {0, 1, 2, 4}
+    require_same_end(tmp_path / "often", whole, step=4)
+    monkeypatch.undo()
+    monkeypatch.setattr(drawing_budget, "SMALL_DRAWING", 0.0)
+    caplog.set_level(logging.INFO)
+    Trainer(auto_run(world, max_time_fraction=1e-9), run_folder=tmp_path / "once").train()
+    assert [s["step"] for s in read(tmp_path / "once")] == [0]
+    assert "no samples are drawn after step 4, the last: they would take more than 1e-09" in caplog.text
+
+
+def test_after_a_drawing_the_vae_is_as_it_was(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a full latent cache a run does without its weights, and their memory may be needed."""
+    Trainer(auto_run(world, enabled=False), run_folder=tmp_path / "fills").train()
+    decoded = []
+    write = DrawVideos.write
+
+    def writing(self: DrawVideos, trainer: Trainer, *given: Any) -> Any:
+        yield from write(self, trainer, *given)
+        decoded.append("model" in vars(vars(trainer.model)["vae"]))
+
+    monkeypatch.setattr(DrawVideos, "write", writing)
+    trainer = Trainer(auto_run(world), run_folder=tmp_path / "run")
+    trainer.train()
+    assert decoded == [True, True]
+    assert "model" not in vars(vars(trainer.model)["vae"])
+
+
+def test_what_fails_in_decoding_ends_no_run(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    config = auto_run(world)
+    trainer = Trainer(config, run_folder=tmp_path)
+    monkeypatch.setattr(type(trainer.model), "decode", fails)
+    assert trainer.train() is Outcome.FINISHED
+    assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError: no memory" in caplog.text
+    assert read(tmp_path) == []
+    require_same_end(tmp_path, whole, step=4)
+
+
+@pytest.mark.parametrize(
+    ("passes", "size"), [(1e9, (4, 35)), (100, (4, 8)), (60, (2, 8)), (45, (1, 17)), (13, (1, 2)), (0, (1, 2))]
+)
+def test_the_size_of_a_drawing_follows_what_it_may_cost(passes: float, size: tuple[int, int]) -> None:
+    found = DrawVideos.Config().fit(passes)
+    assert (found.prompts, found.steps) == size
+
+
+def test_a_network_that_only_sampling_loads_is_not_loaded_by_default(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The expert that an A14B run does not train is as large as the other one."""
+    caplog.set_level(logging.INFO)
+    config = tiny_wan.tiny_config(tiny_wan.make_world(tmp_path / "world"), tiny_wan.I2V, steps=1)
+    config.trainer.callbacks[NAME] = DrawVideos.Config()
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert list((tmp_path / "run" / NAME).iterdir()) == []
+    assert f"expert would be loaded next to the trained network; trainer.callbacks.{NAME}.every=N draws" in caplog.text
+
+
+def test_cached_captions_need_no_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_wan.tiny_config(tiny_wan.make_world(tmp_path / "world"), tiny_wan.T2V, steps=1)
+    config.trainer.callbacks[NAME] = DrawVideos.Config(steps=2)
+    Trainer(config, run_folder=tmp_path / "first").train()
+    monkeypatch.setattr(T5TextEncoder, "load", None)
+    Trainer(config, run_folder=tmp_path / "second").train()
+    assert {sample["step"] for sample in read(tmp_path / "second")} == {0, 1}
+
+
+def test_own_prompts_are_all_drawn() -> None:
+    assert DrawVideos.Config(prompts=["a"] * 7).fit(0).prompts == 7
+    found = DrawAnswers.Config().fit(1e9), DrawAnswers.Config().fit(30), DrawAnswers.Config().fit(0)
+    assert [(size.prompts, size.steps) for size in found] == [(4, 64), (4, 16), (1, 8)]
+
+
 def answer_run(chats: Path, **settings: Any) -> Trainer.Config:
     config = reasoner_runs.reasoner_config(chats, steps=4, save_iter=4)
-    config.trainer.callbacks[NAME] = DrawAnswers.Config(every=2, samples=3, max_new_tokens=5, **settings)
+    given = {"every": 2, "samples": 3, "max_new_tokens": 5, "weights": ["live", "ema"]} | settings
+    config.trainer.callbacks[NAME] = DrawAnswers.Config(**given)
     return config
 
 
@@ -272,7 +440,7 @@ def test_a_reasoner_answers_the_same_questions(chats: Path, tmp_path: Path) -> N
         answers = Answerer(model, config.dataloader_train.processor).answers(asked, batch_size=3, max_new_tokens=5)
         drawn = [s["answer"] for s in samples if (s["step"], s["weights"]) == (4, weights)]
         assert [answer.text for answer in answers] == drawn
-    Trainer(answer_run(chats), run_folder=tmp_path / "without").train()
+    Trainer(answer_run(chats, enabled=False), run_folder=tmp_path / "without").train()
     require_same_end(run, tmp_path / "without", step=4)
 
 
@@ -280,7 +448,6 @@ def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Pat
     for config, said in (
         (answer_run(chats, enabled=True), None),
         (video_run(world, guidance=[]), "guidance"),
-        (video_run(world, weights=[]), "nothing would be drawn"),
         (video_run(world, weights=["ema"]), "no average"),
     ):
         if said is None:

@@ -13,6 +13,7 @@ from worldsmith.config import recipe, ref, toml_keys
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.recipes.registry import not_available
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, JobConfig, ParallelismConfig
+from worldsmith.data.clips.captions import CAPTION_KEYS
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Generator
@@ -237,38 +238,49 @@ def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("vision_sft_tiny", variables=CLIPS)
 def vision_sft_tiny() -> Trainer.Config:
-    """Captioned clips of any size at tier 256, with the shipped tiny VAE for natural video, from random weights."""
+    """Captioned clips of any size at tier 96, with the shipped tiny VAE for natural video, from random weights.
+
+    The values are those with which eight clips are reproduced after five minutes on two CPU cores.
+    """
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_tiny", project="worldsmith", group="sft", name="vision_sft_tiny"),
         model=ModelSpec(
             name="cosmos3",
             config=Cosmos3Generator.Config(
                 precision="float32",
-                max_num_tokens_after_packing=4096,
+                max_num_tokens_after_packing=1024,
                 network=tiny(vocab_size=512),
                 tokenizer=WanVAE.Config(vae_path="${asset:tiny_vae_natural}", precision="float32"),
                 text_tokenizer=TextTokenizer.Config(path="${asset:tiny_tokenizer}"),
             ),
         ),
         objective=RectifiedFlow.Config(),
-        optimizer=AdamW.Config(lr=1e-3, betas=[0.9, 0.95], eps=1e-8),
+        optimizer=AdamW.Config(lr=2e-3, betas=[0.9, 0.95], eps=1e-8),
         scheduler=LambdaCosine.Config(
-            cycle_lengths=[1000], warm_up_steps=[20], f_start=[0.0], f_max=[1.0], f_min=[0.0]
+            cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[20], f_start=[0.0], f_max=[1.0], f_min=[0.0]
         ),
         trainer=LoopConfig(
-            max_iter=500,
+            max_iter=800,
             logging_iter=1,
             callbacks={
                 "grad_clip": GradClip.Config(clip_norm=1.0),
                 "compile_tokenizer": CompileTokenizer.Config(),
                 **monitors(),
-                "EveryNDrawSample": DrawVideos.Config(),
+                "EveryNDrawSample": DrawVideos.Config(steps=16),
             },
         ),
-        checkpoint=Checkpointer.Config(init="scratch", save_iter=100),
+        checkpoint=Checkpointer.Config(init="scratch", save_iter=200),
         dataloader_train=VideoLoader.Config(
-            dataset=VideoDataset.Config(path="${oc.env:DATASET_PATH}", resolution="256", min_frames=5),
+            dataset=VideoDataset.Config(
+                path="${oc.env:DATASET_PATH}",
+                resolution="96",
+                min_frames=5,
+                frame_buckets=[5, 9, 17],
+                temporal_interval_mode="target_fps",
+                caption_keys=["caption", *(key for key in CAPTION_KEYS if key != "caption")],
+            ),
             max_sequence_length=ref("model.config.max_num_tokens_after_packing"),
+            max_caption_tokens=512,
             latent_cache="${oc.env:WORLDSMITH_LATENT_CACHE,outputs/latent_cache}",
         ),
         dataloader_val=other_clips(),
@@ -284,15 +296,16 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
 
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.tokenizer.vae_path = "${asset:tiny_vae}"
+    model.max_num_tokens_after_packing = 4096
     # 20 latent tokens per clip need no more than this.
     network = model.network
     network.hidden_size, network.intermediate_size, network.num_hidden_layers = 192, 576, 4
     network.num_attention_heads = network.num_key_value_heads = 3
     network.initializer_range = 0.06
-    config.optimizer.lr = 2e-3
 
+    cast(VideoLoader.Config, config.dataloader_train).max_caption_tokens = 2048
     dataset = cast(VideoLoader.Config, config.dataloader_train).dataset
-    dataset.resolution = "64"
+    dataset.resolution, dataset.frame_buckets, dataset.temporal_interval_mode = "64", [], "max_30fps"
     dataset.caption_keys = ["caption"]
     # Every clip has the same length and size, so the sentences about them would only make the sequences longer.
     dataset.append_duration_fps_timestamps = False
@@ -300,11 +313,8 @@ def moving_shapes(config: Trainer.Config) -> Trainer.Config:
     config.dataloader_train.max_sequence_length = None
     config.dataloader_train.max_samples_per_batch = 32
 
-    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(enabled=True, every=400, guidance=[3.0], steps=8)
-    config.trainer.max_iter = 800
+    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(steps=8)
     config.trainer.logging_iter = 10
-    config.checkpoint.save_iter = 200
     config.checkpoint.keep_latest_k = 2
-    config.scheduler.cycle_lengths = [ref("trainer.max_iter")]
     config.scheduler.warm_up_steps = [50]
     return config

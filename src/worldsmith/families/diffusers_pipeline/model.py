@@ -52,6 +52,8 @@ class PipelineModel(Model):
 
     config: Any
     network: Any
+    text_cache: StatesCache | None = None
+    """Cache of text encoder states that sampling reads and fills."""
 
     def __init__(
         self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None, defaults: Any = None

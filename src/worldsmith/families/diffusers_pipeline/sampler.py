@@ -48,6 +48,10 @@ class SchedulerSampler(VideoSampler):
         found: Sequence[int] = self.model.text_encoder.reader(text)
         return found
 
+    def load_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        for ids in texts:
+            self.model.read([ids or None], self.model.text_cache)
+
     def num_tokens(self, layout: SampleLayout) -> int:
         _, _, patch, *more = self.model.latent_grid
         patches = (more[1] if len(more) > 1 else 1, patch, patch)
@@ -77,7 +81,7 @@ class SchedulerSampler(VideoSampler):
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
         jobs = [(sample, branch) for branch in branches for sample in samples]
         ids = [(sample.conditional, sample.unconditional)[branch].text_ids for sample, branch in jobs]
-        texts = self.model.read([found or None for found in ids])
+        texts = self.model.read([found or None for found in ids], self.model.text_cache)
         groups: dict[tuple[int, int, int], list[int]] = {}
         for place, (sample, _) in enumerate(jobs):
             groups.setdefault(sample.conditional.latent_shape, []).append(place)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +99,16 @@ class PipelineTask(ClipTask):
 
     def clips_first(self) -> None:
         self.captions_later = {}
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Captions that the text cache holds need no text encoder."""
+        self.model.text_cache = self.text_cache
+        try:
+            with super().sampling():
+                yield
+        finally:
+            self.model.text_cache = None
 
     def read_captions(self) -> None:
         later, self.captions_later = self.captions_later, None

@@ -17,6 +17,7 @@ from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
+from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
@@ -44,6 +45,7 @@ def flux_dev() -> Trainer.Config:
         ),
         load_path=PIPELINE,
         steps=500,
+        callbacks={"EveryNDrawSample": DrawVideos.Config(steps=28, guidance=[3.5])},
         objective=RectifiedFlow.Config(image_distribution="uniform", shift=1.0),
         optimizer=AdamW.Config(lr=1e-5, betas=[0.9, 0.999], eps=1e-8, weight_decay=1e-4),
         scheduler=LambdaLinear.Config(cycle_lengths=[500], warm_up_steps=[0], f_start=[1.0], f_max=[1.0], f_min=[1.0]),
@@ -73,6 +75,7 @@ def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
     model = cast(FluxGenerator.Config, config.model.config)
     model.network, model.text_encoder.max_length = network_schnell(), 256
     config.dataloader_train.max_caption_tokens = CLIP_TOKENS + 256
+    config.trainer.callbacks["EveryNDrawSample"] = DrawVideos.Config(steps=4, guidance=[1.0])
     return config
 
 

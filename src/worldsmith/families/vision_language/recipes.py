@@ -230,8 +230,6 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
     config.trainer.validation_iter = 500
     # Held-out questions, to be answered with yes or no, and requests for a score.
     config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(
-        enabled=True,
-        every=500,
         samples=6,
         dataset=MixedDataset.Config(
             datasets={"questions": LlavaDataset.Config(path=val), "scores": ManifestDataset.Config(path=val)}
@@ -252,5 +250,5 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
     config.trainer.max_iter = 100
     config.trainer.run_validation = True
     config.trainer.validation_iter = config.checkpoint.save_iter = 50
-    config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(dataset=val, every=50)
+    config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(dataset=val)
     return config

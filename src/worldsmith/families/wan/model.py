@@ -101,6 +101,10 @@ class WanGenerator(PipelineModel):
             where = EXPERTS.get(self.expert or "")
             return ("model.config.pipeline", part_of(self.pipeline, where)) if where and self.pipeline else None
 
+        @property
+        def sampling_network(self) -> str:
+            return "the pipeline's other expert" if self.expert else ""
+
         def check(self) -> None:
             super().check()
             if bool(self.network.image_dim) != bool(self.image_encoder.path):

@@ -100,9 +100,10 @@ def validation(run: TrackedRun) -> Callable[[], None] | None:
 
 
 def sampling(run: TrackedRun) -> Callable[[], None] | None:
-    """The first steps of what the run's callback draws."""
+    """The first steps of what the run's callback draws, if it draws at an interval. Without one, samples that do not
+    fit are left out by the run itself, which is never limited by them."""
     callbacks = [found for found in run.config.trainer.callbacks.values() if isinstance(found, DrawSamples.Config)]
-    drawn = next((found for found in callbacks if found.enabled), None)
+    drawn = next((found for found in callbacks if found.enabled and found.every is not None), None)
     if isinstance(drawn, DrawVideos.Config):
         return lambda: draw_videos(run, drawn)
     return (lambda: draw_answers(run, drawn)) if isinstance(drawn, DrawAnswers.Config) else None
@@ -135,7 +136,7 @@ def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
     count = len(drawn.prompts) or drawn.samples
     requests = [GenerationRequest(prompt="a clip", seed=place, **size, **given) for place in range(count)]
     guidance = max(drawn.guidance, key=lambda scale: scale != 1)
-    with evaluated(run, averaged="ema" in drawn.weights):
+    with evaluated(run, averaged=not drawn.weights or "ema" in drawn.weights):
         latents = generate_latents(model, requests, steps=min(STEPS, drawn.steps), guidance=guidance)
         model.decode(latents[0])
 
@@ -145,7 +146,7 @@ def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
     model: Any = run.model
     task: Any = run.task
     sample = run.batches[0][0]
-    with evaluated(run, averaged="ema" in drawn.weights):
+    with evaluated(run, averaged=not drawn.weights or "ema" in drawn.weights):
         model.generate(
             [sample] * min(BATCH, drawn.samples),
             normalize=lambda patches, kind: task.media.normalize(patches, kind),

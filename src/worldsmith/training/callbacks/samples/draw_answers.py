@@ -15,7 +15,7 @@ from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing
-from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
+from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawSamples, Sample, Weights
 
 if TYPE_CHECKING:
     from worldsmith.sampling.answers import Answerer
@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 BATCH = 8
 """Questions that are asked at once."""
+GOOD_TOKENS, LEAST_TOKENS = 16, 8
+"""Max new tokens below which fewer questions are asked instead, and the fewest."""
+TOKEN = 0.25
+"""Assumed cost of a new token in forward passes of a training sample."""
 MEDIA, LARGEST = "media", 64 * 2**20
 """Folder of copies of the images and videos that questions are about, and the size in bytes of the largest one."""
 
@@ -39,10 +43,28 @@ class DrawAnswers(DrawSamples):
         """The conversations, of which `samples` are asked, evenly over the data set. None: the validation data, if the
         run validates, else the training data."""
         max_new_tokens: Count = 64
-        """An answer ends after so many tokens at the latest."""
+        """An answer ends after so many tokens at the latest; if `every` is None, perhaps after fewer."""
+
+        def fit(self, passes: float) -> DrawingSize:
+            tokens = [self.max_new_tokens]
+            while tokens[-1] > LEAST_TOKENS:
+                tokens.append(max(LEAST_TOKENS, tokens[-1] // 2))
+            good = [number for number in tokens if number >= min(GOOD_TOKENS, self.max_new_tokens)]
+            sizes = [DrawingSize(count, number) for count in range(self.samples, 0, -1) for number in good]
+            sizes.append(DrawingSize(1, tokens[-1]))
+            return next((size for size in sizes if self.cost(size) <= passes), sizes[-1])
+
+        def cost(self, size: DrawingSize) -> float:
+            return size.prompts * (1 + TOKEN * size.steps)
 
     config: Config
     answerer: Answerer | None = None
+
+    def obstacle(self, run: Trainer.Config) -> str:
+        data: Any = run.dataloader_train
+        if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
+            return ""
+        return "the training data are streamed by this process, and the first questions are at the start of the stream"
 
     def prepare(self, trainer: Trainer) -> None:
         if self.answerer is not None:
@@ -55,23 +77,27 @@ class DrawAnswers(DrawSamples):
         dataset: ChatDataset = (trainer.state if trainer.validator is None else trainer.validator).loader.dataset
         if self.config.dataset is not None:
             dataset = self.config.dataset.build()
-        self.asked = choose(dataset, self.config.samples, answerer)
+        self.asked = choose(dataset, self.num_prompts, answerer)
         self.answerer = answerer  # what fails before is tried again
 
     def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
         assert self.answerer is not None
         self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
-        asked = [(key, question(turns)) for key, turns in self.asked]
-        answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=self.config.max_new_tokens)
-        for number, ((_, turns), answer) in enumerate(zip(self.asked, answers), start=1):
+        chosen = self.asked[: self.decision.prompts or None]
+        asked = [(key, question(turns)) for key, turns in chosen]
+        most = self.config.max_new_tokens if self.size is None else self.size.steps
+        answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=most)
+        for number, ((_, turns), answer) in enumerate(zip(chosen, answers), start=1):
             if answer.error:
                 raise DataError(f"{answer.key} cannot be asked: {answer.error}")
-            self.give_way(trainer, number / len(self.asked))
+            self.give_way(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
             yield [Sample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
 
-    def write(self, folder: Path, samples: Mapping[Weights, Sequence[Sample]]) -> Iterator[dict[str, Any]]:
+    def write(
+        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+    ) -> Iterator[dict[str, Any]]:
         run = folder.parents[1]
         for weights, drawn in samples.items():
             for sample in drawn:
@@ -91,8 +117,7 @@ class DrawAnswers(DrawSamples):
 
 def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
     """Conversations by key, evenly over the data set; of one that is streamed the first ones. DataError for none."""
-    streamed = getattr(getattr(dataset, "config", None), "streaming", False)
-    distance = 1 if streamed else max(1, len(dataset) // count)
+    distance = 1 if is_streamed(getattr(dataset, "config", None)) else max(1, len(dataset) // count)
     found: list[tuple[str, tuple[Turn, ...]]] = []
     for index in range(0, len(dataset), distance):
         key = dataset.place(index)[0]
@@ -108,6 +133,11 @@ def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[s
     if not found:
         raise DataError(f"{dataset.name} has no conversation that can be asked")
     return found
+
+
+def is_streamed(dataset: Any) -> bool:
+    """Whether the data set with this config is read as a stream."""
+    return bool(getattr(dataset, "streaming", False))
 
 
 def media_of(turns: Sequence[Turn]) -> str | None:

@@ -6,17 +6,18 @@ import logging
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
-from worldsmith.config.declare.ranges import Count
+from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 Weights = Literal["live", "ema"]
 FILE = "samples.jsonl"
+DRAWINGS = 5
+"""Number of drawings of a run for which the size of one is chosen where no interval is set; the first takes longer."""
+STEP_PASSES = 3
+"""Cost of training on a sample in forward passes of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +41,23 @@ class Sample:
 
     prompt: str
     guidance: float | None = None
-    frames: Tensor | None = None
-    """uint8 [3, T, H, W]; one frame is an image."""
+    latents: Tensor | None = None
+    """Normalized latents [C, t, h, w] of a video or an image."""
     fps: float = 0.0
     answer: str | None = None
     expected: str | None = None
     """The right answer."""
     media: str | None = None
     """The file that the prompt is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingSize:
+    """Size of a drawing."""
+
+    prompts: int
+    steps: int
+    """Solver steps of a video, or max new tokens of an answer."""
 
 
 class GivesWayError(Exception):
@@ -55,25 +69,30 @@ class DrawSamples(Callback):
 
     What belongs to a step lies in a folder of that step. The training is the same to the bit with and without; its
     random generators, its throughput and its weights are left as they were. All ranks take part in the forward passes,
-    rank 0 writes. A drawing that fails is said once and counted, and the run goes on; with several processes that holds
-    for what goes wrong before and after the forward passes, which none of them could leave alone. A stop does not wait.
-    A run that goes on removes what was drawn of later steps, and draws that of its first step again.
+    rank 0 decodes and writes. Without an interval, rank 0 also decides when to draw, by measured times. A drawing that
+    fails is said once and counted, and the run goes on; with several processes that holds for what goes wrong before
+    and after the forward passes, which none of them could leave alone. A stop does not wait. A run that goes on removes
+    what was drawn of later steps; with an interval it draws that of its first step again.
     """
 
     class Config(Callback.Config):
         makes: ClassVar[str] = ""
         """What models must make (`Model.Config.makes`)."""
 
-        enabled: bool = False
+        enabled: bool = True
         """Whether samples are drawn."""
-        every: Count = 5000
-        """Draw after every this many steps, and after the last."""
+        every: Count | None = None
+        """Draw after every this many steps, and after the last. None: before the first step, after the last, and in
+        between as often as `max_time_fraction` allows; the samples are then as many and as fine as it allows."""
+        max_time_fraction: Annotated[float, Range(gt=0, le=1)] = 0.03
+        """Max fraction of the run's time that samples take if `every` is None."""
         on_start: bool = False
-        """Whether a new run also draws before its first step."""
+        """Whether a new run with a number in `every` also draws before its first step."""
         samples: Count = 4
-        """How many prompts are taken from the data where none are given."""
-        weights: list[Weights] = field(default_factory=lambda: ["live", "ema"])
-        """Draw with these: live ones, and their average (ema), where the run keeps one."""
+        """How many prompts are taken from the data where none are given; if `every` is None, at most."""
+        weights: list[Weights] = field(default_factory=list)
+        """Draw with these: raw weights (live), and EMA weights (ema) where the run keeps them. Empty: the EMA weights,
+        or the raw ones where the run keeps no others."""
 
         def check_run(self, run: Trainer.Config) -> None:
             model = run.model.config
@@ -82,14 +101,29 @@ class DrawSamples(Callback):
             if model.makes != self.makes:
                 why = f"a model of the family '{run.model.name}' makes {model.makes or 'nothing that is known'}"
                 raise wrong(self, "enabled", why=f"{why}, and this draws {self.makes}", remedy="write false")
-            if not self.weights or (self.weights == ["ema"] and not model.ema.enabled):
-                why = "the run keeps no average of its weights" if self.weights else "nothing would be drawn"
-                raise wrong(self, "weights", why=why, remedy='write ["live"]')
+            if self.weights == ["ema"] and not model.ema.enabled:
+                raise wrong(self, "weights", why="the run keeps no average of its weights", remedy='write ["live"]')
+
+        def fit(self, passes: float) -> DrawingSize:
+            """Size of a drawing that costs about as much as `passes` forward passes of a training sample, or the
+            smallest."""
+            raise NotImplementedError
+
+        def cost(self, size: DrawingSize) -> float:
+            """Estimated cost of a drawing in forward passes of a training sample."""
+            raise NotImplementedError
 
     config: Config
+    size: DrawingSize | None = None
+    """Size of a drawing; None: that of the config, since it has an interval."""
+    budget: DrawingBudget | None = None
+    """Set on rank 0 if the config has no interval."""
+    decision = Decision(0, 1)
     log: MetricsLog | None = None
     parts_done = 0
     """Kinds of weights that are drawn with, of those of this drawing."""
+    preparing = 0.0
+    """Seconds of this drawing in `prepare`."""
     failed = 0
     """Drawings of which something is missing."""
 
@@ -99,16 +133,40 @@ class DrawSamples(Callback):
 
     @abstractmethod
     def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
-        """Samples of the network as it is, on every rank; frames on rank 0 alone. It calls `give_way` now and then."""
+        """Samples of the network as it is, on every rank; latents on rank 0 only. It calls `give_way` now and then."""
 
     @abstractmethod
-    def write(self, folder: Path, samples: Mapping[Weights, Sequence[Sample]]) -> Iterator[dict[str, Any]]:
-        """Writes the files of a step; for each sample what is said of it in samples.jsonl."""
+    def write(
+        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+    ) -> Iterator[dict[str, Any]]:
+        """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
+
+    def obstacle(self, run: Trainer.Config) -> str:
+        """Reason why samples take far more than a step, so that they are only drawn at an interval; "" = none."""
+        return ""
+
+    def is_on(self, run: Trainer.Config) -> bool:
+        return self.config.enabled and not (self.config.every is None and self.obstacle(run))
+
+    def start_lines(self, trainer: Trainer) -> Iterable[str]:
+        if not self.config.enabled or self.config.every is not None:
+            return
+        if reason := self.obstacle(trainer.config):
+            yield f"samples      none: {reason}; trainer.callbacks.{self.folder.name}.every=N draws them nevertheless"
+            return
+        yield (
+            f"samples      before the first step, after the last and in between, in at most "
+            f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
+        )
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if not self.config.enabled:
+        if not self.is_on(trainer.config):
             return
         done = trainer.iteration
+        if self.config.every is None:
+            self.size = trainer.world.broadcast(self._fit(trainer))
+            self.budget = self._make_budget(trainer, self.size) if trainer.world.is_main else None
+            self.decision = Decision(0, done + 1)
         if trainer.world.is_main:
             try:
                 self.log = MetricsLog(self.folder / FILE, resumed_step=done, is_redone=lambda _: self.is_due(trainer))
@@ -121,7 +179,11 @@ class DrawSamples(Callback):
             self._draw_and_write(trainer)
 
     def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        if self.config.enabled and self.is_due(trainer):
+        if not self.is_on(trainer.config):
+            return
+        if self.config.every is None:
+            self._decide(trainer)
+        elif self.is_due(trainer):
             self._draw_and_write(trainer)
 
     def figures(self, trainer: Trainer, step: Step) -> Mapping[str, Any]:
@@ -135,33 +197,88 @@ class DrawSamples(Callback):
             logger.warning("%d drawings of samples have failed", self.failed)
 
     def is_due(self, trainer: Trainer) -> bool:
-        done = trainer.iteration
-        if not done:
-            return self.config.on_start
-        return done % self.config.every == 0 or done == trainer.config.trainer.max_iter
+        """Whether to draw at this step whatever it costs."""
+        done, every = trainer.iteration, self.config.every
+        if every is None or not done:
+            return not done and (every is None or self.config.on_start)
+        return done % every == 0 or done == trainer.config.trainer.max_iter
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts that are taken from the data."""
+        return self.config.samples if self.size is None else self.size.prompts
+
+    def kinds(self, trainer: Trainer) -> list[Weights]:
+        """The weights to draw with that the run keeps."""
+        has_ema = trainer.state.ema is not None
+        wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
+        return [weights for weights in wanted if weights == "live" or has_ema]
 
     def give_way(self, trainer: Trainer, share: float) -> None:
         """Raises GivesWayError, on all ranks, when a stop is asked for. `share`: what of `draw` is done."""
-        trainer.share = (self.parts_done + share) / len(self.config.weights)
+        trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
             raise GivesWayError
+
+    def _passes_of_step(self, trainer: Trainer) -> float:
+        """Forward passes of a sample that cost as much as a training step on this rank."""
+        samples, _ = trainer.first_size
+        return STEP_PASSES * trainer.config.trainer.grad_accum_iter * samples
+
+    def _fit(self, trainer: Trainer) -> DrawingSize:
+        config, steps = self.config, trainer.config.trainer.max_iter
+        passes = config.max_time_fraction * steps * self._passes_of_step(trainer) / DRAWINGS
+        return config.fit(passes / len(self.kinds(trainer)))
+
+    def _make_budget(self, trainer: Trainer, size: DrawingSize) -> DrawingBudget:
+        passes = self.config.cost(size) * len(self.kinds(trainer)) / size.prompts
+        return DrawingBudget(
+            self.config.max_time_fraction,
+            first_step=trainer.iteration,
+            last_step=trainer.config.trainer.max_iter,
+            steps_per_prompt=passes / self._passes_of_step(trainer),
+        )
+
+    def _decide(self, trainer: Trainer) -> None:
+        """Draws after this step if rank 0 decides so."""
+        done, last = trainer.iteration, trainer.config.trainer.max_iter
+        if done < min(self.decision.next_check, last):
+            return
+        if self.budget is not None and self.size is not None:
+            self.decision = self.budget.decide(done, self.size.prompts)
+            if done == last and not self.decision.prompts:
+                logger.info(
+                    "no samples are drawn after step %d, the last: they would take more than %.3g of the run's time; "
+                    "trainer.callbacks.%s.every=%d draws them nevertheless",
+                    *(done, self.config.max_time_fraction, self.folder.name, last),
+                )
+        self.decision = trainer.world.broadcast(self.decision)
+        if self.decision.prompts:
+            self._draw_and_write(trainer)
 
     def _draw_and_write(self, trainer: Trainer) -> None:
         from worldsmith.checkpoint.run.rng_state import untouched_rng
 
         start, step = time.perf_counter(), trainer.iteration
-        with trainer.busy("sampling"), untouched_rng():
+        self.preparing = 0.0
+        with trainer.busy("sampling"), untouched_rng(), trainer.task.sampling():
             try:
                 samples = self._draw(trainer)
-                if samples and trainer.world.is_main:
-                    folder = self._write(step, samples)
-                    logger.info("samples after step %d: %s (%.1f s)", step, folder, time.perf_counter() - start)
             except GivesWayError:
+                samples = None
                 if trainer.world.is_main:
                     logger.warning("step %d: the drawing of samples gives way to the stop", step)
-            except OSError as error:  # written on rank 0, where no other one waits
-                self._fail(step, error)
-        trainer.pace.leave_out(time.perf_counter() - start)
+            if samples and trainer.world.is_main:
+                try:
+                    folder = self._write(trainer, samples)
+                except Exception as error:  # no other rank waits for what is decoded and written
+                    self._fail(step, error)
+                else:
+                    logger.info("samples after step %d: %s (%.1f s)", step, folder, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        if self.budget is not None:
+            self.budget.add(step, self.decision.prompts or self.num_prompts, seconds, once=self.preparing)
+        trainer.pace.leave_out(seconds)
 
     def _draw(self, trainer: Trainer) -> dict[Weights, list[Sample]] | None:
         """The samples of each kind of weights; None, on all ranks, when the drawing has failed."""
@@ -170,22 +287,23 @@ class DrawSamples(Callback):
         from worldsmith.training.validation import evaluating
 
         problem: Exception | None = None
+        start = time.perf_counter()
         try:
             self.prepare(trainer)
         except Exception as error:  # whatever it is: the run is worth more
             problem = error
+        self.preparing = time.perf_counter() - start
         if trainer.world.any(problem is not None):
             self._fail(trainer.iteration, problem or "another process cannot prepare it")
             return None
         found: dict[Weights, list[Sample]] = {}
         network, average = trainer.model.network, trainer.state.ema
         try:
-            with evaluating(network), torch.no_grad():
-                for part, weights in enumerate(self.config.weights):
+            # A compiled network would be compiled again for the shapes of samples, which may change its bits.
+            with evaluating(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                for part, weights in enumerate(self.kinds(trainer)):
                     self.parts_done = part
                     swapped: AbstractContextManager[None] = nullcontext()
-                    if weights == "ema" and average is None:
-                        continue
                     if weights == "ema" and average is not None:
                         swapped = average.swapped(network)
                     with swapped:
@@ -199,11 +317,12 @@ class DrawSamples(Callback):
             return None
         return found
 
-    def _write(self, step: int, samples: Mapping[Weights, Sequence[Sample]]) -> Path:
+    def _write(self, trainer: Trainer, samples: Mapping[Weights, Sequence[Sample]]) -> Path:
+        step = trainer.iteration
         folder = self.folder / f"step_{step:09d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        records = list(self.write(folder, samples))
+        records = list(self.write(trainer, folder, samples))
         if self.log is None:
             raise OSError(f"{self.folder / FILE} could not be opened")
         for record in records:

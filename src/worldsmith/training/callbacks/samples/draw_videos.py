@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
 from worldsmith.sampling.sample_settings import SampleSettings
-from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample, Weights
+from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawSamples, Sample, Weights
 
 if TYPE_CHECKING:
-    from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.models.video_model import GenerationDefaults
+    from torch import Tensor
+
+    from worldsmith.data.clips.video_dataset import VideoDataset, Window
+    from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
     from worldsmith.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler", "strength", "image_save_quality")
 QUALITY = 95
 """Of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
 NAMES = {"live": "live weights", "ema": "averaged weights"}
+CANDIDATES = 8
+"""Captions of the data that are looked at for each one that is drawn."""
+GOOD_STEPS, LEAST_STEPS = 8, 2
+"""Solver steps below which fewer prompts are drawn instead, and the fewest."""
+DECODING = 8
+"""Assumed cost of decoding and writing a sample in forward passes of a training sample."""
+REAL = "real"
+"""Subfolder with the data set's own clips."""
+REAL_BYTES = 64_000
+"""Max size of a file with a clip of the data set, unless it has it at the lowest quality: a page embeds it."""
 
 
 class DrawVideos(DrawSamples):
     """Text to video, or to image where the run's clips have one frame, of the size, length and rate of its first clip.
 
-    A step's folder has a file for each prompt, guidance and kind of weights, and `sheet.png` with frames of all.
+    A step's folder has a file for each prompt, guidance and kind of weights, and `sheet.png` with frames of all. The
+    clips whose captions are the prompts are written once, as training sees them.
     """
 
     class Config(DrawSamples.Config):
@@ -42,11 +62,11 @@ class DrawVideos(DrawSamples):
         prompt_files: list[str] = field(default_factory=list)
         """Files of further samples, or patterns of them, as `worldsmith generate` reads them; they may have a size, a
         seed and an image or a video to begin with."""
-        guidance: list[Factor] = field(default_factory=lambda: [0.0, 3.0, 7.0])
+        guidance: list[Factor] = field(default_factory=lambda: [3.0])
         """Scales of classifier-free guidance, each drawn; 0 does not look at the prompt, 1 is without guidance. They
         are the same at every step, whatever the family does otherwise."""
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 35
-        """Steps of the solver."""
+        """Steps of the solver; if `every` is None, at most."""
         shift: PositiveFactor | None = None
         """Shift of the noise schedule; None: that of the training's tier."""
         seed: Seed = 0
@@ -61,15 +81,40 @@ class DrawVideos(DrawSamples):
                 remedy = "give samples with their vision_path in prompt_files, or neither of them"
                 raise wrong(self, "prompts", why=why, remedy=remedy)
 
+        def fit(self, passes: float) -> DrawingSize:
+            given = len(self.prompts)
+            steps = [self.steps]
+            while steps[-1] > LEAST_STEPS:
+                steps.append(max(LEAST_STEPS, steps[-1] // 2))
+            good = [number for number in steps if number >= min(GOOD_STEPS, self.steps)]
+            sizes = [DrawingSize(count, number) for count in range(given or self.samples, 0, -1) for number in good]
+            sizes = [size for size in sizes if not given or size.prompts == given]
+            sizes += [DrawingSize(given or 1, number) for number in steps]
+            return next((size for size in sizes if self.cost(size) <= passes), sizes[-1])
+
+        def cost(self, size: DrawingSize) -> float:
+            branches = sum(1 if scale == 1 else 2 for scale in self.guidance)
+            return size.prompts * (branches * size.steps + len(self.guidance) * DECODING)
+
     config: Config
     requests: Sequence[GenerationRequest] = ()
+    windows: Sequence[Window] = ()
+    """The windows of the data whose captions are the first prompts."""
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps if self.size is None else self.size.steps
+
+    def obstacle(self, run: Trainer.Config) -> str:
+        network = run.model.config.sampling_network
+        return f"{network} would be loaded next to the trained network" if network else ""
 
     def prepare(self, trainer: Trainer) -> None:
         if self.requests:
             return
         from worldsmith.checkpoint.formats.registry import formats_of
-        from worldsmith.sampling.requests import GenerationRequest
-        from worldsmith.sampling.training_data import of_first_clip
+        from worldsmith.sampling.requests import GenerationRequest, read
+        from worldsmith.sampling.training_data import first_windows, of_first_clip
 
         run, config = trainer.config, self.config
         model: Any = trainer.model
@@ -77,22 +122,45 @@ class DrawVideos(DrawSamples):
         defaults = of_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
         defaults.refuse({"shift": config.shift})
         defaults = replace(defaults, shift=config.shift or defaults.shift)
-        for scale in config.guidance:
-            model.sampler(defaults.sampling(steps=config.steps, guidance=scale))  # refuses a scale that it cannot have
+        model.defaults = defaults
+        samplers = [  # which refuse a scale that they cannot have
+            model.sampler(defaults.sampling(steps=self.steps, guidance=scale)) for scale in config.guidance
+        ]
         prompts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in config.prompts]
         requests = read_requests(config.prompt_files, defaults, model.config)
+        windows: list[Window] = []
         if not prompts and not requests:
             if trainer.validator is not None:
                 data = trainer.validator.loader.dataset
-            prompts = of_data(data, config.samples, model.config)
+            found = self._fitting(first_windows(data, CANDIDATES * self.num_prompts), samplers[0])
+            prompts, windows = of_data(found, data, model.config), list(found.values())
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
-        model.defaults, self.requests = defaults, [*captions, *requests]
+        requests = [*captions, *requests]
+        known = [read(sampler, request) for sampler in samplers for request in requests]
+        texts = [tuple(layout.text_ids) for one in known for layout in (one.conditional, one.unconditional)]
+        samplers[0].load_texts(list(dict.fromkeys(texts)))
+        self.requests, self.windows = requests, windows
+
+    def _fitting(self, found: Mapping[str, Window], sampler: VideoSampler) -> dict[str, Window]:
+        """Selects captions that sampling accepts, since it refuses those that training cuts; else the first ones."""
+        from worldsmith.sampling.requests import GenerationRequest, read
+
+        defaults, fitting = sampler.model.defaults, {}
+        size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
+        for caption, window in found.items():
+            with suppress(ValueError):
+                read(sampler, GenerationRequest(prompt=caption, **size))
+                fitting[caption] = window
+            if len(fitting) == self.num_prompts:
+                break
+        return fitting or dict(islice(found.items(), self.num_prompts))
 
     def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
         from worldsmith.sampling.generate import generate_latents
 
         config = self.config
+        requests = self.requests[: self.decision.prompts or None]
         model: Any = trainer.model
         constant: dict[str, Any] = {} if "dynamic_guidance" in model.defaults.refused else {"dynamic_guidance": "off"}
         for number, scale in enumerate(config.guidance):
@@ -100,48 +168,101 @@ class DrawVideos(DrawSamples):
             def tell(done: int, total: int, number: int = number) -> None:
                 self.give_way(trainer, (number + done / total) / len(config.guidance))
 
-            settings = {"steps": config.steps, "guidance": scale, "progress": tell, **constant}
-            latents = generate_latents(model, self.requests, **settings)
+            settings = {"steps": self.steps, "guidance": scale, "progress": tell, **constant}
+            latents = generate_latents(model, requests, **settings)
             if not trainer.world.is_main:
                 latents = []
             yield [
-                Sample(prompt=request.prompt, guidance=scale, fps=request.fps, frames=model.decode(latent).cpu())
-                for request, latent in zip(self.requests, latents)
+                Sample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
+                for request, latent in zip(requests, latents)
             ]
 
-    def write(self, folder: Path, samples: Mapping[Weights, Sequence[Sample]]) -> Iterator[dict[str, Any]]:
-        from worldsmith.sampling.video_writer import contact_sheet, write_jpeg, write_mp4
+    def write(
+        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+    ) -> Iterator[dict[str, Any]]:
+        from worldsmith.sampling.video_writer import contact_sheet, few_frames
 
+        run = folder.parents[1]
+        model: Any = trainer.model
+        real = self._write_real(trainer, folder.parent / REAL)
+        requests = self.requests[: self.decision.prompts or None]
+        nothing: list[Path | None] = [None] * len(requests)
         rows = []
-        count = len(self.requests)
+        if real and None not in real:
+            rows.append(("clips of the data", [few_frames(file) for file in real[: len(requests)] if file]))
         for weights, drawn in samples.items():
-            for start, scale in zip(range(0, len(drawn), count), self.config.guidance):
+            for start, scale in zip(range(0, len(drawn), len(requests)), self.config.guidance):
                 clips = []
-                for number, sample in enumerate(drawn[start : start + count]):
-                    assert sample.frames is not None
-                    clips.append(sample.frames)
-                    is_image = sample.frames.shape[1] == 1
-                    file = folder / f"{number:02d}_{weights}_guidance_{scale:g}.{'jpg' if is_image else 'mp4'}"
-                    if is_image:
-                        write_jpeg(file, sample.frames[:, 0], QUALITY)
-                    else:
-                        write_mp4(file, sample.frames, sample.fps)
+                for number, (sample, clip) in enumerate(zip(drawn[start : start + len(requests)], real or nothing)):
+                    assert sample.latents is not None
+                    frames = model.decode(sample.latents).cpu()
+                    clips.append(frames)
+                    is_image = frames.shape[1] == 1
+                    file = folder / f"{number:02d}_{weights}_guidance_{scale:g}"
+                    file = write_clip(file, frames, sample.fps)
                     yield {
                         "weights": weights,
                         "guidance": scale,
+                        "solver_steps": self.steps,
                         "kind": "image" if is_image else "video",
                         "prompt": sample.prompt,
-                        "file": str(file.relative_to(folder.parents[1])),
+                        "file": str(file.relative_to(run)),
+                        **({} if clip is None else {"real": str(clip.relative_to(run))}),
                     }
                 rows.append((f"{NAMES[weights]}, guidance {scale:g}", clips))
-        contact_sheet(folder / "sheet.png", rows, [request.prompt for request in self.requests])
+        contact_sheet(folder / "sheet.png", rows, [request.prompt for request in requests])
+
+    def _write_real(self, trainer: Trainer, folder: Path) -> list[Path | None]:
+        """Writes the clips of the data whose captions are drawn, as training sees them in the size of the samples.
+
+        Files that exist are kept. Returns None for a clip that cannot be read, and an empty list for prompts that are
+        not taken from the data.
+        """
+        from worldsmith.sampling.training_data import read_clip
+
+        loader = (trainer.state if trainer.validator is None else trainer.validator).loader
+        model: Any = trainer.model
+        files: list[Path | None] = []
+        for window, request in zip(self.windows, self.requests):
+            size = request.height, request.width
+            name = hashlib.blake2b(repr((window.path, window.key, size)).encode(), digest_size=4).hexdigest()
+            found: Path | None = next(folder.glob(f"{name}.*"), None)
+            if found is None:
+                try:
+                    frames, fps = read_clip(window, loader.dataset, model.latent_grid, size)
+                    found = write_clip(folder / name, frames, fps, max_bytes=REAL_BYTES)
+                except SampleError as error:
+                    logger.warning("%s is not shown next to its samples: %s", window.key, error)
+            files.append(found)
+        return files
 
 
-def of_data(data: VideoDataset, count: int, model: Any) -> list[dict[str, Any]]:
+def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None = None) -> Path:
+    """Writes uint8 frames [3, T, H, W] as an MP4 file, or one frame as a JPEG file, and returns its path.
+
+    Args:
+        stem: the path without its suffix.
+        max_bytes: size above which the quality is lowered, as far as it goes.
+    """
+    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+
+    is_image = frames.shape[1] == 1
+    file = stem.with_name(f"{stem.name}.{'jpg' if is_image else 'mp4'}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for quality, crf in zip((QUALITY, 85, 70, 50), (12, 20, 28, 36)):
+        if is_image:
+            write_jpeg(file, frames[:, 0], quality)
+        else:
+            write_mp4(file, frames, fps, crf=crf)
+        if max_bytes is None or file.stat().st_size <= max_bytes:
+            break
+    return file
+
+
+def of_data(windows: Mapping[str, Window], data: VideoDataset, model: Any) -> list[dict[str, Any]]:
     """Captions of the data, with their first frames where a model with this config reads an image."""
-    from worldsmith.sampling.training_data import first_frame, first_windows
+    from worldsmith.sampling.training_data import first_frame
 
-    windows = first_windows(data, count)
     if FROM_TEXT & set(model.modes):
         return [{"prompt": caption} for caption in windows]
     return [
