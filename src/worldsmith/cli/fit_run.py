@@ -23,8 +23,8 @@ from worldsmith.distributed.gpus import find_gpu
 from worldsmith.planning.fitting.fit import Clock, Fitting
 from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
-BUDGET = 60.0
-"""Seconds of processor time that a search may take."""
+BUDGET = 55.0
+"""Seconds of processor time that a search may take: with starting the command about a minute."""
 EVERY = 5.0
 """Seconds between two lines of progress through a pipe."""
 INTERRUPTED = 130

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from torch.distributed.tensor._op_schema import OpSchema
 from tiny_runs import make_world, tiny_config
+from torch.distributed.tensor._op_schema import OpSchema
 
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.converters.frozen_base import FrozenBase

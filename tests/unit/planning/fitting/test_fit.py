@@ -13,6 +13,7 @@ from fit_ranks import VARIABLES, fitting, real_peak, step_peak
 from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
+from worldsmith.distributed.world import stop_world
 from worldsmith.planning.fitting.fit import Clock, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
@@ -94,6 +95,19 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     assert max(peaks) <= best.memory.peak + best.memory.fragmentation
 
 
+def test_adapters_that_are_proposed_for_a_reasoner_are_trained_as_planned() -> None:
+    words = ["dataloader_train.max_samples_per_batch=1"]
+    search = fitting("videophy2_nano_tiny", words, of_memory(64 * GIB))
+    setting = next(found for found in search.settings if "rounded to 4 bits" in found.learned.says)
+    tried = search.evaluate(setting, True)
+    assert not tried.refused
+    assert tried.work is not None
+    try:
+        assert real_peak("videophy2_nano_tiny", words, setting.words) == pytest.approx(step_peak(tried.work), rel=0.01)
+    finally:
+        stop_world()
+
+
 def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None:
     search = fitting("cogvideox_2b_tiny", [*WORDS, *FULL], Gpu("", GIB))
     search.clock = Clock(budget=0.0)
@@ -108,6 +122,17 @@ def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None
     assert (found.best, found.stopped) == ([], "time")
     assert found.nearest == found.now  # of what was tried
     assert "that may be better were not tried" in "\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"]))
+
+
+def test_time_for_all_layers_of_the_best_is_also_kept_in_a_search_of_smaller_clips() -> None:
+    search = fitting("cogvideox_2b_tiny", ["dataloader_train.dataset.num_video_frames=49"], Gpu("", GIB))
+    search.clock, search.seconds, search.longest_of_all = Clock(budget=30.0), 6.0, 15.0
+    smaller = search.with_clips(next(iter(smaller_clips(search.config))))
+    search.clock.start -= 5  # 25 s are left
+    assert smaller.has_time(False)
+    search.clock.start -= 5
+    assert not smaller.has_time(False)
+    assert smaller.has_time(True)
 
 
 def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
