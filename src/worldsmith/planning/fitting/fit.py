@@ -15,6 +15,7 @@ from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.fitting.knobs import (
     ENCODED,
+    MOST_CONTEXT,
     Learned,
     Setting,
     as_it_is,
@@ -63,6 +64,16 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Enough:
+    """A number of GPUs with which the nearest setting fits."""
+
+    gpus: int | None
+    """None: no number is enough; 0: not known, since more GPUs have no such setting."""
+    context: int = 0
+    """GPUs that share each pack, where the setting alone would not fit; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     """What was found."""
 
@@ -74,8 +85,8 @@ class Fits:
     """What differs from the best in one knob, by that knob."""
     nearest: Tried | None
     """Where nothing fits, what is nearest."""
-    enough: int | None
-    """Where nothing fits, a number of GPUs with which it would; 0: not known."""
+    enough: Enough | None
+    """Where nothing fits, with how many GPUs it would; None: not looked for."""
     pace: Gpu
     """Whose speed the seconds are of."""
     data: str
@@ -318,31 +329,56 @@ class Fitting:
                     found.setdefault(turned[0], []).append(tried)
         return found
 
-    def enough(self, setting: Setting) -> int | None:
-        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them; 0: not
-        known, since more GPUs have no such setting. Raises OutOfTime.
+    def enough(self, setting: Setting) -> Enough:
+        """The fewest GPUs, doubled again and again, with which the nearest setting fits. Raises OutOfTime.
+
+        Where the memory of one pack is too large for any number of GPUs, GPUs share each pack.
         """
-        ranks, known = self.ranks, False
+        ranks, known, sharing = self.ranks, False, (False, True)
         while (ranks := 2 * ranks) <= MOST_RANKS:
             if not self.has_time(True):
                 raise OutOfTime
             more = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
-            more.encodings, more.lists = self.encodings, self.lists
-            same = [other for other in more.settings if more.same_choice(other, setting)]
-            tried = more.evaluate(same[0], False) if same else None
-            if tried is not None and tried.fits:
-                return ranks
-            known |= tried is not None and tried.memory is not None
-            if tried is not None and tried.memory is not None and tried.work is not None:
-                kept = sum(quick_plan(self.read(same[0].words).tree, ranks).states.values())
-                if replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0:
-                    return None  # more GPUs share what is kept, and nothing else
-        return None if known else 0
+            more.encodings, more.lists, more.weighs_samples = self.encodings, self.lists, self.weighs_samples
+            for shares in sharing:
+                same = same_choice(more.settings, setting, shares=shares)
+                if same is None:
+                    if sharing == (True,):
+                        return Enough(None)  # the family does not share packs
+                    break
+                tried, context = more.evaluate(same, False), int(same.knobs["context"])
+                if tried.fits:
+                    return Enough(ranks, context if shares else 0)
+                known |= tried.memory is not None
+                if not more.lacks_always(tried):
+                    break
+                if context >= MOST_CONTEXT:
+                    return Enough(None)
+                sharing = (True,)
+        return Enough(None if known else 0)
 
-    def same_choice(self, mine: Setting, other: Setting) -> bool:
-        """Whether it is the setting of fewer ranks, with a larger share of the weights for none of them."""
-        same = (other.learned, other.slower)
-        return (mine.learned, mine.slower) == same and mine.replicas == other.replicas
+    def lacks_always(self, tried: Tried) -> bool:
+        """Whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
+        if tried.memory is None or tried.work is None:
+            return False
+        kept = sum(quick_plan(self.read(tried.setting.words).tree, self.ranks).states.values())
+        return replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0
+
+
+def same_choice(settings: Sequence[Setting], wanted: Setting, *, shares: bool) -> Setting | None:
+    """The setting of more GPUs that has the choices of `wanted` and needs least memory; None: there is none.
+
+    `shares`: more GPUs than in `wanted`, as many as possible, share each pack.
+    """
+
+    def is_same(setting: Setting) -> bool:
+        context, its = int(setting.knobs["context"]), int(wanted.knobs["context"])
+        alike = context > its if shares else context == its and setting.packs.size == wanted.packs.size
+        chosen = (wanted.learned, wanted.slower[0], wanted.encoded)
+        return alike and (setting.learned, setting.slower[0], setting.encoded) == chosen
+
+    found = [setting for setting in settings if is_same(setting)]
+    return max(found, key=lambda setting: (-setting.replicas, *setting.slower[1:]), default=None)
 
 
 def limits_of(loaded: Loaded) -> Limits:

@@ -168,7 +168,10 @@ class Search:
         return self.known[setting]
 
     def nearest(self) -> Tried | None:
-        """Of what does not fit that which needs least; None where everything was refused."""
+        """The setting that needs least memory of those that do not fit; None where everything was refused.
+
+        Where only the states are known, which are the same in many settings, it is the one that saves most besides.
+        """
         smallest: dict[tuple[object, ...], Setting] = {}
         for setting in self.settings:
             key = (setting.learned.says, *setting.learned.words, setting.replicas)
@@ -177,7 +180,7 @@ class Search:
         for setting in smallest.values():
             if setting not in self.known:
                 self.try_in_time(setting)
-        return min(self.needs(), key=needed, default=None)
+        return min(self.needs(), key=lambda tried: (needed(tried), -sum(tried.setting.slower)), default=None)
 
     def needs(self) -> list[Tried]:
         """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""

@@ -14,9 +14,10 @@ from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fitting.fit import Clock, Fitting
+from worldsmith.planning.fitting.fit import Clock, Enough, Fits, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
+from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 
@@ -196,10 +197,37 @@ def test_clips_that_the_run_does_not_allow_are_passed_over() -> None:
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
     found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", GIB // 2)).find()
-    assert (found.best, found.enough) == ([], None)
+    assert (found.best, found.enough) == ([], Enough(None))
     assert found.nearest is not None
     assert found.nearest.memory is not None
     assert found.nearest.memory.spare < 0
+
+
+LONG = [f"dataloader_train.dataset.{word}" for word in ("resolution=720", "num_video_frames=961")]
+LONG += ["dataloader_train.max_samples_per_batch=1", "trainer.grad_accum_iter=1"]
+LONG += ["model.config.max_num_tokens_after_packing=400000"]
+
+
+def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> None:
+    def smallest(ranks: int, context: str) -> Tried:
+        search = fitting("vision_sft_nano_tiny", LONG, of_memory(64 * GIB), ranks)
+        found = [setting for setting in search.settings if setting.knobs["context"] == context]
+        return search.evaluate(max(found, key=lambda setting: (setting.learned.level, sum(setting.slower))), False)
+
+    alone, shared = smallest(1, "1"), smallest(2, "2")
+    assert alone.memory is not None
+    assert shared.memory is not None
+    assert shared.memory.needed < alone.memory.needed
+    search = fitting("vision_sft_nano_tiny", LONG, of_memory(shared.memory.needed))
+    found = search.enough(alone.setting)
+    assert found == Enough(2, context=2)
+    fits = Fits(
+        None, [], {}, replace(alone, memory=replace(alone.memory, gpu=search.gpu)), found, search.gpu, "", 1, 1, 1
+    )
+    lines = "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert "with 2 of them this setting fits, where 2 of them share each pack" in lines
+    search = fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))
+    assert search.enough(alone.setting) == Enough(None)
 
 
 @pytest.mark.parametrize(
