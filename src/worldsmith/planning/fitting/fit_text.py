@@ -64,11 +64,11 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
     yield from row("learned", f"changes: {fits.nearest.setting.learned.says}")
     yield from commands(start, run, fits.nearest)
     enough = fits.enough
-    if enough is not None and enough.gpus:
-        shared = f", where {enough.context} of them share each pack" if enough.context else ""
-        yield from row("GPUs", f"with {enough.gpus} of them this setting fits{shared}; plan with --gpus {enough.gpus}")
+    if enough is not None and enough.tried is not None:
+        yield from row("GPUs", f"with {enough.gpus} of them it fits; plan with --gpus {enough.gpus} --fit")
+        yield from row("learned", f"changes: {enough.tried.setting.learned.says}")
     elif enough is not None and enough.gpus is None:
-        yield from row("GPUs", "no number of GPUs is enough: a pack's own memory is too large")
+        yield from row("GPUs", "no number of GPUs is enough: what they do not share is too large, such as a pack")
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:

@@ -205,7 +205,9 @@ def test_where_nothing_fits_what_is_nearest_is_said() -> None:
 
 LONG = [f"dataloader_train.dataset.{word}" for word in ("resolution=720", "num_video_frames=961")]
 LONG += ["dataloader_train.max_samples_per_batch=1", "trainer.grad_accum_iter=1"]
-LONG += ["model.config.max_num_tokens_after_packing=400000"]
+LONG += ["model.config.max_num_tokens_after_packing=400000", "model.config.precision=bfloat16"]
+LONG += ["model.config.lora_enabled=true", 'optimizer.keys_to_select=["lora_"]', "optimizer.lr_multipliers={}"]
+LONG += ["model.config.ema.enabled=false", 'model.config.converters=[{"type": "FrozenBase", "bits": 4}]']
 
 
 def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> None:
@@ -219,15 +221,25 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert shared.memory is not None
     assert shared.memory.needed < alone.memory.needed
     search = fitting("vision_sft_nano_tiny", LONG, of_memory(shared.memory.needed))
-    found = search.enough(alone.setting)
-    assert found == Enough(2, context=2)
-    fits = Fits(
-        None, [], {}, replace(alone, memory=replace(alone.memory, gpu=search.gpu)), found, search.gpu, "", 1, 1, 1
-    )
-    lines = "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
-    assert "with 2 of them this setting fits, where 2 of them share each pack" in lines
-    search = fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))
-    assert search.enough(alone.setting) == Enough(None)
+    found = search.enough()
+    assert found.gpus == 2
+    assert found.tried is not None
+    assert found.tried.fits
+    assert found.tried.setting.knobs["context"] == "2"
+    nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
+    fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
+    assert "with 2 of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert fitting("vision_sft_nano_tiny", LONG, of_memory(GIB)).enough() == Enough(None)
+
+
+def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> None:
+    """So the setting with the smallest states of one GPU is not that of many."""
+    search = fitting("vision_sft_super", [], GPUS["rtx-4090"])
+    many = search.with_ranks(64)
+    assert search.least is not None
+    assert many.least is not None
+    assert "rounded to 4 bits" in search.least.learned.says
+    assert search.states(search.least, 64).spare < 0 <= search.states(many.least, 64).spare
 
 
 @pytest.mark.parametrize(
