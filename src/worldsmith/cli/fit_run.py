@@ -24,8 +24,8 @@ from worldsmith.monitor.terminal_text import WIDTH, terminal_width
 from worldsmith.planning.fitting.fit import Clock, Fitting
 from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
-BUDGET = 60.0
-"""Seconds of processor time that a search may take."""
+BUDGET = 55.0
+"""Seconds of processor time that a search may take: with starting the command about a minute."""
 EVERY = 5.0
 """Seconds between two lines of progress through a pipe."""
 INTERRUPTED = 130

@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 from tiny_runs import make_world, tiny_config
+from torch.distributed.tensor._op_schema import OpSchema
 
 from worldsmith.config.tree.references import resolve
+from worldsmith.models.converters.frozen_base import FrozenBase
+from worldsmith.models.converters.quantized_linear import QuantizedLinear
 from worldsmith.planning.batches import assumed_batches
+from worldsmith.planning.simulation import first_and_last
 from worldsmith.planning.simulation.other_phases import other_phases
 from worldsmith.planning.simulation.simulated_run import simulate, simulated_run
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
@@ -67,3 +71,42 @@ def test_each_replica_copies_what_it_holds_for_a_save(config):
             (saving,) = other_phases(run, ["saving"])
         copies[replicas] = saving.main_memory
     assert copies[2] == pytest.approx(2 * copies[1], rel=0.05)
+
+
+def test_of_equal_frozen_layers_the_first_and_the_last_are_quantized(config, monkeypatch):
+    """The layers between them get tensors of the same sizes, and no phase changes by a byte."""
+    model = replace(
+        config.model.config, lora_enabled=True, lora_target_modules="all-linear", converters=[FrozenBase.Config(bits=4)]
+    )
+    model.ema.trainable_only = True
+    qlora = replace(
+        config,
+        model=replace(config.model, config=model),
+        checkpoint=replace(config.checkpoint, save_weights="trained"),
+        optimizer=replace(config.optimizer, keys_to_select=[], lr_multipliers={}),
+    )
+    batches, quantized, hold = assumed_batches(config).batches, [], QuantizedLinear.hold
+    monkeypatch.setattr(QuantizedLinear, "hold", lambda layer, value: (quantized.append(layer), hold(layer, value)))
+    found = {}
+    for name in ("first and last", "all"):
+        with monkeypatch.context() as patch:
+            if name == "all":
+                patch.setattr(first_and_last, "conversion_key", id)
+            quantized.clear()
+            with simulated_run(qlora, batches, ranks=1, loads=True) as run:
+                phases = {phase.name: phase for phase in run.tracker.phases()}
+                layers = run.model.held.values()
+                sizes = [{name: tuple(v.shape) for name, v in vars(x).items() if hasattr(v, "shape")} for x in layers]
+                found[name] = phases["loading"], sizes, len(quantized)
+    assert found["first and last"][:2] == found["all"][:2]
+    shapes = {tuple(sorted(layer.items())) for layer in found["all"][1]}
+    assert found["first and last"][2] <= 2 * len(shapes) < found["all"][2]
+
+
+def test_the_arguments_of_an_update_are_listed_once_and_not_for_each_parameter(config, monkeypatch):
+    """Listing them takes time in proportion to the parameters: for each of them this would be most of a long plan."""
+    listed, specs = [], OpSchema.args_spec.fget
+    with simulated_run(config, assumed_batches(config).batches, ranks=2) as run:
+        monkeypatch.setattr(OpSchema, "args_spec", property(lambda schema: (listed.append(1), specs(schema))[1]))
+        run.prime()
+        assert 0 < len(listed) < len(list(run.model.network.parameters()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +15,11 @@ from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.fitting.knobs import (
     ENCODED,
+    MOST_CONTEXT,
     Learned,
     Setting,
     as_it_is,
+    can_share,
     changed_words,
     degree_words,
     degrees_now,
@@ -25,7 +27,7 @@ from worldsmith.planning.fitting.knobs import (
     smaller_clips,
     with_clips,
 )
-from worldsmith.planning.fitting.packs import Limits
+from worldsmith.planning.fitting.packs import Limits, tokens_of
 from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
 from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
@@ -63,6 +65,16 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Enough:
+    """A number of GPUs with which a setting fits."""
+
+    gpus: int | None
+    """None: no number is enough; 0: not known, since each setting was refused."""
+    tried: Tried | None = None
+    """The setting that fits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     """What was found."""
 
@@ -74,8 +86,8 @@ class Fits:
     """What differs from the best in one knob, by that knob."""
     nearest: Tried | None
     """Where nothing fits, what is nearest."""
-    enough: int | None
-    """Where nothing fits, a number of GPUs with which it would; 0: not known."""
+    enough: Enough | None
+    """Where nothing fits, with how many GPUs it would; None: not looked for."""
     pace: Gpu
     """Whose speed the seconds are of."""
     data: str
@@ -141,12 +153,12 @@ class Fitting:
                 except (ConfigError, UserError, ValueError):  # what else the run says does not allow such clips
                     continue
                 searches.append((smaller, smaller.search(smaller.settings)))
-                if searches[-1][1].best_if_smallest_fits():
+                if searches[-1][1].best_if_least_fits():
                     break
             if not searches[-1][1].found:
                 about["nearest"] = search.nearest()
                 if about["nearest"] is not None:
-                    about["enough"] = self.enough(about["nearest"].setting)
+                    about["enough"] = self.enough()
         except OutOfTime:
             stopped = "time"
         except KeyboardInterrupt:
@@ -181,11 +193,13 @@ class Fitting:
         )
 
     def with_clips(self, clips: Learned) -> Fitting:
-        """The same search with other clips."""
-        return Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+        """The same search with other clips, whose settings take about as much time."""
+        other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+        other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
+        return other
 
     def search(self, settings: Sequence[Setting]) -> Search:
-        return Search(settings, self.evaluate, self.has_time)
+        return Search(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
         """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
@@ -261,8 +275,7 @@ class Fitting:
         try:
             config = self.read(setting.words).tree
             check_tree(config)
-            states = sum(quick_plan(config, self.ranks).states.values())
-            memory = MemoryVerdict(self.gpu, states, self.ranks)
+            memory = self.states(setting, self.ranks)
             if memory.spare < 0:
                 return Tried(setting, memory)
             work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
@@ -316,31 +329,90 @@ class Fitting:
                     found.setdefault(turned[0], []).append(tried)
         return found
 
-    def enough(self, setting: Setting) -> int | None:
-        """The fewest GPUs, doubled again and again, with which the nearest setting fits; None: none of them; 0: not
-        known, since more GPUs have no such setting. Raises OutOfTime.
-        """
-        ranks, known = self.ranks, False
-        while (ranks := 2 * ranks) <= MOST_RANKS:
-            if not self.has_time(True):
-                raise OutOfTime
-            more = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
-            more.encodings, more.lists = self.encodings, self.lists
-            same = [other for other in more.settings if more.same_choice(other, setting)]
-            tried = more.evaluate(same[0], False) if same else None
-            if tried is not None and tried.fits:
-                return ranks
-            known |= tried is not None and tried.memory is not None
-            if tried is not None and tried.memory is not None and tried.work is not None:
-                kept = sum(quick_plan(self.read(same[0].words).tree, ranks).states.values())
-                if replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0:
-                    return None  # more GPUs share what is kept, and nothing else
-        return None if known else 0
+    def enough(self) -> Enough:
+        """The fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
+        most = self.with_ranks(MOST_RANKS).smallest
+        possible = {change for change, setting in most.items() if self.states(setting, MOST_RANKS).spare >= 0}
+        known, sharing, ranks = bool(most.keys() - possible), set[str](), self.ranks
+        while possible and (ranks := 2 * ranks) <= MOST_RANKS:
+            more = self.with_ranks(ranks)
+            alone, shared = more.smallest, more.with_most_context
+            for change in [change for change in alone if change in possible]:
+                for setting in (shared[change],) if change in sharing else (alone[change], shared[change]):
+                    if self.states(setting, ranks).spare < 0:
+                        break
+                    if not self.has_time(True):
+                        raise OutOfTime
+                    tried = more.evaluate(of_largest_pack(setting), False)
+                    if tried.fits:
+                        return Enough(ranks, tried)
+                    known |= tried.memory is not None
+                    if not more.lacks_always(tried):
+                        break
+                    sharing.add(change)
+                    if setting.knobs["context"] == self.most_context:
+                        possible.remove(change)
+                        break
+        return Enough(None if known else 0)
 
-    def same_choice(self, mine: Setting, other: Setting) -> bool:
-        """Whether it is the setting of fewer ranks, with a larger share of the weights for none of them."""
-        same = (other.learned, other.slower)
-        return (mine.learned, mine.slower) == same and mine.replicas == other.replicas
+    def with_ranks(self, ranks: int) -> Fitting:
+        """The same search on another number of GPUs, with the same samples on each of them."""
+        other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
+        other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
+        return other
+
+    @property
+    def smallest(self) -> dict[str, Setting]:
+        """The setting that needs least memory for each change of what is learned, the mildest change first.
+
+        As few GPUs as possible share a pack.
+        """
+        return least_of(self.settings, lambda setting: -int(setting.knobs["context"]))
+
+    @property
+    def with_most_context(self) -> dict[str, Setting]:
+        """As `smallest`, but as many GPUs as possible share a pack."""
+        return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
+
+    @cached_property
+    def most_context(self) -> str:
+        """The most GPUs that can share a pack of this run."""
+        return str(max(count for count in range(1, MOST_CONTEXT + 1) if can_share(self.config, count)))
+
+    @property
+    def least(self) -> Setting | None:
+        """The setting with the smallest states of those that save most besides; None where each is refused."""
+        found: list[tuple[int, int, Setting]] = []
+        for number, setting in enumerate(self.with_most_context.values()):
+            with suppress(ConfigError, UserError, ValueError, NotImplementedError):
+                found.append((self.states(setting, self.ranks).peak, -number, setting))
+        return min(found, key=lambda item: item[:2], default=(0, 0, None))[2]
+
+    def states(self, setting: Setting, ranks: int) -> MemoryVerdict:
+        """Whether what lasts from step to step fits, by arithmetic."""
+        return MemoryVerdict(self.gpu, sum(quick_plan(self.read(setting.words).tree, ranks).states.values()), ranks)
+
+    def lacks_always(self, tried: Tried) -> bool:
+        """Whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
+        if tried.memory is None or tried.work is None:
+            return False
+        kept = self.states(tried.setting, self.ranks).peak
+        return replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0
+
+
+def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
+    """For each change of what is learned the setting with the fewest replicas, then most of `first`, then the slowest."""
+    found: dict[str, Setting] = {}
+    for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
+        found[setting.learned.says] = setting
+    return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
+
+
+def of_largest_pack(setting: Setting) -> Setting:
+    """The setting with its largest pack instead of each: the memory of a step is that of this pack."""
+    packs = setting.packs.batches
+    largest = max(packs, key=tokens_of)
+    return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
 
 
 def limits_of(loaded: Loaded) -> Limits:

@@ -64,10 +64,12 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
     yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", f"changes: {fits.nearest.setting.learned.says}")
     yield from commands(start, run, fits.nearest)
-    if fits.enough:
-        yield from row("GPUs", f"with {fits.enough} of them this setting fits")
-    elif fits.enough is None and not fits.stopped:
-        yield from row("GPUs", "no number of GPUs is enough: a pack's own memory is too large")
+    enough = fits.enough
+    if enough is not None and enough.tried is not None:
+        yield from row("GPUs", f"with {enough.gpus} of them it fits; plan with --gpus {enough.gpus} --fit")
+        yield from row("learned", f"changes: {enough.tried.setting.learned.says}")
+    elif enough is not None and enough.gpus is None:
+        yield from row("GPUs", "no number of GPUs is enough: what they do not share is too large, such as a pack")
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
@@ -124,7 +126,7 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
         "best": [facts(tried) for tried in fits.best],
         "others": {name: [facts(tried) for tried in others] for name, others in fits.others.items()},
         "nearest": None if fits.nearest is None else facts(fits.nearest),
-        "enough_gpus": fits.enough or None,
+        "enough_gpus": (fits.enough and fits.enough.gpus) or None,
         "seconds_of": fits.pace.name,
         "data": fits.data,
         "longest_sample": fits.longest,

@@ -227,9 +227,13 @@ def without_average(config: Trainer.Config) -> dict[str, str]:
 
 
 def usual_targets(config: Trainer.Config) -> str | None:
-    """Names of the attention's layers; None where there are none of the usual names."""
-    layers = config.model.config.adaptable_layers() or ()
-    leaves = {layer.rpartition(".")[2] for layer in layers}
+    """Names of the attention's layers; None where no layers have the usual names, or where these layers are frozen."""
+    model = config.model.config
+    layers, shapes = model.adaptable_layers(), model.shapes()
+    if layers is None:  # the family checks targets when the network is built
+        layers = () if shapes is None else model.linear_layers(shapes)
+    frozen = model.frozen(list(shapes or ()))
+    leaves = {layer.rpartition(".")[2] for layer in layers if f"{layer}.weight" not in frozen}
     return ",".join(ATTENTION) if leaves.issuperset(ATTENTION) else None
 
 

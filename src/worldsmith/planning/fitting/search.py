@@ -16,6 +16,10 @@ SURELY = 0.05
 """A setting that lacks this share of its tensors' peak rules out all that keep as much: recomputation, smaller packs
 and sharing them save far more than they add."""
 
+FAR = 0.25
+"""If the setting with the smallest states lacks this fraction of its tensors' peak, no other setting fits: what changes
+what is learned changes activations far less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -61,10 +65,16 @@ class Search:
     """
 
     def __init__(
-        self, settings: Sequence[Setting], evaluate: Evaluate, has_time: Callable[[bool], bool] = lambda whole: True
+        self,
+        settings: Sequence[Setting],
+        evaluate: Evaluate,
+        has_time: Callable[[bool], bool] = lambda whole: True,
+        *,
+        least: Setting | None = None,
     ) -> None:
-        """`has_time`: whether there is time to try a further setting, with all layers (True) or with few."""
-        self.settings, self.evaluate, self.has_time = settings, evaluate, has_time
+        """`has_time`: whether there is time to try a further setting, with all layers (True) or with few. `least`: the
+        setting that probably needs least memory of all, where it is known."""
+        self.settings, self.evaluate, self.has_time, self.least = settings, evaluate, has_time, least
         self.known: dict[Setting, Tried] = {}
         self.found: list[Tried] = []
         """What was chosen, and carried out with all layers."""
@@ -82,21 +92,24 @@ class Search:
         while (chosen := self.best_so_far) and not chosen[0].whole:
             self.try_(chosen[0].setting, whole=True)
 
-    def best_if_smallest_fits(self) -> list[Tried]:
-        """The best, if those that need least of memory fit: else it is not looked for. Raises OutOfTime."""
-        level = max((setting.learned.level for setting in self.settings), default=0)
-        last = [setting for setting in self.settings if setting.learned.level == level]
-        smallest = max(last, key=lambda setting: sum(setting.slower), default=None)
-        return self.best() if smallest is not None and self.try_in_time(smallest).fits else []
+    def best_if_least_fits(self) -> list[Tried]:
+        """The best, if the setting that needs least memory fits: else it is not looked for. Raises OutOfTime."""
+        return self.best() if self.least is not None and self.try_in_time(self.least).fits else []
 
     def best(self, wanted: int = 3) -> list[Tried]:
         """The best, and then the best of those that are not merely a slower form of one before them, then slower forms.
 
-        Where something fits, nothing is tried that changes more of what is learned. Raises OutOfTime before something
-        was found; after that the time ends the search.
+        Where something fits, nothing is tried that changes more of what is learned, and where even `least` is far from
+        fitting, nothing that changes anything. Raises OutOfTime before something was found; after that the time ends
+        the search.
         """
         found = self.found
-        for level in sorted({setting.learned.level for setting in self.settings}):
+        for number, level in enumerate(sorted({setting.learned.level for setting in self.settings})):
+            if number == 1 and self.least is not None:
+                if self.least not in self.known:
+                    self.try_in_time(self.least)
+                if lacks(self.known[self.least], FAR):
+                    break
             here = [setting for setting in self.settings if setting.learned.level == level]
             for slower_forms in (False, True):
                 while len(found) < wanted:
@@ -138,7 +151,7 @@ class Search:
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
         """What may still fit and be faster than what fits, from the largest to the smallest."""
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
-        lacking = [tried.setting for tried in self.known.values() if surely_lacks(tried)]
+        lacking = [tried.setting for tried in self.known.values() if lacks(tried, SURELY)]
         left = [
             setting
             for setting in here
@@ -168,7 +181,12 @@ class Search:
         return self.known[setting]
 
     def nearest(self) -> Tried | None:
-        """Of what does not fit that which needs least; None where everything was refused."""
+        """The setting that needs least memory of those that do not fit; None where everything was refused.
+
+        Where only the states are known, which are the same in many settings, it is the one that saves most besides.
+        """
+        if self.least in self.known and lacks(self.known[self.least], FAR):
+            return min(self.needs(), key=by_need, default=None)
         smallest: dict[tuple[object, ...], Setting] = {}
         for setting in self.settings:
             key = (setting.learned.says, *setting.learned.words, setting.replicas)
@@ -177,7 +195,7 @@ class Search:
         for setting in smallest.values():
             if setting not in self.known:
                 self.try_in_time(setting)
-        return min(self.needs(), key=needed, default=None)
+        return min(self.needs(), key=by_need, default=None)
 
     def needs(self) -> list[Tried]:
         """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""
@@ -196,6 +214,12 @@ def is_slower(setting: Setting, other: Setting) -> bool:
     return setting != other and other.as_fast_as(setting)
 
 
-def surely_lacks(tried: Tried) -> bool:
+def by_need(tried: Tried) -> tuple[int, int]:
+    """What needs least memory first; of equal needs what saves most besides the states."""
+    return needed(tried), -sum(tried.setting.slower)
+
+
+def lacks(tried: Tried, fraction: float) -> bool:
+    """Whether more memory is lacking than this fraction of the tensors' peak."""
     memory = tried.memory
-    return memory is not None and -memory.spare > SURELY * memory.peak
+    return memory is not None and -memory.spare > fraction * memory.peak

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from worldsmith.distributed.world import World, stop_world
@@ -51,12 +54,33 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     hook = sys.excepthook  # which would get one that puts the rank before every line of an error
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     sys.excepthook = hook
+    undo = check_strides_once()
     try:
         share = context_parallel > 1
         group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
         yield FakeWorld(rank=rank, size=size, context_group=group)
     finally:
+        undo()
         stop_world()
+
+
+def check_strides_once() -> Callable[[], None]:
+    """Until the function that is returned is called, DTensor looks for strided shards once in each operation.
+
+    It does so for each tensor of a list, among all of them: for the update of 1,000 parameters that takes seconds.
+    """
+    propagate, last, strided = _sharding_prop._propagate_use_strided_shard_flag, None, False
+
+    def check(strategy: Any, schema: Any) -> None:
+        nonlocal last, strided
+        if schema is not last:
+            last = schema
+            strided = any(isinstance(part, _StridedShard) for spec in schema.args_spec for part in spec.placements)
+        if strided:
+            propagate(strategy, schema)
+
+    _sharding_prop._propagate_use_strided_shard_flag = check
+    return partial(setattr, _sharding_prop, "_propagate_use_strided_shard_flag", propagate)
 
 
 def without_memory() -> FakeTensorMode:

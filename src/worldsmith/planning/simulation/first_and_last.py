@@ -5,9 +5,10 @@ Files are not touched: what would be read from one, or written to it, has its si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values, with_real_values
 
 if TYPE_CHECKING:
+    from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.model import Model
     from worldsmith.planning.simulation.memory_tracker import MemoryTracker
     from worldsmith.planning.simulation.simulated_run import TrackedRun
@@ -65,17 +67,41 @@ def load(run: TrackedRun, source: WeightSource | None = None) -> None:
     """The phase "loading": the first weights of a new run, drawn, or read from `source`; None: from its own files.
 
     Values are made and read in main memory, and copied; what a layer that holds its weight in another form makes of it
-    is on the device.
+    is on the device. In a simulation only the first and the last of equal layers convert their weight: the layers
+    between them need the same memory for it, next to fewer layers that are done.
     """
-    tracker = run.tracker
-    for layer in run.model.held.values():
-        vars(layer)["hold"] = held_on_device(layer.hold, tracker)
+    tracker, layers = run.tracker, list(run.model.held.values())
+    left: Counter[Any] = Counter(map(conversion_key, layers))
+    first: dict[Any, HoldsWeight] = {}
+
+    def hold(layer: HoldsWeight, convert: Callable[[Tensor], None], value: Tensor) -> None:
+        key = conversion_key(layer)
+        left[key] -= 1
+        if tracker.fake_mode is None or not left[key] or first.setdefault(key, layer) is layer:
+            convert(value)
+        else:
+            copy_sizes(first[key], layer)
+
+    for layer in layers:
+        vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
     with opened(source), tracker.phase("loading"), tracker.in_main_memory():
         run.state._start_weights()
 
 
+def conversion_key(layer: HoldsWeight) -> Hashable:
+    """Layers with the same key need the same memory for converting their weight."""
+    return type(layer), layer.weight.shape, layer.held_bytes
+
+
+def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
+    """Gives `layer` tensors of the sizes that `first` made of its weight."""
+    for name, value in vars(first).items():
+        if torch.is_tensor(value):
+            setattr(layer, name, torch.empty_like(value))
+    layer.taken = first.taken
+
+
 def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:
-    @wraps(hold)
     def run(value: Tensor) -> None:
         with tracker.in_main_memory(False):
             hold(value.to(torch.float32, copy=True))  # as to a device that is not the processor

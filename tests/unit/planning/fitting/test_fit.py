@@ -13,9 +13,11 @@ from fit_ranks import VARIABLES, fitting, real_peak, step_peak
 from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
-from worldsmith.planning.fitting.fit import Clock, Fitting
+from worldsmith.distributed.world import stop_world
+from worldsmith.planning.fitting.fit import Clock, Enough, Fits, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
+from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 
@@ -94,6 +96,19 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     assert max(peaks) <= best.memory.peak + best.memory.fragmentation
 
 
+def test_adapters_that_are_proposed_for_a_reasoner_are_trained_as_planned() -> None:
+    words = ["dataloader_train.max_samples_per_batch=1"]
+    search = fitting("videophy2_nano_tiny", words, of_memory(64 * GIB))
+    setting = next(found for found in search.settings if "rounded to 4 bits" in found.learned.says)
+    tried = search.evaluate(setting, True)
+    assert not tried.refused
+    assert tried.work is not None
+    try:
+        assert real_peak("videophy2_nano_tiny", words, setting.words) == pytest.approx(step_peak(tried.work), rel=0.01)
+    finally:
+        stop_world()
+
+
 def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None:
     search = fitting("cogvideox_2b_tiny", [*WORDS, *FULL], Gpu("", GIB))
     search.clock = Clock(budget=0.0)
@@ -108,6 +123,17 @@ def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None
     assert (found.best, found.stopped) == ([], "time")
     assert found.nearest == found.now  # of what was tried
     assert "that may be better were not tried" in "\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"]))
+
+
+def test_time_for_all_layers_of_the_best_is_also_kept_in_a_search_of_smaller_clips() -> None:
+    search = fitting("cogvideox_2b_tiny", ["dataloader_train.dataset.num_video_frames=49"], Gpu("", GIB))
+    search.clock, search.seconds, search.longest_of_all = Clock(budget=30.0), 6.0, 15.0
+    smaller = search.with_clips(next(iter(smaller_clips(search.config))))
+    search.clock.start -= 5  # 25 s are left
+    assert smaller.has_time(False)
+    search.clock.start -= 5
+    assert not smaller.has_time(False)
+    assert smaller.has_time(True)
 
 
 def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
@@ -171,10 +197,49 @@ def test_clips_that_the_run_does_not_allow_are_passed_over() -> None:
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
     found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", GIB // 2)).find()
-    assert (found.best, found.enough) == ([], None)
+    assert (found.best, found.enough) == ([], Enough(None))
     assert found.nearest is not None
     assert found.nearest.memory is not None
     assert found.nearest.memory.spare < 0
+
+
+LONG = [f"dataloader_train.dataset.{word}" for word in ("resolution=720", "num_video_frames=961")]
+LONG += ["dataloader_train.max_samples_per_batch=1", "trainer.grad_accum_iter=1"]
+LONG += ["model.config.max_num_tokens_after_packing=400000", "model.config.precision=bfloat16"]
+LONG += ["model.config.lora_enabled=true", 'optimizer.keys_to_select=["lora_"]', "optimizer.lr_multipliers={}"]
+LONG += ["model.config.ema.enabled=false", 'model.config.converters=[{"type": "FrozenBase", "bits": 4}]']
+
+
+def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> None:
+    def smallest(ranks: int, context: str) -> Tried:
+        search = fitting("vision_sft_nano_tiny", LONG, of_memory(64 * GIB), ranks)
+        found = [setting for setting in search.settings if setting.knobs["context"] == context]
+        return search.evaluate(max(found, key=lambda setting: (setting.learned.level, sum(setting.slower))), False)
+
+    alone, shared = smallest(1, "1"), smallest(2, "2")
+    assert alone.memory is not None
+    assert shared.memory is not None
+    assert shared.memory.needed < alone.memory.needed
+    search = fitting("vision_sft_nano_tiny", LONG, of_memory(shared.memory.needed))
+    found = search.enough()
+    assert found.gpus == 2
+    assert found.tried is not None
+    assert found.tried.fits
+    assert found.tried.setting.knobs["context"] == "2"
+    nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
+    fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
+    assert "with 2 of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert fitting("vision_sft_nano_tiny", LONG, of_memory(GIB)).enough() == Enough(None)
+
+
+def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> None:
+    """So the setting with the smallest states of one GPU is not that of many."""
+    search = fitting("vision_sft_super", [], GPUS["rtx-4090"])
+    many = search.with_ranks(64)
+    assert search.least is not None
+    assert many.least is not None
+    assert "rounded to 4 bits" in search.least.learned.says
+    assert search.states(search.least, 64).spare < 0 <= search.states(many.least, 64).spare
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,18 @@ def test_what_changes_what_is_learned_comes_after_what_does_not() -> None:
     assert [change.says for change in adapted] == ["nothing", *(f"frozen weights rounded to {n} bits" for n in (8, 4))]
 
 
+@pytest.mark.parametrize("recipe", ["videophy2_sft_nano", "pre_exp012_llava_ov", "cosmos_rl", "videophy2_nano_tiny"])
+def test_for_a_reasoner_adapters_are_proposed_on_its_language_model(recipe: str) -> None:
+    found = [change for change in changes(load(recipe, keep_unset="names").tree) if "adapters" in change.says]
+    assert [change.level for change in found] == [10, 11, 12]
+    assert {change.words["model.config.lora_target_modules"] for change in found} == {"q_proj,k_proj,v_proj,o_proj"}
+
+
+def test_no_adapters_are_proposed_where_they_would_be_frozen() -> None:
+    frozen = load("videophy2_nano_tiny", ["model.config.policy.freeze.freeze_llm=true"], keep_unset="names").tree
+    assert max(change.level for change in changes(frozen)) < 10
+
+
 def test_a_family_that_shares_no_packs_is_not_asked_to() -> None:
     shared = {setting.knobs["context"] for setting in of_recipe("cogvideox_2b", 8, 2)[1]}
     assert shared == {"1"}

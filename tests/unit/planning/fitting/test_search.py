@@ -94,3 +94,12 @@ def test_a_setting_that_is_refused_rules_out_no_other() -> None:
     best = Search(settings, refusing).best()[0]
     others = [machine.evaluate(setting, True) for setting in settings if setting is not fastest]
     assert best.setting is min(others, key=lambda tried: tried.order).setting
+
+
+def test_the_nearest_of_settings_with_the_same_states_is_the_one_that_saves_most() -> None:
+    """Nothing of them was carried out, since their states are too large."""
+    search = Search(lattice(), lambda setting, whole: Tried(setting, MemoryVerdict(GPU, 50 * GIB, 1)))
+    assert search.best() == []
+    nearest = search.nearest()
+    assert nearest is not None
+    assert nearest.setting.slower == max(search.settings, key=lambda setting: sum(setting.slower)).slower
