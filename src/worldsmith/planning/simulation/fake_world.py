@@ -19,6 +19,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.planning.work import Collective
 
+STRIDED = "_propagate_use_strided_shard_flag"
+"""The function of DTensor that `check_strides_once` replaces."""
+
 
 @dataclass(frozen=True, slots=True)
 class FakeWorld(World):
@@ -67,9 +70,13 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
 def check_strides_once() -> Callable[[], None]:
     """Until the function that is returned is called, DTensor looks for strided shards once in each operation.
 
-    It does so for each tensor of a list, among all of them: for the update of 1,000 parameters that takes seconds.
+    It does so for each tensor of a list, among all of them: for the update of 1,000 parameters that takes seconds. A
+    torch without that function is left as it is.
     """
-    propagate, last, strided = _sharding_prop._propagate_use_strided_shard_flag, None, False
+    propagate = getattr(_sharding_prop, STRIDED, None)
+    if propagate is None:
+        return lambda: None
+    last, strided = None, False
 
     def check(strategy: Any, schema: Any) -> None:
         nonlocal last, strided
@@ -79,8 +86,8 @@ def check_strides_once() -> Callable[[], None]:
         if strided:
             propagate(strategy, schema)
 
-    _sharding_prop._propagate_use_strided_shard_flag = check
-    return partial(setattr, _sharding_prop, "_propagate_use_strided_shard_flag", propagate)
+    setattr(_sharding_prop, STRIDED, check)
+    return partial(setattr, _sharding_prop, STRIDED, propagate)
 
 
 def without_memory() -> FakeTensorMode:
