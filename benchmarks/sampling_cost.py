@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--cache", help="the folder of the latent cache")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--quick", action="store_true", help="2 clips, 2 steps: checks the program only")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     torch.set_num_threads(arguments.threads)
     settings = [
         *arguments.settings,

@@ -141,8 +141,6 @@ class Trainer(Configurable):
         """What goes on at this moment: training, validation, saving, …"""
         self.share: float | None = None
         """How much of that is done, from 0 to 1, where it is known and is not the training."""
-        self.first_size = (1, 1)
-        """Samples and tokens of the first batch of this rank, once it has been read."""
         self.pace = Throughput()
         self.is_asked_to_stop: Callable[[], bool] = bool
         """Whether this process is asked to stop: what is no training gives way."""
@@ -341,9 +339,8 @@ class Trainer(Configurable):
         """The stream of batches, of which the first has been read. Says what the run is about to do."""
         from worldsmith.training.start_lines import start_lines
 
-        stream = iter(self.state.loader)
-        first = next(stream)
-        self.first_size = self.task.size(first)
+        first = next(stream := iter(self.state.loader))
+        self.first_size = self.task.size(first)  # samples and tokens
         for line in start_lines(self, first) if self.world.is_main else ():
             logger.info("%s", line)
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list

@@ -15,7 +15,13 @@ class Clock:
 
 
 def simulate(
-    *, steps: int, step_seconds: float, drawing_seconds: float, prompts: int = 1, first_step: int = 0
+    *,
+    steps: int,
+    step_seconds: float,
+    drawing_seconds: float,
+    prompts: int = 1,
+    first_step: int = 0,
+    speed_up: float = 1.0,
 ) -> tuple[list[tuple[int, int]], float, int]:
     """((step, prompts) of each drawing, fraction of the time that they took, number of decisions)."""
     clock, drawings, checks = Clock(), [], 0
@@ -30,7 +36,7 @@ def simulate(
         draw(0, prompts)
     next_check = first_step + 1
     for step in range(first_step + 1, steps + 1):
-        clock.now += step_seconds
+        clock.now += step_seconds / (1.0 if step < steps // 2 else speed_up)
         if step < next_check:
             continue
         checks += 1
@@ -49,9 +55,16 @@ def test_a_run_draws_at_both_ends_and_between_within_the_fraction(
     drawings, fraction, checks = simulate(steps=steps, step_seconds=step_seconds, drawing_seconds=drawing_seconds)
     assert drawings[0] == (0, 1)
     assert drawings[-1] == (steps, 1)
-    assert len(drawings) >= 6
+    assert len(drawings) >= 4
     assert fraction <= 0.03
     assert checks < len(drawings) * 15
+
+
+def test_steps_that_become_faster_leave_room_for_the_last_drawing() -> None:
+    drawings, fraction, _ = simulate(steps=500, step_seconds=2.0, drawing_seconds=6.0, speed_up=1.15)
+    assert len(drawings) > 2
+    assert drawings[-1] == (500, 1)
+    assert fraction <= 0.03
 
 
 def test_a_cheap_drawing_is_not_repeated_without_end() -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 MAX_DRAWINGS = 50
 """Max number of drawings in a run, however cheap they are."""
+BEFORE_THE_END = 0.8
+"""Part of the fraction that drawings before the last step may use, since steps become faster than was expected."""
 SMALL_DRAWING = 5.0
 """A drawing after the last step that takes at most this many seconds may exceed the fraction, as in a short run."""
 
@@ -73,11 +75,12 @@ class DrawingBudget:
         if step >= self.last_step:
             return Decision(self.affordable(cost, prompts, elapsed), step)
         complete = prompts * cost
-        due = (self.spent + complete) / self.fraction - complete  # elapsed seconds from which it is affordable
+        fraction = BEFORE_THE_END * self.fraction
+        due = (self.spent + complete) / fraction - complete  # elapsed seconds from which it is affordable
         distance = math.ceil(self.last_step / MAX_DRAWINGS)
         is_early = step - self.last_drawing < distance
         total = elapsed + (self.last_step - step) * per_step
-        if self.spent + 2 * complete > self.fraction * total:  # which leaves nothing for the last step
+        if self.spent + 2 * complete > fraction * total:  # which leaves nothing for the last step
             return Decision(0, min(self.last_step, step + max(1, (self.last_step - step) // 2)))
         if elapsed >= due and not is_early:
             return Decision(prompts, min(self.last_step, step + distance))
