@@ -17,7 +17,6 @@ from worldsmith.distributed.world import stop_world
 from worldsmith.planning.fitting.fit import Clock, Enough, Fits, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
-from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 
@@ -219,13 +218,14 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert alone.memory is not None
     search.gpu = of_memory(int(0.85 * alone.memory.needed))
     found = search.enough()
-    assert found.gpus == 2
+    assert found.gpus is not None
+    assert found.gpus > 1
     assert found.tried is not None
     assert found.tried.fits
-    assert found.tried.setting.knobs["context"] == "2"
+    assert found.tried.setting.knobs["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
-    assert "with 2 of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert f"with {found.gpus} of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
     assert fitting("vision_sft_nano_tiny", LONG, of_memory(GIB)).enough() == Enough(None)
 
 
