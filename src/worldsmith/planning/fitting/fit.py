@@ -401,7 +401,7 @@ class Fitting:
 
 
 def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
-    """For each change of what is learned the setting with the fewest replicas, then most of `first`, then the slowest."""
+    """The setting with the fewest replicas, then most of `first`, then the slowest, for each change of learning."""
     found: dict[str, Setting] = {}
     for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
         found[setting.learned.says] = setting

@@ -17,7 +17,6 @@ from worldsmith.distributed.world import stop_world
 from worldsmith.planning.fitting.fit import Clock, Enough, Fits, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
-from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.simulation.short_run import long_lists, short_work
 from worldsmith.planning.simulation.simulated_run import simulate
 
@@ -203,32 +202,30 @@ def test_where_nothing_fits_what_is_nearest_is_said() -> None:
     assert found.nearest.memory.spare < 0
 
 
-LONG = [f"dataloader_train.dataset.{word}" for word in ("resolution=720", "num_video_frames=961")]
-LONG += ["dataloader_train.max_samples_per_batch=1", "trainer.grad_accum_iter=1"]
+LONG = [f"dataloader_train.dataset.{word}" for word in ("resolution=3840x2176", "num_video_frames=41", "min_frames=41")]
+LONG += ["objective.shift=5", "dataloader_train.max_samples_per_batch=1", "trainer.grad_accum_iter=1"]
 LONG += ["model.config.max_num_tokens_after_packing=400000", "model.config.precision=bfloat16"]
 LONG += ["model.config.lora_enabled=true", 'optimizer.keys_to_select=["lora_"]', "optimizer.lr_multipliers={}"]
-LONG += ["model.config.ema.enabled=false", 'model.config.converters=[{"type": "FrozenBase", "bits": 4}]']
+LONG += ["checkpoint.save_weights=trained", "model.config.ema.enabled=false"]
+LONG += ['model.config.converters=[{"type": "FrozenBase", "bits": 4}]']
 
 
+@pytest.mark.slow
 def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> None:
-    def smallest(ranks: int, context: str) -> Tried:
-        search = fitting("vision_sft_nano_tiny", LONG, of_memory(64 * GIB), ranks)
-        found = [setting for setting in search.settings if setting.knobs["context"] == context]
-        return search.evaluate(max(found, key=lambda setting: (setting.learned.level, sum(setting.slower))), False)
-
-    alone, shared = smallest(1, "1"), smallest(2, "2")
+    search = fitting("vision_sft_nano_tiny", LONG, of_memory(64 * GIB))
+    assert search.least is not None
+    alone = search.evaluate(search.least, False)
     assert alone.memory is not None
-    assert shared.memory is not None
-    assert shared.memory.needed < alone.memory.needed
-    search = fitting("vision_sft_nano_tiny", LONG, of_memory(shared.memory.needed))
+    search.gpu = of_memory(int(0.85 * alone.memory.needed))
     found = search.enough()
-    assert found.gpus == 2
+    assert found.gpus is not None
+    assert found.gpus > 1
     assert found.tried is not None
     assert found.tried.fits
-    assert found.tried.setting.knobs["context"] == "2"
+    assert found.tried.setting.knobs["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
-    assert "with 2 of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert f"with {found.gpus} of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
     assert fitting("vision_sft_nano_tiny", LONG, of_memory(GIB)).enough() == Enough(None)
 
 
