@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
-from typing import IO
+from typing import TYPE_CHECKING
 
 from worldsmith import __version__
 from worldsmith.actions.registry import ACTIONS
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
@@ -164,7 +167,7 @@ def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Name
 class CommandParser(argparse.ArgumentParser):
     """A parser whose messages do not hold control characters of the words that it was given."""
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         from worldsmith.config.write.values import escape_controls
 
         super()._print_message(escape_controls(message), file)
