@@ -79,7 +79,7 @@ def check_strides_once() -> Callable[[], None]:
         if strided:
             propagate(strategy, schema)
 
-    _sharding_prop._propagate_use_strided_shard_flag = check
+    _sharding_prop._propagate_use_strided_shard_flag = check  # type: ignore[assignment]
     return partial(setattr, _sharding_prop, "_propagate_use_strided_shard_flag", propagate)
 
 
