@@ -203,6 +203,8 @@ class Fitting:
 
     def has_time(self, whole: bool) -> bool:
         """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
+        if not self.lists:
+            return self.clock.left > self.seconds
         return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
 
     @property
@@ -270,7 +272,10 @@ class Fitting:
         return (holding(self.gpu.memory) or list(GPUS.values()))[0]
 
     def evaluate(self, setting: Setting, whole: bool) -> Tried:
-        """Carries a setting out, as a plan of its words does (`whole`), or with as few layers as tell of all."""
+        """Carries a setting out, as a plan of its words does (`whole`), or with as few layers as tell of all.
+
+        Where these are all layers, it is always carried out as a plan does.
+        """
         self.told(", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is")
         try:
             config = self.read(setting.words).tree
@@ -278,6 +283,7 @@ class Fitting:
             memory = self.states(setting, self.ranks)
             if memory.spare < 0:
                 return Tried(setting, memory)
+            whole = whole or not self.lists
             work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
         except (ConfigError, UserError, ValueError, NotImplementedError) as error:
             return Tried(setting, refused=first_line(error))
@@ -304,6 +310,8 @@ class Fitting:
             if whole:
                 work = simulate(stated.config, batches, ranks=self.ranks, **shared)
                 self.longest_of_all = max(self.longest_of_all, time.process_time() - start)
+                if not self.lists:
+                    self.seconds = time.process_time() - start
                 return work
             work, _ = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
         self.seconds = time.process_time() - start

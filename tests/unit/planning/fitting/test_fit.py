@@ -125,7 +125,8 @@ def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None
 
 
 def test_time_for_all_layers_of_the_best_is_also_kept_in_a_search_of_smaller_clips() -> None:
-    search = fitting("cogvideox_2b_tiny", ["dataloader_train.dataset.num_video_frames=49"], Gpu("", GIB))
+    words = ["dataloader_train.dataset.num_video_frames=49", "model.config.network.num_layers=11"]
+    search = fitting("cogvideox_2b_tiny", words, Gpu("", GIB))
     search.clock, search.seconds, search.longest_of_all = Clock(budget=30.0), 6.0, 15.0
     smaller = search.with_clips(next(iter(smaller_clips(search.config))))
     search.clock.start -= 5  # 25 s are left
@@ -133,6 +134,17 @@ def test_time_for_all_layers_of_the_best_is_also_kept_in_a_search_of_smaller_cli
     search.clock.start -= 5
     assert not smaller.has_time(False)
     assert smaller.has_time(True)
+
+
+def test_where_no_layer_can_be_left_out_a_setting_is_carried_out_once() -> None:
+    """What its trial finds is what a plan says, and no time is kept for carrying it out again."""
+    search = fitting("vision_sft_nano_tiny", ["dataloader_train.max_samples_per_batch=1"], of_memory(64 * GIB))
+    assert not search.lists
+    tried = search.evaluate(search.settings[0], False)
+    assert tried.whole
+    assert tried.memory == search.evaluate(search.settings[0], True).memory
+    search.clock = Clock(budget=1.5 * search.seconds)
+    assert search.has_time(False)
 
 
 def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:

@@ -9,7 +9,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import recipe_names
 from worldsmith.distributed.gpus import find_gpu
-from worldsmith.planning.fitting.fit import Fitting
+from worldsmith.planning.fitting.fit import Fitting, least_of
 from worldsmith.planning.plan import Plan, make_plan
 from worldsmith.planning.quiet import quietly
 from worldsmith.planning.work import BESIDE
@@ -35,7 +35,8 @@ def assert_same(search: Fitting) -> None:
     Also those of the phases beside the steps, whichever of them needs most.
     """
     plain = [setting for setting in search.settings if setting.learned.level == 0 and not setting.encoded]
-    for setting in (plain[0], plain[-1]):
+    (least,) = least_of(plain, lambda setting: -int(setting.knobs["context"])).values()
+    for setting in (plain[0], least):
         tried = search.evaluate(setting, False)
         plan = plan_of(search, setting.words)
         assert tried.memory is not None, tried.refused
