@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.config.errors import ConfigError, UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
+from worldsmith.planning.fitting.enough import Enough, find_enough
 from worldsmith.planning.fitting.knobs import (
     ENCODED,
-    MOST_CONTEXT,
     Learned,
     Setting,
     as_it_is,
-    can_share,
     changed_words,
     degree_words,
     degrees_now,
@@ -27,7 +26,7 @@ from worldsmith.planning.fitting.knobs import (
     smaller_clips,
     with_clips,
 )
-from worldsmith.planning.fitting.packs import Limits, tokens_of
+from worldsmith.planning.fitting.packs import Limits
 from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
 from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
 from worldsmith.planning.quick import quick_plan
@@ -43,7 +42,8 @@ if TYPE_CHECKING:
     from worldsmith.planning.batches import PlannedBatches
     from worldsmith.planning.simulation.other_phases import Encodings
 
-MOST_RANKS = 4096
+REFUSED = (ConfigError, UserError, ValueError, NotImplementedError)
+"""What a setting raises that the run does not allow."""
 MOST_KEPT = 20.0
 """At most so much processor time is kept for carrying out the best setting with all layers."""
 
@@ -62,16 +62,6 @@ class Clock:
     @property
     def left(self) -> float:
         return self.budget - self.spent
-
-
-@dataclass(frozen=True, slots=True)
-class Enough:
-    """A number of GPUs with which a setting fits."""
-
-    gpus: int | None
-    """None: no number is enough; 0: not known, since each setting was refused."""
-    tried: Tried | None = None
-    """The setting that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +148,7 @@ class Fitting:
             if not searches[-1][1].found:
                 about["nearest"] = search.nearest()
                 if about["nearest"] is not None:
-                    about["enough"] = self.enough()
+                    about["enough"] = find_enough(self)
         except OutOfTime:
             stopped = "time"
         except KeyboardInterrupt:
@@ -280,12 +270,12 @@ class Fitting:
         try:
             config = self.read(setting.words).tree
             check_tree(config)
-            memory = self.states(setting, self.ranks)
+            memory = self.states_of(config)
             if memory.spare < 0:
                 return Tried(setting, memory)
             whole = whole or not self.lists
             work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
-        except (ConfigError, UserError, ValueError, NotImplementedError) as error:
+        except REFUSED as error:
             return Tried(setting, refused=first_line(error))
         self.works[setting.words, whole] = work
         seconds = step_seconds(work, self.pace, compiled=config.model.config.compile.enabled)
@@ -337,32 +327,6 @@ class Fitting:
                     found.setdefault(turned[0], []).append(tried)
         return found
 
-    def enough(self) -> Enough:
-        """The fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
-        most = self.with_ranks(MOST_RANKS).smallest
-        possible = {change for change, setting in most.items() if self.states(setting, MOST_RANKS).spare >= 0}
-        known, sharing, ranks = bool(most.keys() - possible), set[str](), self.ranks
-        while possible and (ranks := 2 * ranks) <= MOST_RANKS:
-            more = self.with_ranks(ranks)
-            alone, shared = more.smallest, more.with_most_context
-            for change in [change for change in alone if change in possible]:
-                for setting in (shared[change],) if change in sharing else (alone[change], shared[change]):
-                    if self.states(setting, ranks).spare < 0:
-                        break
-                    if not self.has_time(True):
-                        raise OutOfTime
-                    tried = more.evaluate(of_largest_pack(setting), False)
-                    if tried.fits:
-                        return Enough(ranks, tried)
-                    known |= tried.memory is not None
-                    if not more.lacks_always(tried):
-                        break
-                    sharing.add(change)
-                    if setting.knobs["context"] == self.most_context:
-                        possible.remove(change)
-                        break
-        return Enough(None if known else 0)
-
     def with_ranks(self, ranks: int) -> Fitting:
         """The same search on another number of GPUs, with the same samples on each of them."""
         other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
@@ -382,30 +346,22 @@ class Fitting:
         """As `smallest`, but as many GPUs as possible share a pack."""
         return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
 
-    @cached_property
-    def most_context(self) -> str:
-        """The most GPUs that can share a pack of this run."""
-        return str(max(count for count in range(1, MOST_CONTEXT + 1) if can_share(self.config, count)))
-
     @property
     def least(self) -> Setting | None:
         """The setting with the smallest states of those that save most besides; None where each is refused."""
-        found: list[tuple[int, int, Setting]] = []
-        for number, setting in enumerate(self.with_most_context.values()):
-            with suppress(ConfigError, UserError, ValueError, NotImplementedError):
-                found.append((self.states(setting, self.ranks).peak, -number, setting))
-        return min(found, key=lambda item: item[:2], default=(0, 0, None))[2]
+        found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]
+        known = [(states.peak, setting) for states, setting in found if states is not None]
+        return min(known, key=lambda item: item[0], default=(0, None))[1]
 
-    def states(self, setting: Setting, ranks: int) -> MemoryVerdict:
-        """Whether what lasts from step to step fits, by arithmetic."""
-        return MemoryVerdict(self.gpu, sum(quick_plan(self.read(setting.words).tree, ranks).states.values()), ranks)
+    def states(self, setting: Setting) -> MemoryVerdict | None:
+        """Whether what lasts from step to step fits, by arithmetic; None where the setting is refused."""
+        try:
+            return self.states_of(self.read(setting.words).tree)
+        except REFUSED:
+            return None
 
-    def lacks_always(self, tried: Tried) -> bool:
-        """Whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
-        if tried.memory is None or tried.work is None:
-            return False
-        kept = self.states(tried.setting, self.ranks).peak
-        return replace(tried.memory, peak=max(0, tried.memory.peak - kept)).spare < 0
+    def states_of(self, config: Any) -> MemoryVerdict:
+        return MemoryVerdict(self.gpu, sum(quick_plan(config, self.ranks).states.values()), self.ranks)
 
 
 def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
@@ -414,13 +370,6 @@ def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> di
     for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
         found[setting.learned.says] = setting
     return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
-
-
-def of_largest_pack(setting: Setting) -> Setting:
-    """The setting with its largest pack instead of each: the memory of a step is that of this pack."""
-    packs = setting.packs.batches
-    largest = max(packs, key=tokens_of)
-    return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
 
 
 def limits_of(loaded: Loaded) -> Limits:

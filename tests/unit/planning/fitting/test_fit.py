@@ -14,7 +14,8 @@ from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fitting.fit import Clock, Enough, Fits, Fitting
+from worldsmith.planning.fitting.enough import Enough, find_enough, states_fit
+from worldsmith.planning.fitting.fit import Clock, Fits, Fitting
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
 from worldsmith.planning.simulation.short_run import long_lists, short_work
@@ -229,7 +230,7 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     alone = search.evaluate(search.least, False)
     assert alone.memory is not None
     search.gpu = of_memory(int(0.85 * alone.memory.needed))
-    found = search.enough()
+    found = find_enough(search)
     assert found.gpus is not None
     assert found.gpus > 1
     assert found.tried is not None
@@ -238,7 +239,7 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
     assert f"with {found.gpus} of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
-    assert fitting("vision_sft_nano_tiny", LONG, of_memory(GIB)).enough() == Enough(None)
+    assert find_enough(fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))) == Enough(None)
 
 
 def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> None:
@@ -248,7 +249,8 @@ def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> No
     assert search.least is not None
     assert many.least is not None
     assert "rounded to 4 bits" in search.least.learned.says
-    assert search.states(search.least, 64).spare < 0 <= search.states(many.least, 64).spare
+    assert states_fit(many, many.least)
+    assert not states_fit(many, many.smallest[search.least.learned.says])
 
 
 @pytest.mark.parametrize(
