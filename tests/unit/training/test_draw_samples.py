@@ -231,6 +231,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
 ) -> None:
     """SIGTERM in the middle of the drawing after step 2, with the averaged weights in the network."""
     look, calls, shares = DrawSamples.give_way, [], []
+    caplog.set_level("INFO")
 
     def give_way(self: DrawSamples, trainer: Trainer, share: float) -> None:
         calls.append(trainer.doing)
@@ -244,7 +245,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     assert calls == ["sampling"] * 6
     assert shares == sorted(shares)
     assert shares[3] == 0.5  # all of the live weights, of two videos and two scales
-    assert "step 2: the drawing of samples gives way to the stop" in caplog.text
+    assert "samples after step 2 are left out: the run is asked to stop" in caplog.text
     assert read(tmp_path) == []
     monkeypatch.undo()
     Trainer(video_run(world), run_folder=tmp_path).train()

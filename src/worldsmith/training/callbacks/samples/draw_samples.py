@@ -267,7 +267,7 @@ class DrawSamples(Callback):
             except GivesWayError:
                 samples = None
                 if trainer.world.is_main:
-                    logger.warning("step %d: the drawing of samples gives way to the stop", step)
+                    logger.info("samples after step %d are left out: the run is asked to stop", step)
             if samples and trainer.world.is_main:
                 try:
                     folder = self._write(trainer, samples)
