@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 REFUSED = (ConfigError, UserError, ValueError, NotImplementedError)
 """What a setting raises that the run does not allow."""
-MOST_KEPT = 20.0
+MOST_KEPT = 22.0
 """At most so much processor time is kept for carrying out the best setting with all layers."""
 
 
@@ -204,7 +204,7 @@ class Fitting:
             return self.longest_of_all
         layers = sum(self.lists.values())
         few = (2 * least_layers(self.lists) + 1) * len(self.lists)
-        return self.seconds * max(1.0, 0.6 * layers / few) if few else self.seconds
+        return self.seconds * max(1.0, 0.8 * layers / few) if few else self.seconds
 
     @cached_property
     def lists(self) -> dict[str, int]:
