@@ -47,6 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --use-pep517 \
 		-c constraints.txt -e '.[dev]' | awk '/^Collecting/ { print "  " $$2 } /^Installing collected/ { print "  installing" }'
 	@touch $@
+	@echo "Installed. Next: source $(VENV)/bin/activate; worldsmith recipes"
 
 clean:
 	rm -rf outputs examples/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

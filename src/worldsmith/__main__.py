@@ -18,6 +18,8 @@ def program() -> None:
         print(f"worldsmith: error: {message} {fix}", file=sys.stderr)
         sys.exit(2)
     gc.set_threshold(*COLLECTED)
+    # Threads of torch that wait for each other sleep: spinning costs a busy machine several times the work itself.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from worldsmith.cli.main import main
 

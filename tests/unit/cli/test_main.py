@@ -220,6 +220,18 @@ def test_recipes_without_arguments_lists_them(capsys: pytest.CaptureFixture[str]
     assert "moving_shapes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_that_wait_do_not_spin_unless_asked_to(given: str | None) -> None:
+    script = (
+        "import os, sys; from worldsmith.__main__ import program; sys.argv = ['worldsmith', 'recipes']\n"
+        "try:\n    program()\nexcept SystemExit:\n    print('policy', os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert f"policy {given or 'PASSIVE'}" in done.stdout, done.stderr
+
+
 def test_an_older_python_gets_one_line(tmp_path: Path) -> None:
     """This interpreter with an older version number, and a real Python 3.10 if this machine has one."""
     script = "import sys; sys.version_info = (3, 10, 13); from worldsmith.__main__ import program; program()"
