@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 os.environ["OMP_NUM_THREADS"] = "1"
 # Tests are about the code that runs anywhere, and ranks of theirs would share one GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Texts are as wide as in a pipe, whatever the terminal of the tests; workers of pytest-xdist set 80 columns.
+os.environ.pop("COLUMNS", None)
 # Hundreds of processes start here: each would compile all sources of ours again where no bytecode is written.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -77,7 +77,7 @@ def test_what_it_does_not_make_is_refused(models: dict[str, Path], tmp_path: Pat
     cases = {
         "does not make text2video; it makes text2image": {"num_frames": 9},
         "does not make image2video; it makes text2image": {"vision_path": str(tmp_path / "picture.png")},
-        "dynamic_guidance: the network is told the same scale": {"dynamic_guidance": "by_step"},
+        "dynamic_guidance: its guidance scale is the same at every step": {"dynamic_guidance": "by_step"},
     }
     for words, settings in cases.items():
         with pytest.raises(UserError, match=words):

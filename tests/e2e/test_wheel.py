@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_file_of_the_package(installed: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     tracked = [path.relative_to(ROOT / "src") for path in (ROOT / "src/worldsmith").rglob("*") if path.is_file()]
     assert names == {path.as_posix() for path in tracked if "__pycache__" not in path.parts}
-    assert {"worldsmith/py.typed", "worldsmith/assets/tiny_vae/config.json", "worldsmith/recipes/__init__.py"} <= names
+    assert {"worldsmith/py.typed", "worldsmith/assets/tiny_vae/config.json", "worldsmith/families/recipes.py"} <= names
 
 
 def test_recipes_assets_data_and_a_dry_run_work_from_it(installed: Path) -> None:

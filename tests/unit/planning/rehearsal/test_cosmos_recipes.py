@@ -22,7 +22,7 @@ def test_a_full_size_recipe_on_8_ranks(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_there_are_full_size_recipes_of_every_family() -> None:
     assert len(FULL) >= 29
-    families = [full_size(family) for family in ("cosmos3", "vision_language", "cogvideox", "flux", "wan")]
+    families = [full_size(family) for family in ("cosmos3", "vision_language", "cogvideox", "flux", "ltx_video", "wan")]
     assert all(families)
     assert sum(map(len, families)) == len(FULL)
     assert all(DEFAULT & set(names) for names in families)
