@@ -63,7 +63,8 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     for pack in islice(loader, 40):
         packs.append(facts(pack))
         if len(packs) % 2:
-            for worker in chance.sample([w for w in own_workers() if w.pid not in before], chance.choice([1, 2])):
+            alive = [w for w in own_workers() if w.pid not in before]  # on a busy machine one may still be starting
+            for worker in chance.sample(alive, min(len(alive), chance.choice([1, 2]))):
                 worker.kill()
                 killed += 1
             time.sleep(chance.random() * 0.02)
