@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from worldsmith.planning.simulation.fake_world import without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.timeline import Timeline, deeper_peaks
 
 ROWS, WIDTH = 8, 16
 ACTIVATION, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
@@ -95,3 +96,28 @@ def test_main_memory_is_no_part_of_the_device() -> None:
     (loading,) = tracker.phases()
     assert (loading.peak, loading.main_memory) == (ACTIVATION, 3 * ACTIVATION)
     assert len(kept) == 2 * ROWS
+
+
+def steps_of(depth: int) -> MemoryTracker:
+    """Keeps 100 elements a layer up to its backward pass, which makes 50; after all layers 600 are made."""
+    with MemoryTracker() as tracker:
+        for _ in range(2):
+            with tracker.phase("forward"):
+                kept, made = [torch.zeros(100) for _ in range(depth)], []
+            with tracker.phase("backward"):
+                while kept:
+                    made.append(torch.zeros(50))
+                    kept.pop()
+                made.append(torch.zeros(600))
+            del made
+    return tracker
+
+
+@pytest.mark.parametrize("depth", [5, 11, 13, 40])
+def test_the_peak_of_many_layers_may_be_at_another_moment_than_that_of_few(depth: int) -> None:
+    few, more, exact = steps_of(3), steps_of(4), {phase.name: phase for phase in steps_of(depth).phases()}
+    few_peaks = {phase.name: phase.peak for phase in few.phases()}
+    assert few_peaks["backward"] == 4 * (3 * 50 + 600)  # at its end, while with 13 layers it is at its beginning
+    found = deeper_peaks(Timeline(few), {Timeline(more): depth - 3})
+    assert {name: phase.peak for name, phase in found.items()} == {name: phase.peak for name, phase in exact.items()}
+    assert found["backward"].kinds == exact["backward"].kinds

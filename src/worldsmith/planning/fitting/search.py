@@ -104,12 +104,9 @@ class Search:
         the search.
         """
         found = self.found
-        for number, level in enumerate(sorted({setting.learned.level for setting in self.settings})):
-            if number == 1 and self.least is not None:
-                if self.least not in self.known:
-                    self.try_in_time(self.least)
-                if lacks(self.known[self.least], FAR):
-                    break
+        for level in sorted({setting.learned.level for setting in self.settings}):
+            if self.is_hopeless():
+                break
             here = [setting for setting in self.settings if setting.learned.level == level]
             for slower_forms in (False, True):
                 while len(found) < wanted:
@@ -126,6 +123,17 @@ class Search:
             if found:
                 break
         return self.best_so_far
+
+    def is_hopeless(self) -> bool:
+        """Whether even `least` is far from fitting: it is tried after a milder change was carried out and is, too."""
+        if self.least is None:
+            return False
+        if self.least not in self.known:
+            changed = [tried for tried in self.known.values() if tried.setting.learned.level and tried.work is not None]
+            if not any(lacks(tried, FAR) for tried in changed):
+                return False
+            self.try_in_time(self.least)
+        return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
         """The best that fits beside those that were chosen."""

@@ -162,6 +162,10 @@ class MemoryTracker(TorchDispatchMode):
                 peaks[phase] = total, place
         return [self._moment(phase, place, beside[phase]) for phase, (_, place) in peaks.items()]
 
+    def kind_and_module(self, number: int) -> tuple[str, str]:
+        """Kind of the storage with this number, and the module that made it."""
+        return self._kind(number), self.held[number].module
+
     def __enter__(self) -> MemoryTracker:
         resize = torch.UntypedStorage.resize_
 

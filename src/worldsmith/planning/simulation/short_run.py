@@ -11,6 +11,7 @@ from torch import nn
 
 from worldsmith.planning.simulation.other_phases import Encodings
 from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.timeline import Timeline, deeper_peaks
 from worldsmith.planning.work import PhaseMemory, StepWork, Traffic
 
 if TYPE_CHECKING:
@@ -36,14 +37,15 @@ def short_work(
 ) -> tuple[StepWork, bool]:
     """As `simulate`: operations, traffic and moved bytes exactly, peaks at least; and whether no layer was left out.
 
-    Each is a sum over layers, so two depths tell it for any. A peak is the largest of several such sums, which one
-    being another matter in a deep network: it can be larger than said. Batches with samples of the same sizes count as
-    equal. `lists`: those of `long_lists`, where they are known.
+    Each is a sum over layers, so two depths tell it for any. A peak is the largest of several such sums: for a step of
+    those of all its moments, for another phase of the peak alone, so that this one can be larger in a deep network.
+    Batches with samples of the same sizes count as equal. `lists`: those of `long_lists`, where they are known.
     """
     start = time.perf_counter()
     batches = as_equal(batches)
     lists = long_lists(config) if lists is None else lists
-    given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings}
+    timelines: list[Timeline] = []
+    given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings, "timelines": timelines}
     if not lists:
         return simulate(config, batches, **given), True
 
@@ -57,6 +59,10 @@ def short_work(
     work = shallow = of_depths({})
     for name, length in lists.items():
         work = plus(work, shallow, of_depths({name: least + 1}), length - least)
+    base, *others = timelines
+    peaks = deeper_peaks(base, dict(zip(others, (length - least for length in lists.values()), strict=True)))
+    phases_found = [max(phase, peaks.get(phase.name, phase), key=lambda phase: phase.peak) for phase in work.phases]
+    work = replace(work, phases=phases_found)
     return replace(work, seconds=time.perf_counter() - start), False
 
 

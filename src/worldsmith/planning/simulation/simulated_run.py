@@ -20,6 +20,7 @@ from worldsmith.planning.simulation.first_and_last import WithoutFiles, load
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.other_phases import Encodings, other_phases
+from worldsmith.planning.simulation.timeline import Timeline
 from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -183,16 +184,19 @@ def simulate(
     phases: Collection[str] = (),
     encodings: Encodings | None = None,
     prepare: Callable[[Model], None] = lambda model: None,
+    timelines: list[Timeline] | None = None,
 ) -> StepWork:
     """What a step over `batches` needs of one rank. The optimizer has its states by then.
 
     `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
-    are given. `prepare`: see `TrackedRun`.
+    are given. `prepare`: see `TrackedRun`. `timelines` gets that of the step.
     """
     start = time.perf_counter()
     simulated, repeats = different(batches)
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
+        if timelines is not None:
+            timelines.append(Timeline(run.tracker))
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
         found = [*work.phases, *others]
         return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)

@@ -103,3 +103,25 @@ def test_the_nearest_of_settings_with_the_same_states_is_the_one_that_saves_most
     nearest = search.nearest()
     assert nearest is not None
     assert nearest.setting.slower == max(search.settings, key=lambda setting: sum(setting.slower)).slower
+
+
+def smallest(settings: list[Setting]) -> Setting:
+    return max(settings, key=lambda setting: (setting.learned.level, -setting.replicas, sum(setting.slower)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_the_smallest_setting_known_the_best_is_the_same(seed: int) -> None:
+    machine, settings = Machine(seed), lattice()
+    plain = Search(settings, machine.evaluate).best()
+    assert Search(settings, machine.evaluate, least=smallest(settings)).best() == plain
+    if plain and plain[0].setting.learned.level <= 1:  # milder changes come first, and take the time first
+        machine.tried.clear()
+        Search(settings, machine.evaluate, least=smallest(settings)).best()
+        assert smallest(settings) not in machine.tried
+
+
+def test_where_the_smallest_setting_is_far_too_large_no_other_of_its_kind_is_tried() -> None:
+    machine, settings = Machine(0), lattice()
+    machine.states = 500
+    assert Search(settings, machine.evaluate, least=smallest(settings)).best() == []
+    assert [setting for setting in machine.tried if setting.learned.level == 2] == [smallest(settings)]
