@@ -62,29 +62,35 @@ class Timeline:
 def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, PhaseMemory]:
     """The peak of each phase of a network with more layers.
 
-    Which moment is the peak depends on the depth. So each moment is extrapolated on its own: `deeper` are timelines
-    with one layer more of a list, and how often this is added. A moment of the base is also one of the deeper network,
-    as far from the start of its stretch, or as far from the end, or both. Empty if the timelines are not alike.
+    Which moment is the peak depends on the depth, so each moment is extrapolated on its own. A moment of `base` has its
+    equal in a deeper network: as far from the start of its stretch, or as far from the end.
+
+    Args:
+        base: The step of the network with the fewest layers.
+        deeper: Steps with one layer more in one list of layers, each with how many layers this list lacks in `base`.
+
+    Returns:
+        The peak by phase, empty if the phases of the timelines do not follow each other in the same order.
     """
     kinds = [[stretch.phase for stretch in line.stretches] for line in (base, *deeper)]
     if any(found != kinds[0] for found in kinds):
         return {}
     best: dict[str, tuple[int, int, int, list[int]]] = {}
-    for place, own in enumerate(base.stretches):
-        matches = [alike_moments(own, line.stretches[place]) for line in deeper]
+    for index, own in enumerate(base.stretches):
+        matches = [alike_moments(own, line.stretches[index]) for line in deeper]
         for number, total in enumerate(own.totals):
             numbers = [match[number] for match in matches]
             peak = total
             for (line, times), other in zip(deeper.items(), numbers, strict=True):
-                peak += times * (line.stretches[place].totals[other] - total) if other >= 0 else 0
+                peak += times * (line.stretches[index].totals[other] - total) if other >= 0 else 0
             if own.phase and min(numbers) >= 0 and peak > best.get(own.phase, (-1,))[0]:
-                best[own.phase] = peak, place, number, numbers
+                best[own.phase] = peak, index, number, numbers
     found = {}
-    for phase, (peak, place, number, numbers) in best.items():
-        moment = base.moment(place, number)
+    for phase, (peak, index, number, numbers) in best.items():
+        moment = base.moment(index, number)
         held = dict(moment.kinds)
         for (line, times), other in zip(deeper.items(), numbers, strict=True):
-            more = line.moment(place, other).kinds
+            more = line.moment(index, other).kinds
             for kind in {**moment.kinds, **more}:
                 held[kind] = held.get(kind, 0) + times * (more.get(kind, 0) - moment.kinds.get(kind, 0))
         found[phase] = replace(moment, peak=peak, kinds=held)
@@ -98,6 +104,6 @@ def alike_moments(own: Stretch, other: Stretch) -> list[int]:
     count, more = len(own.totals), len(other.totals) - len(own.totals)
     found = []
     for number in range(count):
-        places = [number] * (number < ahead) + [number + more] * (number >= count - behind)
-        found.append(max(places, key=lambda place: other.totals[place], default=-1))
+        candidates = [number] * (number < ahead) + [number + more] * (number >= count - behind)
+        found.append(max(candidates, key=lambda index: other.totals[index], default=-1))
     return found
