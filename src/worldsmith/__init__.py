@@ -8,5 +8,7 @@ __version__ = "0.1.0"
 
 FAMILIES = "worldsmith.families"
 """The package of the model families: a name, so that nothing is imported before it is used."""
+DIALECTS = "worldsmith.dialects"
+"""The package of the configs of other systems, likewise."""
 ROOT = "worldsmith.training.trainer.Trainer"
 """The component at the root of a tree, by the name that files write."""

@@ -19,7 +19,7 @@ from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.sat.keys import SHIFTS
+from worldsmith.dialects.sat.keys import SHIFTS
 from worldsmith.training.trainer import Trainer
 
 SIZES = [

@@ -15,10 +15,10 @@ import pytest
 from reference_code import COSMOS_RL, OPTIMIZER, config_module
 
 from worldsmith.config.load import load
-from worldsmith.config.specs.names import fields_of, leaf_keys
-from worldsmith.config.specs.train.form import FORM
-from worldsmith.config.specs.train.spec import Lora, TrainSpec
 from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.dialects.cosmos_rl.names import fields_of, leaf_keys
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.spec import Lora, TrainSpec
 from worldsmith.training.scheduler import multiplier
 
 OTHERWISE = {

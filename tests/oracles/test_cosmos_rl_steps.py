@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.train import steps
-from worldsmith.config.specs.train.form import FORM
-from worldsmith.config.specs.translation import translate
+from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.train import steps
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.translation import translate
 
 
 def loader(samples: int, ranks: int, batch: int, rank: int, *, drop_last: bool) -> Any:
@@ -36,7 +36,7 @@ def steps_taken(batches: Any, epochs: int, most: int | None) -> int:
 
 
 def read(file: Path, samples: int, monkeypatch: pytest.MonkeyPatch, **words: Any) -> Any:
-    monkeypatch.setattr(steps, "count_samples", lambda dataset: samples)
+    monkeypatch.setattr(steps, "count_records", lambda dataset: (samples, samples))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     file.write_text("train: {train_policy: {type: sft, mini_batch: 1}, ckpt: {enable_checkpoint: true}}\n")
     given = {"custom.train_dataset.annotation_path": "annotations.json"} | {

@@ -17,12 +17,12 @@ from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
 from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.specs.translation import Translation, name_classes, report
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.data.stream.errors import DataError
+from worldsmith.dialects.translation import SpecTranslation, name_classes, report
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
 
@@ -210,7 +210,7 @@ def mistakes_of_the_user() -> Iterator[None]:
         raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
 
 
-def processes_to_start(loaded: Loaded, spec: Translation | None) -> int:
+def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
     """How many processes share the work of an action; 1: this one does it, also in a launch.
 
     The number of a spec is limited to the GPUs of this machine, with a warning in `loaded`. Raises UserError for more

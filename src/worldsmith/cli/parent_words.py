@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from worldsmith.actions.action import Action
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.form import PARENT_KEY
-from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.words.command_words import Words, read_settings
 from worldsmith.config.words.flag_words import Flag
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.form import PARENT_KEY
 
 if TYPE_CHECKING:
-    from worldsmith.config.specs.spec_file import Spec
+    from worldsmith.dialects.cosmos_rl.spec_file import Spec
 
 PARENT = "--parent"
 LOAD_PATH = "checkpoint.load_path"
@@ -109,9 +109,9 @@ def leave_parent_out(args: argparse.Namespace) -> list[str]:
 
 def spec_of_run(args: argparse.Namespace) -> Spec | None:
     """The training spec that the words of a command name, as they change it; None if they name something else."""
-    from worldsmith.config.specs.spec_file import read_spec
-    from worldsmith.config.specs.train.draft import is_train_spec
-    from worldsmith.config.specs.train.form import FORM
+    from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+    from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
+    from worldsmith.dialects.cosmos_rl.train.form import FORM
 
     if args.spec is None and not (args.source and is_train_spec(args.source)):
         return None

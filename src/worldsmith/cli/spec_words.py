@@ -6,13 +6,13 @@ import re
 
 from worldsmith.cli.parent_words import PARENT
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.form import PARENT_KEY, SpecForm
-from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
-from worldsmith.config.specs.policy import KEY as POLICY
-from worldsmith.config.specs.policy import route, take_policy
-from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import Line, Translation, require_translated
 from worldsmith.config.words.command_words import Words
+from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
+from worldsmith.dialects.cosmos_rl.policy import route, take_policy
+from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.form import PARENT_KEY, SpecForm
+from worldsmith.dialects.translation import Line, SpecTranslation, require_translated
 
 SPEC = "--spec"
 HELP = (
@@ -74,8 +74,8 @@ def read_stack_words(words: Words, *, settings: str) -> None:
     Words without a flag that are no files change it, as in ``args.seed=7``. Raises UserError for other files, and
     ConfigError for mistakes.
     """
-    from worldsmith.config.specs.sat.recognise import is_change, is_sat_stack
-    from worldsmith.config.specs.sat.sampling import translate_sampling
+    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
+    from worldsmith.dialects.sat.sampling import translate_sampling
 
     if settings in words.own:
         raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
@@ -101,7 +101,7 @@ def key_of_word(form: SpecForm, word: str) -> str:
     return form.aliases.get(key, key)
 
 
-def leave_to_parent(t: Translation) -> None:
+def leave_to_parent(t: SpecTranslation) -> None:
     """Takes away what a parent knows better: the model, and how pictures are shown as far as the spec is silent."""
     t.data.pop("model", None)
     media = t.data.get("processor", {}).get("media", {})

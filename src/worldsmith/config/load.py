@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from worldsmith.config.dialects import RunDialect, find_run_dialect
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names
 from worldsmith.config.text_file import read_config_text
@@ -59,8 +60,8 @@ def read_draft(
         return _read_stack(source, overrides, spec_words)
     if os.path.isdir(source) and os.path.exists(os.path.join(source, RUN_CONFIG)):
         return _read_yaml(os.path.join(source, RUN_CONFIG), overrides)
-    if spec_words is not None or is_spec(source):
-        return _read_spec(source, spec_words or (), overrides)
+    if (dialect := find_run_dialect([source], is_spec=spec_words is not None)) is not None:
+        return _over_one_recipe(dialect, [source], spec_words or (), overrides)
     if source.lower().endswith(".toml"):
         return read_recipe_toml(source, overrides)
     if source.lower().endswith((".yaml", ".yml", ".json")):
@@ -70,38 +71,30 @@ def read_draft(
 
 
 def is_spec(source: str) -> bool:
-    """Whether the tables in a file are those of a training spec of Cosmos-RL or TAO."""
-    from worldsmith.config.specs.train.draft import is_train_spec
-
-    return is_train_spec(source)
-
-
-def _read_spec(file: str, words: Sequence[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    from worldsmith.config.specs.train.draft import read_train_spec
-    from worldsmith.config.specs.train.form import RECIPE
-
-    return _over_one_recipe(read_train_spec(file, words), RECIPE, overrides)
+    """Whether a file is a nested training spec, as ``--spec`` takes it."""
+    dialect = find_run_dialect([source])
+    return dialect is not None and dialect.is_spec
 
 
-def _over_one_recipe(draft: Draft, recipe: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
+def _over_one_recipe(
+    dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
+) -> tuple[Draft, list[Override]]:
     """Files of another system start from one recipe; no word can choose another."""
+    draft = dialect.read(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:
-        draft.problems.append(whole_tree_problem(chosen, recipe))
+        draft.problems.append(whole_tree_problem(chosen, dialect.recipe))
     return draft, rest
 
 
 def _read_stack(
     files: Sequence[str], overrides: Sequence[Override], spec_words: Sequence[str] | None = None
 ) -> tuple[Draft, list[Override]]:
-    from worldsmith.config.specs.sat.recognise import is_sat_stack
     from worldsmith.config.yaml.stack import read_stack
 
-    if not is_sat_stack(files):
-        return read_stack(files, overrides)
-    from worldsmith.config.specs.sat.draft import RECIPE, read_sat_draft
-
-    return _over_one_recipe(read_sat_draft(files, spec_words or ()), RECIPE, overrides)
+    if (dialect := find_run_dialect(files)) is not None:
+        return _over_one_recipe(dialect, files, spec_words or (), overrides)
+    return read_stack(files, overrides)
 
 
 def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:

@@ -11,8 +11,8 @@ from worldsmith.actions.answers.judge import JudgeAnswers
 from worldsmith.cli.action import SETTINGS, load, processes_to_start, sort
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config import UserError
-from worldsmith.config.specs.forms import form_of
-from worldsmith.config.write.spec_template import spec_template
+from worldsmith.dialects.cosmos_rl.forms import form_of
+from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 
 
 @pytest.fixture(autouse=True)

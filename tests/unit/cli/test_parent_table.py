@@ -16,9 +16,9 @@ from worldsmith.cli.main import main
 from worldsmith.cli.parent_words import PARENT, adopt_parent, adopt_parent_run
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.forms import form_of
-from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.translation import report, translate, warnings
+from worldsmith.dialects.cosmos_rl.forms import form_of
+from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.translation import report, translate
 
 SPECS = {
     "evaluate": """
@@ -171,5 +171,5 @@ def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, t
     words = sort([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
     read_spec_words("evaluate", words, settings="--settings")
     assert words.spec is not None
-    assert warnings(words.spec) == []
+    assert words.spec.get_warnings() == []
     assert "0 leaves it open: as the parent has it" in report(words.spec)

@@ -14,9 +14,8 @@ from worldsmith.cli.parent_words import adopt_parent
 from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.specs.forms import MODULES, form_of
-from worldsmith.config.specs.translation import warnings
-from worldsmith.config.write.spec_template import spec_template
+from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
+from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 
 COMMANDS = ["evaluate", "quantize", "gaps", "infer"]
 
@@ -105,7 +104,7 @@ def test_a_parent_stands_for_the_model(template: str) -> None:
             assert sorted_words.own["--parent"] == "runs/a"
             assert sorted_words.spec is not None
             assert "model" not in sorted_words.spec.data
-            told = [line for line in warnings(sorted_words.spec) if "model_path" in line]
+            told = [line for line in sorted_words.spec.get_warnings() if "model_path" in line]
             assert ["in place of results/train/" in line for line in told] == [True] * (content == text)
     for name in ("model_path", "model.model_path"):
         with pytest.raises(UserError, match="both name the model"):

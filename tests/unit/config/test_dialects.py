@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.config import ConfigError
+from worldsmith.config import ConfigError, dialects
+from worldsmith.config.dialects import StackTranslation, detect, dialect, dialect_names
 from worldsmith.config.load import load
-from worldsmith.config.yaml import dialects
-from worldsmith.config.yaml.dialects import Translation, detect, dialect, dialect_names
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +17,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialects, "_DIALECTS", dict(dialects._DIALECTS))
 
     @dialect("engine", claims=lambda data: "args" in data)
-    def read(stack: Translation) -> None:
+    def read(stack: StackTranslation) -> None:
         """Files of an engine."""
         stack.put("recipe", "small")
         stack.move("args.iters", "trainer.max_iter")
@@ -121,7 +120,7 @@ def test_detection_by_keys(data: dict[str, object], name: str) -> None:
 
 
 def test_a_name_is_taken_once() -> None:
-    def read(stack: Translation) -> None: ...
+    def read(stack: StackTranslation) -> None: ...
 
     read.__module__ = "another"
     with pytest.raises(ValueError, match="'engine' of another is already registered by"):

@@ -14,9 +14,9 @@ from sat_files import FILLED, write_sampling_stack, write_stack
 from worldsmith.cli.action import choose
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.specs.sat.keys import KEYS
-from worldsmith.config.specs.sat.sampling import ROWS, translate_sampling
-from worldsmith.config.specs.translation import Translation, warnings
+from worldsmith.dialects.sat.keys import KEYS
+from worldsmith.dialects.sat.sampling import ROWS, translate_sampling
+from worldsmith.dialects.translation import SpecTranslation
 
 GUIDE = (Path(__file__).parents[3] / "docs/from_cogvideo.md").read_text()
 SIZE = "args.sampling_image_size"
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def read(*words: str, name: str = "1.5_5b", lora: bool = False) -> tuple[Translation, Any]:
+def read(*words: str, name: str = "1.5_5b", lora: bool = False) -> tuple[SpecTranslation, Any]:
     translation, model = translate_sampling(write_sampling_stack(name, lora=lora), [*FILLED, *words])
     return translation, model.tree
 
@@ -78,7 +78,7 @@ def test_the_published_stacks_are_requests(row: tuple[Any, ...]) -> None:
     assert model.sampling.dynamic_guidance == "by_timestep"
     assert model.text_encoder.dropped_captions == "zeros"
     assert tree.checkpoint.load_path == "zai-org/CogVideoX-2b"
-    assert any("image's aspect is kept" in text for text in warnings(t)) is name.endswith("i2v")
+    assert any("image's aspect is kept" in text for text in t.get_warnings()) is name.endswith("i2v")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_defaults_are_those_of_the_command_line_there() -> None:
     assert (t.data["num_outputs"], t.data["fps"], t.data["out"]) == (4, 8, "samples")
     assert "input_files" not in t.data
     assert tree.model.config.precision == "float32"
-    assert any("give --prompt TEXT" in text for text in warnings(t))
+    assert any("give --prompt TEXT" in text for text in t.get_warnings())
 
 
 def test_the_commands_of_the_guide_are_requests() -> None:

@@ -24,12 +24,12 @@ from worldsmith.checkpoint.run.folders import (
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.form import PARENT_KEY
-from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.train.form import FORM
-from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.yaml.text import read_yaml
+from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.form import PARENT_KEY
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
 from worldsmith.files.json_file import read_json_object

@@ -19,11 +19,11 @@ from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.sat.recognise import is_change
-from worldsmith.config.specs.sat.sampling import translate_sampling
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.dialects.sat.recognise import is_change
+from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
 from worldsmith.sampling.sample_files import Entry, Layer, read_files

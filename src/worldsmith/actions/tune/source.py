@@ -12,18 +12,18 @@ from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.config.declare.search import Search, Searched, search_space
 from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
-from worldsmith.config.specs.names import keys_of
-from worldsmith.config.specs.spec_file import Spec, read_spec
-from worldsmith.config.specs.train.draft import is_train_spec
-from worldsmith.config.specs.train.form import FORM
-from worldsmith.config.specs.train.job import RESUME
-from worldsmith.config.specs.train.model import NAME as SPEC_MODEL
-from worldsmith.config.specs.translation import translate
 from worldsmith.config.tree.degrees import NAMES
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.write.values import WORD, write
+from worldsmith.dialects.cosmos_rl.names import keys_of
+from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
+from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.job import RESUME
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.translation import translate
 from worldsmith.training.trainer import Trainer
 
 SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")

@@ -24,13 +24,13 @@ from worldsmith.config.declare.ranges import Mark, annotated_hints
 from worldsmith.config.declare.search import Search, search_space
 from worldsmith.config.declare.value_types import describe, fits, nested_config_classes, union_members
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.specs.names import fields_of, in_keys
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.words.class_choice import named_class
 from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.words.overrides import find_parent, no_such_key
 from worldsmith.config.write.values import WORD, write
+from worldsmith.dialects.cosmos_rl.names import fields_of, in_keys
 
 if TYPE_CHECKING:
     from optuna import Trial

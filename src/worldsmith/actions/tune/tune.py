@@ -26,10 +26,10 @@ from worldsmith.actions.tune.trials import Trials, last_or_best
 from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.specs.policy import Route, route
-from worldsmith.config.specs.train.sources import TEST_SIZE
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict
+from worldsmith.dialects.cosmos_rl.policy import Route, route
+from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
 from worldsmith.distributed.world import require_devices
 from worldsmith.monitor.terminal_text import print_message

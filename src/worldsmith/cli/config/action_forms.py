@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from worldsmith.config.specs.form import SpecForm
-from worldsmith.config.specs.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.form import SpecForm
 
 TUNE = "tune"
 NAMES = (*MODULES, *COMMANDS, TUNE)

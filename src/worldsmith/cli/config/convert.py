@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError if it cannot say everything."""
     from worldsmith.config.load import read_draft
-    from worldsmith.config.specs.sat.recognise import is_change, is_sat_stack
     from worldsmith.config.tree.draft import finish
     from worldsmith.config.tree.paths import format_path
     from worldsmith.config.words.overrides import parse_overrides
     from worldsmith.config.write.convert import convert
+    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
         if getattr(args, option) and args.to != needed:

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.spec_action:
         from worldsmith.cli.config.action_forms import find_form
-        from worldsmith.config.write.spec_template import spec_template
+        from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
 
         write_new(args.file, spec_template(find_form(args.spec_action), args.file), args.force)
         print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")

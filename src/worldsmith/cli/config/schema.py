@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def write_all(folder: str | None, style: str) -> int:
     """Writes the files of all spec forms; 1 if some could not be made."""
     from worldsmith.cli.config.action_forms import all_forms
-    from worldsmith.config.write.spec_folder import spec_files
+    from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
 
     if folder is None:
@@ -70,7 +70,7 @@ def write_all(folder: str | None, style: str) -> int:
 
 def render(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
     """The text that the command prints."""
-    from worldsmith.config.write.spec_folder import STYLES, as_text
+    from worldsmith.dialects.cosmos_rl.write.spec_folder import STYLES, as_text
 
     if what not in DESCRIBED:
         from worldsmith.cli.config.action_forms import find_form

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from worldsmith.config.declare.configurable import Config
+from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
-from worldsmith.config.specs.translation import Translation, warnings
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.check import parse_toml
 from worldsmith.config.toml.positions import find_positions
@@ -80,7 +80,7 @@ def draft_settings(
     draft = Draft(source, tree=unset_tree(cls))
     tailed = parse_overrides(tail, draft.problems)
     if words.spec is not None:
-        draft.warnings += warnings(words.spec)
+        draft.warnings += words.spec.get_warnings()
     if words.spec is not None or file is not None:
         document = Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings(str(file))
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)

@@ -15,6 +15,7 @@ from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_names, walk
 from worldsmith.config.declare.value_types import mismatch
+from worldsmith.config.dialects import CHOICE, detect, translate
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
@@ -31,7 +32,6 @@ from worldsmith.config.words.overrides import (
     take_recipe,
     whole_tree_problem,
 )
-from worldsmith.config.yaml.dialects import CHOICE, detect, translate
 from worldsmith.config.yaml.text import Document, read_yaml
 
 RECIPE = "recipe"

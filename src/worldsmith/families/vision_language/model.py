@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
+from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.freezing import frozen_names
 from worldsmith.families.vision_language.network.parameter_shapes import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig
-from worldsmith.families.vision_language.published import find_config
+from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.model_files import local_folder
@@ -69,6 +70,23 @@ class VisionLanguageModel(Model):
             """Out of config.json where it is on this machine, else of what is published of the model."""
             found = find_config(self.policy.backbone.model_name)
             return None if found is None else parameter_shapes(found)
+
+        def describe_network(self) -> str:
+            """The network of the backbone: a model folder, a repository in the Hugging Face cache, or a released model.
+
+            Raises ValueError for one that cannot be trained, and for a config.json that cannot be read.
+            """
+            name = self.policy.backbone.model_name
+            try:
+                config = find_config(name)
+            except UserError as error:
+                raise ValueError(str(error)) from error
+            if config is None:
+                return "its config.json is not on this machine, so that its network is only known when the run starts"
+            if (reason := why_not_trained(config)) is not None:
+                raise ValueError(reason)
+            known = "taken for the released one" if config == published_config(name) else "by its config.json"
+            return f"a {config.get('model_type')}, {known}"
 
         def count_parameters(self) -> None:
             """Known only from config.json, when the network is made: nothing is read for a list of recipes."""

@@ -18,8 +18,8 @@ from worldsmith.actions.tune.space import Space, as_words
 from worldsmith.actions.tune.tune import Tune
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
-from worldsmith.config.specs.forms import form_of
-from worldsmith.config.write.spec_tao import tao_schema
+from worldsmith.dialects.cosmos_rl.forms import form_of
+from worldsmith.dialects.cosmos_rl.write.spec_tao import tao_schema
 
 LIMITS = {
     "policy.lora.lora_alpha": (1, 1024),

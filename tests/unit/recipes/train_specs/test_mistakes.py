@@ -11,7 +11,7 @@ from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.config.specs.train.aliases import RL_KEYS
+from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS
 
 
 def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:

@@ -10,12 +10,12 @@ from train_specs import COOKBOOK
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.config.specs.names import leaf_keys
-from worldsmith.config.specs.spec_file import read_spec
-from worldsmith.config.specs.train.draft import has_spec_keys
-from worldsmith.config.specs.train.form import FORM
-from worldsmith.config.specs.translation import translate
-from worldsmith.config.write.spec_template import spec_template
+from worldsmith.dialects.cosmos_rl.names import leaf_keys
+from worldsmith.dialects.cosmos_rl.spec_file import read_spec
+from worldsmith.dialects.cosmos_rl.train.draft import has_spec_keys
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
+from worldsmith.dialects.translation import translate
 
 
 def test_every_stated_key_is_in_the_report_once(read: Any) -> None:

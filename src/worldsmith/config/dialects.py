@@ -1,0 +1,260 @@
+"""Dialects: config files of other systems, translated to our tree with the place of every value kept.
+
+There are two kinds. A `Dialect` is a function that moves the keys of a YAML stack; keys that it does not read are
+reported as unknown, so that nothing is dropped silently. The first one is ours, whose files are in terms of our tree
+already. A `RunDialect` reads files on its own and starts from one recipe: those of the package are folders of
+`worldsmith/dialects/` whose `__init__.py` has `DIALECT = RunDialect(...)`.
+
+Other packages bring the first kind, through an entry point of the group ``worldsmith.dialects``: name = module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import worldsmith
+from worldsmith import ROOT
+from worldsmith.config.declare.class_tags import class_of
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.errors import ConfigError, Problem
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.draft import Draft
+from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
+from worldsmith.config.tree.suggest import did_you_mean, nearest_path
+from worldsmith.config.yaml.text import Document
+
+OURS = "worldsmith"
+GROUP = "worldsmith.dialects"
+"""The entry point group of other packages' dialects: name = module."""
+CHOICE = "dialect"
+"""A key at the top of a file: the name of the dialect, where it cannot be told from the other keys."""
+
+Claims = Callable[[dict[str, Any]], bool]
+Reader = Callable[["StackTranslation"], None]
+ATTRIBUTE = "DIALECT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDialect:
+    """Files of another system that describe a whole run."""
+
+    name: str
+    recipe: str
+    """The recipe that holds what these files have no key for."""
+    claims: Callable[[Sequence[str]], bool]
+    """Whether files are its own."""
+    read: Callable[[Sequence[str], Sequence[str]], Draft]
+    """The draft of a run, from files and from words such as ``train.epoch=2`` that change them.
+
+    Raises ConfigError for a file that cannot be read; other mistakes are in the draft.
+    """
+    is_spec: bool = False
+    """Whether the file of ``--spec`` is always read by this dialect, so that it tells what is wrong with the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A function that moves the keys of a stack. `read` is None for files that are in terms of our tree already."""
+
+    name: str
+    doc: str
+    claims: Claims
+    read: Reader | None
+    module: str
+
+
+@dataclass(kw_only=True)
+class Translation:
+    """Settings of another system on their way to ours."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    """Ours, as nested tables."""
+    spans: dict[Path, Span] = field(default_factory=dict)
+    """Where the value of each of ours was written."""
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def set_value(self, target: Path, value: Any) -> None:
+        """Sets a value of ours."""
+        node = self.data
+        for part in target[:-1]:
+            node = node.setdefault(str(part), {})
+        node[str(target[-1])] = value
+
+    def get_warnings(self) -> list[str]:
+        """What a user should know who does not read the report."""
+        return self.warnings
+
+
+@dataclass
+class StackTranslation(Translation):
+    """The merged files of a foreign stack (`source`) on their way to our tree. Paths are text, such as ``args.lr``."""
+
+    source: Document
+    known: set[Path] = field(default_factory=set)
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """The value at a path of the source, which counts as read; `default` if the files leave it out."""
+        parts = parse_path(path)
+        self.known.add(parts)
+        found = find(self.source.data, parts, ABSENT)
+        return default if found is ABSENT else found
+
+    def put(self, path: str, value: Any, *, source: str | None = None) -> None:
+        """Sets a value of our tree (or ``recipe``); mistakes in it are shown at `source`."""
+        target = parse_path(path)
+        self.set_value(target, value)
+        origin = parse_path(source) if source else None
+        for known, span in self.source.spans.items() if origin else ():
+            if starts_with(known, origin or ()):
+                self.spans[(*target, *known[len(origin or ()) :])] = span
+
+    def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
+        """Takes a value to our tree if the files have it. A ValueError or TypeError of `convert` becomes a mistake."""
+        value = self.get(source, ABSENT)
+        if value is ABSENT:
+            return
+        try:
+            self.put(target, convert(value) if convert else value, source=source)
+        except (ValueError, TypeError) as error:
+            self.refuse(source, str(error))
+
+    def ignore(self, path: str, reason: str) -> None:
+        """A key that has no meaning here: a warning if the files have it."""
+        if self.get(path, ABSENT) is not ABSENT:
+            span = self.source.spans.get(parse_path(path))
+            where = f"{span.key.file}:{span.key.line}: " if span else ""
+            self.warnings.append(f"{where}{path} has no effect: {reason}")
+
+    def refuse(self, path: str, reason: str) -> None:
+        """A key that cannot work here: a mistake if the files have it."""
+        if self.get(path, ABSENT) is not ABSENT:
+            self.problem(path, reason)
+
+    def problem(self, path: str, message: str, hint: str | None = None) -> None:
+        span = self.source.spans.get(parse_path(path))
+        self.problems.append(Problem(path, message, hint=hint, place=span.value if span else None))
+
+    def finish(self) -> None:
+        """Adds a mistake for every key that was not read, at the highest level where the dialect knows nothing."""
+        sections = {path[:length] for path in self.known for length in range(len(path))}
+        reported: set[Path] = set()
+        for leaf, _ in flatten(self.source.data):
+            if any(starts_with(leaf, path) for path in self.known):
+                continue
+            unknown = next((leaf[:n] for n in range(1, len(leaf) + 1) if leaf[:n] not in sections), None)
+            if unknown is None or unknown in reported:
+                continue
+            reported.add(unknown)
+            near = nearest_path(unknown, [*self.known, *(section for section in sections if section)])
+            span = self.source.spans.get(unknown)
+            advice = f"did you mean '{format_path(near)}'?" if near else None
+            message = "this key is not known to the dialect of these files"
+            self.problems.append(Problem(format_path(unknown), message, hint=advice, place=span.key if span else None))
+
+
+_DIALECTS: dict[str, Dialect] = {}
+
+
+def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
+    """Registers a function that reads a stack. `claims` says, from the merged data, whether files are its own.
+
+    Raises ValueError for a name that is taken.
+    """
+
+    def register(read: Reader) -> Reader:
+        taken = _DIALECTS.get(name)
+        if taken and taken.module != read.__module__:
+            raise ValueError(f"dialect '{name}' of {read.__module__} is already registered by {taken.module}")
+        doc = (inspect.getdoc(read) or "").partition("\n")[0]
+        _DIALECTS[name] = Dialect(name, doc, claims, read, read.__module__)
+        return read
+
+    return register
+
+
+def dialect_names() -> list[str]:
+    """All dialects, ours first; then those that installed packages bring or that were imported."""
+    _load_installed()
+    return list(_DIALECTS)
+
+
+@cache
+def shipped_dialects() -> list[RunDialect]:
+    """Those of the package, sorted by name. Imports none of their parts."""
+    package = importlib.import_module(worldsmith.DIALECTS)
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    return [getattr(importlib.import_module(f"{worldsmith.DIALECTS}.{name}"), ATTRIBUTE) for name in names]
+
+
+def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDialect | None:
+    """The first dialect that claims files; None if they are of no such dialect.
+
+    Args:
+        files: Paths of config files.
+        is_spec: They were given with ``--spec``: that of specs is found although it does not claim them.
+    """
+    found = next((dialect for dialect in shipped_dialects() if dialect.claims(files)), None)
+    return found or (next(dialect for dialect in shipped_dialects() if dialect.is_spec) if is_spec else None)
+
+
+def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
+    """The dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
+    names = dialect_names()
+    if chosen is not None:
+        if chosen in names:
+            return _DIALECTS[chosen]
+        advice = did_you_mean(str(chosen), names) or f"there are: {', '.join(names)}"
+        raise ConfigError([Problem(CHOICE, f"there is no dialect '{chosen}'", hint=advice), *_load_installed()])
+    claiming = [found for found in _DIALECTS.values() if found.claims(data)]
+    if len(claiming) == 1:
+        return claiming[0]
+    if claiming:
+        message = f"these files could be of several dialects: {', '.join(found.name for found in claiming)}"
+        raise ConfigError([Problem("", message, hint=f"write `{CHOICE}: {claiming[0].name}` at the top of one file")])
+    listing = "; ".join(f"{found.name} ({found.doc})" if found.doc else found.name for found in _DIALECTS.values())
+    near = [f"for '{key}': {found}" for key in data if (found := did_you_mean(key, _own_keys()))]
+    message = f"no dialect knows the keys {', '.join(map(repr, data)) or '(none)'}"
+    advice = "; ".join([*near[:3], f"dialects: {listing}"])
+    raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
+
+
+def translate(chosen: Dialect, source: Document) -> StackTranslation:
+    """The source in terms of our tree. Mistakes are in `problems` of the result."""
+    translation = StackTranslation(source)
+    if chosen.read is not None:
+        chosen.read(translation)
+        translation.finish()
+    return translation
+
+
+def _is_ours(data: dict[str, Any]) -> bool:
+    """Files that name a recipe or the root's class, or hold sections of our tree.
+
+    Other systems have a `model` section too: ours holds a name and a config.
+    """
+    own = [key for key in data if key in _own_keys()]
+    if own == ["model"]:
+        model = data["model"]
+        return isinstance(model, dict) and ("name" in model or "config" in model)
+    return bool(own)
+
+
+def _own_keys() -> list[str]:
+    return ["recipe", "type", *field_names(class_of(ROOT))]
+
+
+def _load_installed() -> list[Problem]:
+    from worldsmith.config.recipes.packages import load_installed
+
+    return load_installed(GROUP, "dialect")
+
+
+_DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the run tree", _is_ours, None, __name__)

@@ -1,0 +1,26 @@
+"""The spec of a gap analysis: the arguments of the tool for Cosmos-RL's results, as keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.search import Example, Popular
+from worldsmith.dialects.form import SpecForm, renamed
+
+
+class GapsSpec(Config):
+    """The settings of a gap analysis."""
+
+    results_dir: Annotated[str, Example("results/evaluate"), Popular()]
+    """Folder or URL below which results.json is."""
+    gaps_parquet: Annotated[str, Example("results/gaps.parquet"), Popular()]
+    """Where the failures are written."""
+    kpi_ann_path: str | None = None
+    """Annotations that were evaluated; null = those that the evaluation recorded."""
+    kpi_media_path: str | None = None
+    """Folder that their videos are relative to; null = as the evaluation had it."""
+
+
+KEYS = ("results_dir", "gaps_parquet", "kpi_ann_path", "kpi_media_path")
+FORM = SpecForm("gaps", GapsSpec, tuple(renamed(key, key) for key in KEYS))

@@ -1,0 +1,109 @@
+"""The spec of single questions, as TAO has it: flat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.declare.search import Example, Popular, Search
+from worldsmith.dialects.cosmos_rl.rules import (
+    PARENT,
+    number_format,
+    put_frames,
+    put_model,
+    put_total_pixels,
+    refuse_remote,
+    refuse_remote_output,
+)
+from worldsmith.dialects.form import SpecForm, computed, refused, renamed
+from worldsmith.dialects.translation import SpecTranslation
+
+
+class InferenceSpec(Config):
+    """The settings of an inference."""
+
+    model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
+    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the weights."""
+    device_map: str = "auto"
+    """Where the model is placed: auto, cpu or cuda."""
+    num_gpus: Count = 1
+    """GPUs that answer."""
+    type_: Annotated[Literal["video", "image"], Popular()] = "video"
+    """Which files of a folder are shown."""
+    media: Annotated[str, Example("data/val/clip.mp4"), Popular()]
+    """A file, or a folder or archive of them, each asked about by itself."""
+    fps: Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="num_frames=null"), Popular()] = 1.0
+    """Frames taken of each second."""
+    num_frames: Count | None = None
+    """Frames taken of every video, in place of fps."""
+    total_pixels: Count = 200_704
+    """Most pixels of a video; two frames count once."""
+    prompt: Annotated[str, Example("Describe the video."), Popular()]
+    """The question."""
+    max_new_tokens: Annotated[Count, Popular()] = 32
+    """Longest answer."""
+    enable_lora: bool = False
+    """model_path is an adapter."""
+    base_model_path: str = ""
+    """The model that the adapter belongs to; "" = the one that its adapter_config.json names."""
+    results_dir: Annotated[str, Example("results/inference"), Popular()]
+    """Where the answers go."""
+
+
+@computed("model_path", "enable_lora", "base_model_path")
+def model(t: SpecTranslation) -> None:
+    put_model(t, "model_path", "")
+
+
+@computed("fps", "num_frames", "total_pixels")
+def frames(t: SpecTranslation) -> None:
+    put_frames(t, "", count="num_frames")
+    put_total_pixels(t, "")
+
+
+@computed("device_map")
+def device(t: SpecTranslation) -> None:
+    placed = t.get("device_map")
+    if placed == "auto":
+        t.say("device_map", "kept", "a GPU if there is one")
+    elif placed == "cpu" or placed.startswith("cuda"):
+        t.move("device_map", "device", "renamed")
+    else:
+        t.refuse("device_map", f"a model is not spread over devices here, found '{placed}'", "write auto, cpu or cuda")
+
+
+@computed("media")
+def media(t: SpecTranslation) -> None:
+    if not refuse_remote(t, "media"):
+        t.move("media", "media", "renamed")
+
+
+@computed("results_dir")
+def place(t: SpecTranslation) -> None:
+    if refuse_remote_output(t, "results_dir"):
+        return
+    t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")
+    t.say("results_dir", "renamed", f"out = {t.data['out']}")
+
+
+FORM = SpecForm(
+    "inference",
+    InferenceSpec,
+    (
+        model,
+        frames,
+        device,
+        media,
+        place,
+        renamed("torch_dtype", "dtype", number_format),
+        refused("num_gpus", why="one GPU answers", way_out="set num_gpus = 1", but=(1,)),
+        renamed("type", "kind"),
+        renamed("prompt", "prompt"),
+        renamed("max_new_tokens", "max_new_tokens"),
+        PARENT,
+    ),
+    left_open=dict.fromkeys(("model_path", "media", "prompt", "results_dir"), ""),
+)

@@ -1,0 +1,205 @@
+"""The spec of a quantization, as TAO has it; the names of its 7.2 are aliases."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Range, Share
+from worldsmith.config.declare.search import Example, Popular
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, PARENT, put_model, refuse_remote, refuse_remote_output
+from worldsmith.dialects.form import SpecForm, computed, refused
+from worldsmith.dialects.translation import SpecTranslation, shown
+
+CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
+VIDEO_TOKENS = 4096
+"""Room that a question about a short video needs."""
+STATIC = ("FP8", "NVFP4")
+"""Schemes whose ranges are measured."""
+DYNAMIC = "FP8_DYNAMIC"
+"""The scheme that is meant for quantization without data."""
+FEW = 16
+"""Samples below which a measured range means little."""
+
+
+class ModelTable(Config):
+    """What is quantized."""
+
+    model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
+    """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
+    enable_lora: bool = False
+    """model_path is an adapter; it is merged with its base first."""
+    base_model_path: str = ""
+    """The model that the adapter belongs to."""
+
+
+class CalibrationTable(Config):
+    """What is shown to the model while ranges are measured."""
+
+    dataset_id: str = ""
+    """A data set of the hub."""
+    split: str = ""
+    """Its split."""
+    annotation_path: Annotated[str, Popular()] = ""
+    """LLaVA annotations; "" = the training set of the run that made the model."""
+    media_dir: Annotated[str, Popular()] = ""
+    """Folder that their images and videos are relative to; "" = that of the annotations."""
+    num_calibration_samples: Annotated[int, Range(ge=1, le=10_000), Popular()] = 512
+    """How many are shown."""
+    max_sequence_length: Annotated[int, Range(ge=128, le=1_000_000)] = 32_768
+    """Longest of them, in tokens."""
+
+
+class MethodTable(Config):
+    """How numbers are stored."""
+
+    scheme: Annotated[Literal["FP8_DYNAMIC", "NVFP4", "FP8", "W8A8", "W8A16", "W4A16"], Popular()] = "FP8_DYNAMIC"
+    """Number format of weights and activations."""
+    kv_precision: Literal["bf16", "fp8"] = "bf16"
+    """Number format of remembered keys and values."""
+    smoothing_strength: Share = 0.8
+    """How much of the activations' range is moved into the weights first."""
+    skip_test_generation: bool = False
+    """Do not ask the result anything."""
+
+
+class QuantizeSpec(Config):
+    """The settings of a quantization."""
+
+    model: ModelTable
+    """What is quantized."""
+    calibration_dataset: CalibrationTable = field(default_factory=CalibrationTable)
+    """What is shown to the model while ranges are measured."""
+    quantization_method: MethodTable = field(default_factory=MethodTable)
+    """How numbers are stored."""
+    results_dir: Annotated[str, Example("results/quantize"), Popular()]
+    """Where the quantized model goes."""
+
+
+@computed("model.model_path", "model.enable_lora", "model.base_model_path")
+def model(t: SpecTranslation) -> None:
+    put_model(t, "model.model_path", "model.")
+
+
+def is_measured(t: SpecTranslation) -> bool:
+    """Whether the model reads records before it is quantized."""
+    return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
+
+
+@computed("quantization_method.scheme", *(f"{CALIBRATION}{name}" for name in ("num_calibration_samples", LENGTH)))
+def samples(t: SpecTranslation) -> None:
+    scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
+    length = t.get(f"{CALIBRATION}{LENGTH}")
+    t.move("quantization_method.scheme", "scheme", "renamed")
+    if not is_measured(t):
+        for name in ("num_calibration_samples", LENGTH):
+            t.say(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
+        return
+    few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
+    cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
+    t.put("samples", number, source=f"{CALIBRATION}num_calibration_samples")
+    t.say(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
+    t.put("max_sequence_length", length, source=f"{CALIBRATION}{LENGTH}")
+    more = f": videos want {VIDEO_TOKENS} or more" if cut else ""
+    t.say(f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}")
+
+
+@computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
+def questions(t: SpecTranslation) -> None:
+    """The records are what GPTQ and the ranges look at, and what the model and the result are asked."""
+    file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
+    folder = t.get(f"{CALIBRATION}media_dir")
+    uses = ["dataset", *(["questions"] if judge else [])]
+    t.put("judge", judge, source="quantization_method.skip_test_generation")
+    told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
+    t.say("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
+    if not t.get(file):
+        scheme, text = (
+            t.get("quantization_method.scheme"),
+            "the data of the run that made the model, where there is need of some",
+        )
+        t.say(f"{CALIBRATION}media_dir", "unneeded", text)
+        if scheme in STATIC or scheme == DYNAMIC:
+            t.say(file, "unneeded", text)
+            return
+        why = f"no calibration data is named: without --method gptq, {scheme} rounds each weight to the nearest value"
+        keys = f"name data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
+        t.say(file, "approximated", f"{why}; {keys}", loud=True)
+        return
+    if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
+        return
+    t.put("method", "gptq", source=file)
+    for use in uses:
+        t.put(f"{use}.type", LLAVA, source=file)
+        t.put(f"{use}.path", t.get(file), source=file)
+        if folder:
+            t.put(f"{use}.media_root", folder, source=f"{CALIBRATION}media_dir")
+    paths = " and ".join(f"{use}.path" for use in uses)
+    t.say(file, "renamed", f"{paths} = {shown(t.get(file))}, method = gptq")
+    text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {shown(folder)}"
+    t.say(
+        f"{CALIBRATION}media_dir", *(("renamed", text) if folder else ("unneeded", "media lie beside the annotations"))
+    )
+
+
+@computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
+def hub(t: SpecTranslation) -> None:
+    name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
+    if name and not records:
+        why = "data sets of the hub are not read here"
+        way_out = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
+        t.refuse(f"{CALIBRATION}dataset_id", why, way_out)
+        return
+    text = "annotation_path has the records" if records else "no data set of the hub is named"
+    t.say(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)
+    t.say(f"{CALIBRATION}split", "unneeded", text)
+
+
+@computed("results_dir")
+def place(t: SpecTranslation) -> None:
+    if not refuse_remote_output(t, "results_dir"):
+        t.move("results_dir", "out", "renamed")
+
+
+@computed("quantization_method.smoothing_strength")
+def smoothing(t: SpecTranslation) -> None:
+    text = "nothing is moved into the weights first; activations keep a range for each token, or a measured one"
+    t.say("quantization_method.smoothing_strength", "approximated", text)
+
+
+FORM = SpecForm(
+    "quantize",
+    QuantizeSpec,
+    (
+        model,
+        samples,
+        questions,
+        smoothing,
+        hub,
+        refused(
+            "quantization_method.kv_precision",
+            why="keys and values are remembered in the number format of the activations",
+            way_out="write bf16",
+            but=("bf16",),
+        ),
+        place,
+        PARENT,
+    ),
+    left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),
+    aliases={
+        "model_path": "model.model_path",
+        "enable_lora": "model.enable_lora",
+        "base_model_path": "model.base_model_path",
+        "dataset.dataset_id": "calibration_dataset.dataset_id",
+        "dataset.dataset_split": "calibration_dataset.split",
+        "dataset.annotation_path": "calibration_dataset.annotation_path",
+        "dataset.media_dir": "calibration_dataset.media_dir",
+        "quantize.num_calibration_samples": "calibration_dataset.num_calibration_samples",
+        "quantize.max_sequence_length": "calibration_dataset.max_sequence_length",
+        "quantize.quantization_scheme": "quantization_method.scheme",
+        "quantize.kv_precision": "quantization_method.kv_precision",
+        "quantize.smoothing_strength": "quantization_method.smoothing_strength",
+        "quantize.skip_test_generation": "quantization_method.skip_test_generation",
+    },
+)

@@ -1,0 +1,122 @@
+"""The data of an evaluation spec: one table `dataset`, or a table `datasets` of several by name."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from worldsmith.dialects.cosmos_rl.evaluate import RatePolicy
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_if_any, refuse_remote
+from worldsmith.dialects.form import computed
+from worldsmith.dialects.translation import SpecTranslation, shown
+
+ONE, SEVERAL = "dataset", "datasets"
+FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
+"""Key of a table -> our field."""
+RATES = "video_fps"
+"""Key of a table that is ours alone, with the same name and values there."""
+PROMPT = "You are a helpful assistant."
+"""System prompt of a table of `datasets` that names none."""
+FOLDER = "data_dir"
+QA_PAIRS = "QaPairsDataset"
+BENCHMARK_PROMPT = "Answer the questions."
+WITHOUT = {ONE: {"annotation_path": ""}}
+"""What a spec with `datasets` leaves out."""
+
+
+@computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
+def questions(t: SpecTranslation) -> None:
+    if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
+        t.say(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
+    if t.get(SEVERAL):
+        put_several(t)
+        if t.is_stated(f"{ONE}.{RATES}"):
+            t.say(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} that has no {RATES} of its own")
+        return
+    if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
+        return
+    t.put("dataset.type", LLAVA, source="dataset.annotation_path")
+    t.move("dataset.annotation_path", "dataset.path", "renamed")
+    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
+    t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
+    if t.is_stated(f"{ONE}.{RATES}"):
+        t.move(f"{ONE}.{RATES}", f"dataset.{RATES}", "kept")
+    if t.is_stated(SEVERAL):
+        t.say(SEVERAL, "unneeded", "it is empty")
+
+
+def put_several(t: SpecTranslation) -> None:
+    """Each table is a LLaVA data set; several are asked as one, their names before the keys of their records."""
+    tables: Any = t.get(SEVERAL)
+    if t.get(f"{ONE}.annotation_path"):
+        t.refuse(SEVERAL, f"{ONE} names data too", f"~{SEVERAL} or ~{ONE}")
+        return
+    if isinstance(tables, list):
+        put_benchmarks(t, tables)
+        return
+    read = {name: read_table(t, name, table) for name, table in tables.items()}
+    found = {name: table for name, table in read.items() if table is not None}
+    if len(found) < len(read):
+        return
+    names = ", ".join(found)
+    if len(found) == 1:
+        for field, value in next(iter(found.values())).items():
+            t.put(f"dataset.{field}", value, source=SEVERAL)
+        t.say(SEVERAL, "renamed", f"dataset = the LLaVA annotations of {names}")
+    else:
+        t.put("dataset.type", "MixedDataset", source=SEVERAL)
+        t.put("dataset.datasets", found, source=SEVERAL)
+        t.say(SEVERAL, "renamed", f"dataset = a mixed data set of {names}; ids are NAME/ID")
+    if t.get("evaluation.answer_type") == "reasoning":
+        text = "no instruction on how to reason is added to a system prompt; write the one that you want into it"
+        t.say(SEVERAL, "approximated", text, loud=True)
+    for name in FIELDS:
+        if t.get(f"{ONE}.{name}"):
+            t.say(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
+
+
+def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
+    """The multiple-choice questions of the Cosmos-Reason1 benchmark, by the names of their folders."""
+    root = t.get(FOLDER)
+    if not root:
+        why = f"{', '.join(names)}: the names of benchmarks need the folder that they were downloaded to"
+        t.refuse(SEVERAL, why, f"{FOLDER}=FOLDER, which has benchmark/{names[0]}/{names[0]}_benchmark_qa_pairs.json")
+        return
+    if refuse_remote(t, FOLDER):
+        return
+    found = {
+        name: {"type": QA_PAIRS, "path": f"{root}/benchmark/{name}", "system_prompt": BENCHMARK_PROMPT, **rates(t, {})}
+        for name in names
+    }
+    t.put("dataset.type", "MixedDataset", source=SEVERAL)
+    t.put("dataset.datasets", found, source=SEVERAL)
+    text = "the questions of each, and ids are NAME/ID; the instruction after the options has words of our own"
+    t.say(SEVERAL, "approximated", text)
+    t.say(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
+
+
+def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
+    """Our settings of one data set; None, with mistakes, for a table that cannot be read."""
+    where, before = f"{SEVERAL}.{name}", len(t.problems)
+    if not isinstance(table, dict):
+        t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {shown(table)}", f"{where}={{…}}")
+        return None
+    for key in table:
+        if key not in (*FIELDS, RATES):
+            t.refuse(f"{where}.{key}", f"unexpected key: expected {', '.join((*FIELDS, RATES))}", f"~{where}.{key}")
+        elif key == RATES and table[key] not in get_args(RatePolicy):
+            expected = ", ".join(get_args(RatePolicy))
+            t.refuse(f"{where}.{key}", f"expected one of {expected}, found {shown(table[key])}", f"~{where}.{key}")
+        elif not isinstance(table[key], str) and not (table[key] is None and key != "annotation_path"):
+            t.refuse(f"{where}.{key}", f"expected text, found {shown(table[key])}", f"{where}.{key}=TEXT")
+    if len(t.problems) == before and not table.get("annotation_path"):
+        t.refuse(where, "it names no annotations", f"{where}.annotation_path=FILE")
+    if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):
+        return None
+    given = {ours: table.get(key) or "" for key, ours in FIELDS.items() if key != "system_prompt"}
+    return {"type": LLAVA, **given, "system_prompt": table.get("system_prompt", PROMPT) or "", **rates(t, table)}
+
+
+def rates(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
+    """The setting of the rates of one data set: that of its table, else that of `dataset`; empty if neither has one."""
+    value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
+    return {RATES: value} if value else {}

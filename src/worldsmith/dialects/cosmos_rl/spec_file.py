@@ -1,0 +1,331 @@
+"""Reads a spec: a nested TOML, YAML or JSON file and dotted words, as typed classes with the place of every value."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
+from worldsmith.config.errors import ConfigError, Place, Problem, locate
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.toml.check import parse_toml
+from worldsmith.config.toml.positions import Span, find_positions
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.checks import check_sections
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.plain import required_fields
+from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
+from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.words.literals import read_text
+from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.yaml.text import Document, read_yaml
+from worldsmith.dialects.cosmos_rl import SUFFIXES
+from worldsmith.dialects.cosmos_rl.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
+from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
+from worldsmith.dialects.form import Row, SpecForm, is_one_of
+
+
+@dataclass(slots=True)
+class Spec:
+    """A spec that was read. Paths are those of fields; what the file leaves out has the default of its class."""
+
+    form: SpecForm
+    source: str
+    root: Any
+    places: dict[Path, Place]
+    """Where each stated value stands, also of keys outside the classes."""
+    outside: dict[str, Any] = field(default_factory=dict)
+    """Stated keys that are no fields, with their values: known ones of the rows, and further ones of free sections."""
+    problems: list[Problem] = field(default_factory=list)
+    broken: list[Path] = field(default_factory=list)
+    open: dict[str, Any] = field(default_factory=dict)
+    """Keys that a template leaves open, with the value that says so."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.form.rows
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return leaf_keys(self.form.spec)
+
+    def is_broken(self, key: str) -> bool:
+        """Whether its value, or one above or below it, is known to be wrong."""
+        path = fields_of(key)
+        return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
+
+    def get(self, key: str) -> Any:
+        """The value of a dotted key; None below a section that is not there."""
+        return find(self.root, fields_of(key))
+
+    def is_stated(self, key: str) -> bool:
+        """Whether the file or a word gives the key, or one below it."""
+        path = fields_of(key)
+        return any(starts_with(known, path) for known in self.places)
+
+    def is_word(self, key: str) -> bool:
+        """Whether a word of the command line gives the key, or one below it."""
+        return self.is_stated(key) and self.place(key).file == "override"
+
+    def place(self, key: str) -> Place:
+        """Where a key stands; one that is left out has its name in place of a line."""
+        path = fields_of(key)
+        found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
+        return found or Place(f"{self.source} (left out: {key})")
+
+
+def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
+    """The spec with its mistakes. Raises ConfigError for a file that cannot be read at all."""
+    problems: list[Problem] = []
+    document = read_document(file)
+    if form.wrapper:
+        document = _unwrap(document, form.wrapper)
+    for alias, key in form.aliases.items():
+        _move(document, parse_path(alias), parse_path(key), problems)
+    for override in parse_overrides(words, problems):
+        _apply(document, form, override, problems)
+    spec = Spec(form, file, None, {}, problems=problems, open=_take_open(document, form))
+    _take_outside(spec, document)
+    for key, sections in form.instead.items():
+        for name, values in sections.items() if document.data.get(key) else ():
+            section = document.data.setdefault(name, {})
+            if isinstance(section, dict):
+                document.data[name] = {**values, **section}
+    inner = Document({}, {})
+    _rename(spec, form.spec, document, inner, document.data, inner.data, (), ())
+    default = unset_tree(form.spec)
+    reader = Reader(problems, merge=True, spans=inner.spans, places=spec.places)
+    root = reader.section([form.spec], default, inner.data)
+    spec.root = root if isinstance(root, Config) else default
+    _refuse_references(spec)
+    problems += _missing(spec.root, problems)
+    unset = [path for path, _ in unset_fields(spec.root)]
+    spec.broken = [*unset, *(problem.keys for problem in problems if problem.path)]
+    complaints = check_sections(spec.root, spec.broken)
+    spec.broken += [parse_path(concern) for problem in complaints for concern in problem.concerns]
+    problems += complaints
+    spec.problems = [
+        in_keys(_with_keys(problem, form.spec)).at(Place(file)) for problem in locate(problems, spec.places)
+    ]
+    return spec
+
+
+def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
+    """A problem for each value that must be given and is not; of a section that is not there, for each such value."""
+    broken = [problem.keys for problem in problems if problem.path]
+    found = []
+    for path, _ in unset_fields(root):
+        sections = nested_config_classes(hint_at(type(root), path))
+        below = [(*path, name) for name in required_fields(sections[0])] if sections else [path]
+        for where in below if not any(starts_with(bad, path) for bad in broken) else []:
+            hint = f"write it, or give the word {keys_of(where)}=VALUE"
+            found.append(Problem(format_path(where), "no value is given", hint=hint))
+    return found
+
+
+def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
+    """A value in the place of a section gets the section's keys as advice."""
+    sections = nested_config_classes(hint_at(cls, problem.keys)) if problem.path and problem.expected else []
+    if not sections or problem.hint:
+        return problem
+    keys = ", ".join(f"{problem.path}.{key_of(name)}" for name in field_hints(sections[0]))
+    return replace(problem, expected="a section (a table of its keys)", hint=f"its keys are {keys}")
+
+
+def read_document(file: str) -> Document:
+    """Nested plain data with its places. Raises ConfigError."""
+    suffix = next((suffix for suffix in SUFFIXES if file.lower().endswith(suffix)), "")
+    if not suffix:
+        raise ConfigError([Problem("", "a spec is a .toml, .yaml or .json file", place=Place(file))])
+    text = read_config_text(file)
+    if suffix == ".toml":
+        document = Document(parse_toml(text, file), find_positions(text, file))
+    elif suffix == ".json":
+        from worldsmith.config.write.json_text import read_json
+
+        document = read_json(text, file)
+    else:
+        document = read_yaml(text, file)
+    if not isinstance(document.data, dict):
+        raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
+    return Document(copy.deepcopy(document.data), dict(document.spans))
+
+
+def _unwrap(document: Document, wrapper: str) -> Document:
+    inner = document.data.get(wrapper)
+    if not isinstance(inner, dict):
+        return document
+    spans = {path: span for path, span in document.spans.items() if path[:1] != (wrapper,)}
+    spans |= {path[1:]: span for path, span in document.spans.items() if path[:1] == (wrapper,) and path[1:]}
+    return Document({**{key: value for key, value in document.data.items() if key != wrapper}, **inner}, spans)
+
+
+def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
+    """Walks to the leaf and sets it, or takes it away; the dotted word is never a key itself."""
+    wrapped = len(override.path) > 1 and override.path[0] == form.wrapper and form.wrapper not in document.data
+    shown = format_path(override.path[1:] if wrapped else override.path)
+    shown = form.aliases.get(shown, shown)
+    path = parse_path(shown)
+    parent: Any = document.data
+    for part in path[:-1]:
+        if override.action != "~" and isinstance(parent, dict) and parent.get(part) is None:
+            parent[part] = {}
+        parent = parent.get(part) if isinstance(parent, dict) else None
+    if not isinstance(parent, dict) or not isinstance(path[-1], str):
+        text = "this is below a value that holds no keys; write the whole value"
+        if override.action == "~":
+            text = "the spec does not have this key"
+        problems.append(Problem(shown, text, place=override.place))
+        return
+    if override.action == "~":
+        if path[-1] not in parent:
+            problems.append(Problem(shown, "the spec does not have this key", place=override.place))
+        parent.pop(path[-1], None)
+        _forget(document, path)
+        return
+    hint = hint_at(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
+    try:
+        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
+    except ValueError as error:
+        problems.append(Problem(shown, f"the value cannot be read: {error}", place=override.place))
+        return
+    parent[path[-1]] = value
+    _forget(document, path)
+    span = Span(override.place, override.place)
+    for below in _paths(value, path):
+        document.spans[below] = span
+    for length in range(1, len(path)):
+        document.spans.setdefault(path[:length], span)
+
+
+def _paths(value: Any, path: Path) -> list[Path]:
+    inner = value.items() if isinstance(value, dict) else ()
+    return [path, *(found for key, item in inner for found in _paths(item, (*path, key)))]
+
+
+def _forget(document: Document, path: Path) -> None:
+    for known in [known for known in document.spans if starts_with(known, path)]:
+        del document.spans[known]
+
+
+def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
+    """Takes a key with another name to where it belongs, and a section that is empty then away."""
+    above: Any = find(document.data, source[:-1])
+    if not isinstance(above, dict) or source[-1] not in above:
+        return
+    span, value = document.spans.get(source), above.pop(source[-1])
+    if source[:-1] and not above:
+        document.data.pop(str(source[0]))
+    parent: Any = document.data
+    for part in target[:-1]:
+        parent = parent.setdefault(part, {}) if isinstance(parent, dict) else None
+    if not isinstance(parent, dict) or target[-1] in parent:
+        text = f"this is another name of {format_path(target)}, which is given too"
+        problems.append(
+            Problem(format_path(source), text, hint="keep one of the two", place=span.key if span else None)
+        )
+        return
+    parent[target[-1]] = value
+    for path in [path for path in document.spans if starts_with(path, source)]:
+        document.spans[(*target, *path[len(source) :])] = document.spans.pop(path)
+
+
+def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
+    """Takes values that leave their keys open out of the data."""
+    found = {}
+    for key, value in form.left_open.items():
+        path = parse_path(key)
+        parent = find(document.data, path[:-1])
+        if isinstance(parent, dict) and path[-1] in parent and is_one_of(parent[path[-1]], (value,)):
+            found[key] = parent.pop(path[-1])
+            _forget(document, path)
+    return found
+
+
+def _take_outside(spec: Spec, document: Document) -> None:
+    """Takes known keys that are no fields out of the data."""
+    for row in spec.form.rows:
+        for key in row.keys if row.outside else ():
+            path = parse_path(key)
+            parent = find(document.data, path[:-1])
+            if isinstance(parent, dict) and path[-1] in parent:
+                spec.outside[key] = parent.pop(path[-1])
+                if span := document.spans.get(path):
+                    spec.places[fields_of(key)] = span.key
+
+
+def _rename(
+    spec: Spec,
+    cls: type[Config],
+    document: Document,
+    inner: Document,
+    data: dict[str, Any],
+    into: dict[str, Any],
+    path: Path,
+    fields: Path,
+) -> None:
+    """Copies sections key by key, under the names of the fields."""
+    free = keys_of(fields) in spec.form.free
+    siblings = [(*path, key_of(name)) for name in field_hints(cls)]
+    for key, value in data.items():
+        name = field_of(str(key))
+        here, there = (*path, key), (*fields, name)
+        span = document.spans.get(here)
+        known = name in field_hints(cls)
+        if not known and "." in str(key):
+            text = "a key with dots is a path, and this is one key"
+            hint = f"write it nested, {' -> '.join(key.split('.'))}, or as the word {key}=… on the command line"
+            spec.problems.append(Problem(format_path(here), text, hint=hint, place=span.key if span else None))
+            continue
+        if not known and not (free and nearest_path(here, siblings) is None):
+            below = list(value) if isinstance(value, dict) and _is_table_of_aliases(spec.form, here) else []
+            for unknown in [(*here, name) for name in below] or [here]:
+                place = document.spans.get(unknown, span)
+                spec.problems.append(_unknown(spec, unknown, siblings, place).at(place.key if place else None))
+            continue
+        if not known:
+            spec.outside[format_path(here)] = value
+            if span:
+                spec.places[there] = span.key
+            continue
+        sections = nested_config_classes(field_hints(cls)[name]) if known else []
+        if sections and isinstance(value, dict):
+            into[name] = {}
+            if span:
+                inner.spans[there] = span
+            _rename(spec, sections[0], document, inner, value, into[name], here, there)
+            continue
+        into[name] = value
+        for known_path, known_span in document.spans.items():
+            if starts_with(known_path, here):
+                inner.spans[(*there, *known_path[len(here) :])] = known_span
+
+
+def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
+    """Whether other names of keys have this table, which is none of ours."""
+    return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
+
+
+def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) -> Problem:
+    form, is_word = spec.form, span is not None and span.key.file == "override"
+    others = [key for row in form.rows if row.outside and row.outcome != "dead" for key in row.keys]
+    names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
+    near = nearest_path(path, [*siblings, *map(parse_path, names)])
+    if siblings and siblings[0][:-1] != path[:-1]:
+        siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]
+    listing = ", ".join(str(sibling[-1]) for sibling in siblings)
+    where = f"[{format_path(path[:-1])}]" if path[:-1] else "the spec"
+    hint = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {listing}"
+    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=hint)
+
+
+def _refuse_references(spec: Spec) -> None:
+    """A spec's numbers are reckoned with before references are resolved; text may hold some."""
+    for path in list(spec.places):
+        value = find(spec.root, path, ABSENT)
+        if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):
+            text = "a reference stands for text only in a spec; write the value"
+            spec.problems.append(Problem(format_path(path), text, place=spec.places[path]))

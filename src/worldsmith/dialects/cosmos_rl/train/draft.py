@@ -1,0 +1,87 @@
+"""A training spec as the draft of a run: on top of the recipe that specs start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.tree.draft import Draft, recipe_task
+from worldsmith.dialects.cosmos_rl import RECIPE, SUFFIXES
+from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_document, read_spec
+from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS, RL_TABLES
+from worldsmith.dialects.cosmos_rl.train.form import FORM, SFT
+from worldsmith.dialects.cosmos_rl.train.spec import Policy
+from worldsmith.dialects.cosmos_rl.train.training import Training
+from worldsmith.dialects.translation import report, translate
+
+GENERATORS = "`worldsmith recipes` lists the recipes for generators"
+OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
+
+
+def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
+    """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
+    if is_generator_rl(read_document(file).data):
+        text = "reinforcement learning of a video generator is not supported: expected supervised fine-tuning"
+        return Draft(file, problems=[Problem("", text, hint=GENERATORS, place=Place(file))])
+    spec = read_spec(FORM, file, words)
+    draft = Draft(file, recipes=lambda: lineage(RECIPE), place=Place(file))
+    other = find_other_training(spec)
+    if other is not None:
+        draft.problems = [other]
+        return draft
+    translation = translate(spec)
+    tree = translation.onto(get_recipe(RECIPE), draft.places)
+    draft.problems = translation.problems
+    if not draft.problems:  # else more would be wrong with it than was said
+        draft.tree, draft.task = tree, recipe_task(tree)
+    draft.warnings = translation.get_warnings()
+    draft.report = report(translation)
+    return draft
+
+
+def find_other_training(spec: Spec) -> Problem | None:
+    """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
+    kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
+    keys = [key for key in (*(f"{SFT}{name}" for name in RL_KEYS), *RL_TABLES) if key in spec.outside]
+    way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
+    if spec.get("policy.is_diffusers"):
+        path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"
+        way_out = GENERATORS
+    elif kind == "grpo" or (kind != "sft" and keys):
+        path = f"{SFT}type" if kind == "grpo" else keys[0]
+        named = "distillation" if "distillation" in keys else "grpo" if trainer == "sft" else trainer
+        text = f"reinforcement learning ({named}) is not supported: expected supervised fine-tuning on given answers"
+        way_out = f"fine-tune this model with {way_out}, without the keys of reinforcement learning"
+    elif trainer != "sft":
+        path, text = f"{SFT}trainer_type", f"this trainer is not supported: expected sft, found {trainer}"
+    else:
+        return None
+    return Problem(path, text, hint=way_out, place=spec.place(path))
+
+
+def is_train_spec(file: str) -> bool:
+    """Whether a file has the tables of a training spec and none of ours."""
+    if not file.lower().endswith(SUFFIXES):
+        return False
+    try:
+        data = read_document(file).data
+        return has_spec_keys(data) or is_generator_rl(data)
+    except ConfigError:  # whoever reads it says so
+        return False
+
+
+def is_generator_rl(data: Mapping[str, Any]) -> bool:
+    """Whether a file is a config of Cosmos-RL for reinforcement learning of Cosmos-Predict2.5."""
+    model = data.get("model")
+    return {"model_parallel", "trainer"} <= data.keys() and isinstance(model, dict) and "conditioner" in model
+
+
+def has_spec_keys(data: Mapping[str, Any]) -> bool:
+    """A table `train` or `policy` with a key of a spec's: other systems have such tables too."""
+    known = [
+        (name, table) for name, table in (("train", Training), ("policy", Policy)) if isinstance(data.get(name), dict)
+    ]
+    return not data.keys() & OUR_KEYS and any(data[name].keys() & set(field_names(table)) for name, table in known)

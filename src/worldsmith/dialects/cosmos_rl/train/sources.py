@@ -1,0 +1,281 @@
+"""Where the data of a training spec comes from: files, saved data sets, and records held out for validation."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from worldsmith.dialects.cosmos_rl.rules import ARCHIVES, refuse_remote
+from worldsmith.dialects.cosmos_rl.train.records import count_records
+from worldsmith.dialects.form import computed
+from worldsmith.dialects.translation import SpecTranslation, shown
+
+TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
+PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
+NAMES, VAL_NAMES = "train.train_policy.dataset", "validation.dataset"
+TEST_SIZE, COLUMN = f"{NAMES}.test_size", "train.train_policy.conversation_column_name"
+HELD_OUT = 0.1
+"""Fraction of the training records that is held out when a spec gives no size."""
+SAVED = "SavedDataset"
+MANIFEST = "ManifestDataset"
+FORMS = ("annotation_path", "path", "dataset_root")
+"""Keys of a table of files, one for each layout: LLaVA annotations, a saved data set, a folder with a manifest."""
+MEDIA = ("media_path", "media_root")
+"""The two names of the media folder."""
+FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
+
+
+@computed(
+    *(TRAIN, OLD, VAL, *PROMPTS, COLUMN),
+    *(f"{NAMES}.{name}" for name in FIELDS),
+    *(f"{VAL_NAMES}.{name}" for name in FIELDS),
+    *("validation.enable", "validation.val_before_train", "validation.batch_size"),
+)
+def data_sets(t: SpecTranslation) -> None:
+    key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
+    if t.get(TRAIN) is not None and t.get(OLD) is not None:
+        t.refuse(OLD, f"{TRAIN} is given too", f"~{OLD}")
+    if is_named(t, key):
+        put_files(t, key, "dataloader_train")
+        report_unused_names(t, NAMES, f"the data is that of {key}")
+    elif t.get(f"{NAMES}.name") or t.get(f"{NAMES}.local_dir"):
+        put_named(t, NAMES, "dataloader_train")
+    else:
+        t.refuse(f"{TRAIN}.annotation_path", "no data is named", ADVICE)
+    put_validation(t)
+
+
+ADVICE = f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER"
+
+
+def is_named(t: SpecTranslation, key: str) -> bool:
+    return any(t.get(f"{key}.{form}") for form in FORMS)
+
+
+def put_files(t: SpecTranslation, key: str, loader: str) -> None:
+    """The data of a table of files, in one of three layouts."""
+    forms = [form for form in FORMS if t.get(f"{key}.{form}")]
+    if len(forms) > 1:
+        t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
+        return
+    names = ("annotation_path", "path", "dataset_root", "media_path", "media_root")
+    if refuse_remote(t, *(f"{key}.{name}" for name in names)):
+        return
+    source, to = f"{key}.{forms[0]}", f"{loader}.dataset"
+    given = t.get(source).removeprefix("file://")
+    if given.lower().endswith(ARCHIVES):
+        t.refuse(source, "records are not read from an archive; media are", f"unpack it: {source}=FILE_OR_FOLDER")
+        return
+    if not put_media(t, key, to):
+        return
+    if forms[0] == "annotation_path":
+        put_annotations(t, key, to, given)
+    elif forms[0] == "path":
+        put_saved(t, source, to, given)
+        if not t.get(f"{key}.media_path") and not t.get(f"{key}.media_root"):
+            t.put(f"{to}.media_root", ".", source=source)
+        t.say(source, "renamed", f"{to}.path = {shown(given)}; relative media paths are relative to this folder, .")
+    else:
+        path = os.path.join(given, t.get(f"{key}.meta_file"))
+        t.put(f"{to}.type", MANIFEST, source=source)
+        t.put(f"{to}.path", path, source=source)
+        t.say(source, "renamed", f"{to}.path = {shown(path)}")
+        if t.is_stated(f"{key}.meta_file"):
+            t.say(f"{key}.meta_file", "renamed", f"part of {to}.path")
+    if forms[0] != "dataset_root" and t.is_stated(f"{key}.meta_file"):
+        t.say(f"{key}.meta_file", "unneeded", f"it belongs to {key}.dataset_root")
+    for form in FORMS:
+        if form != forms[0] and t.is_stated(f"{key}.{form}"):
+            t.say(f"{key}.{form}", "unneeded", f"{source} names the data")
+    if t.is_stated(f"{key}.response_mode"):
+        t.say(f"{key}.response_mode", "kept", "answers are what is learned here")
+    put_column(t, forms[0])
+    put_prompt(t, key, to)
+
+
+def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
+    """LLaVA annotations; the data hook of TAO requires the rate of every video, the older hooks do not read it."""
+    source, policy = f"{key}.annotation_path", "optional" if key == OLD else "require"
+    t.put(f"{to}.path", given, source=source)
+    t.put(f"{to}.video_fps", policy, source=source)
+    rule = f"a video's record must have video_fps, or say -- {to}.video_fps=optional"
+    rule = rule if policy == "require" else "video_fps of a record is used where it is stated, else the video's own"
+    t.say(source, "renamed", f"{to}.path = {shown(given)}; {rule}")
+
+
+def put_media(t: SpecTranslation, key: str, to: str) -> bool:
+    """The media folder, which has two names; what the command line says takes the place of what the file says."""
+    files = {name: t.get(f"{key}.{name}") for name in MEDIA}
+    words = [name for name in MEDIA if is_word(t, f"{key}.{name}")]
+    if words:
+        for name in [name for name in files if name not in words]:
+            if t.is_stated(f"{key}.{name}") and files[name]:
+                t.say(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
+            del files[name]
+    elif is_word(t, f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
+        others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
+        for name in others:
+            text = f"{shown(root)} of the command line has annotations.json and the media"
+            hint = f"{text}; give {key}.{name}=FOLDER if they are elsewhere"
+            t.say(f"{key}.{name}", "unneeded", hint, loud=name == others[0])
+            del files[name]
+    first, second = (files.get(name) for name in MEDIA)
+    if first and second and first != second:
+        t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
+        return False
+    for name, value in files.items():
+        if value:
+            packed = "; unpacked once, into a folder next to it" if value.lower().endswith(ARCHIVES) else ""
+            t.put(f"{to}.media_root", value.removeprefix("file://"), source=f"{key}.{name}")
+            t.say(f"{key}.{name}", "renamed", f"{to}.media_root = {shown(value)}{packed}")
+        elif t.is_stated(f"{key}.{name}"):
+            t.say(f"{key}.{name}", "unneeded", "the folder of the annotations")
+    return True
+
+
+def is_word(t: SpecTranslation, key: str) -> bool:
+    """Whether the command line gives a key."""
+    return t.is_stated(key) and t.spec.place(key).file != t.spec.source
+
+
+def holds_media(folder: str) -> bool:
+    """Whether a folder holds annotations.json and something else than JSON: it is the root of the media too."""
+    path = Path(folder.removeprefix("file://"))
+    if not (path / "annotations.json").is_file():
+        return False
+    return any(entry.is_dir() or entry.suffix not in (".json", ".jsonl") for entry in path.iterdir())
+
+
+def is_same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
+
+
+def put_saved(t: SpecTranslation, source: str, to: str, folder: str) -> None:
+    t.put(f"{to}.type", SAVED, source=source)
+    t.put(f"{to}.path", folder, source=source)
+    t.put(f"{to}.column", t.get(COLUMN), source=COLUMN if t.is_stated(COLUMN) else source)
+
+
+def put_column(t: SpecTranslation, form: str) -> None:
+    if form == "path":
+        t.say(COLUMN, "renamed", f"dataloader_train.dataset.column = {shown(t.get(COLUMN))}")
+    else:
+        t.say(COLUMN, "unneeded", "annotations hold it under `conversations`, there as here")
+
+
+def put_named(t: SpecTranslation, key: str, loader: str) -> None:
+    """A data set by name, which must be a folder of this machine."""
+    source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
+    folder, to = t.get(source), f"{loader}.dataset"
+    if refuse_remote(t, source):
+        return
+    if not os.path.isdir(folder):
+        why, way_out = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
+            download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
+            way_out = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
+        t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", way_out)
+        return
+    put_saved(t, source, to, folder)
+    t.say(source, "renamed", f"{to}.path = {shown(folder)}")
+    split = t.get(f"{key}.split")
+    for name, value in (("split", "+".join(split) if isinstance(split, list) else split), ("subset", None)):
+        value = t.get(f"{key}.{name}") if value is None else value
+        if value:
+            t.put(f"{to}.{name}", value, source=f"{key}.{name}")
+            t.say(f"{key}.{name}", "renamed", f"{to}.{name} = {shown(value)}")
+        elif t.is_stated(f"{key}.{name}"):
+            t.say(f"{key}.{name}", "unneeded", "it is empty")
+    for name in ("name", "local_dir", "revision"):
+        if f"{key}.{name}" != source and t.is_stated(f"{key}.{name}"):
+            t.say(f"{key}.{name}", "unneeded", f"{source} is a folder")
+    if key == NAMES:
+        put_column(t, "path")
+        put_prompt(t, "", to)
+
+
+def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
+    for name in FIELDS:
+        if f"{key}.{name}" != TEST_SIZE and t.is_stated(f"{key}.{name}"):
+            t.say(f"{key}.{name}", "unneeded", why)
+
+
+def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
+    """The first that is given: the data set's own, that of `custom`, that of the policy."""
+    keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
+    given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
+    for number, name in enumerate(given):
+        if number == 0:
+            t.put(f"{to}.system_prompt", t.get(name), source=name)
+            t.say(name, "renamed", f"{to}.system_prompt = {shown(t.get(name))}")
+        elif t.get(name) != t.get(given[0]):
+            t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
+        elif key != VAL:
+            t.say(name, "kept", f"the same as {given[0]}")
+
+
+def put_validation(t: SpecTranslation) -> None:
+    enabled = t.get("validation.enable")
+    t.put("trainer.run_validation", enabled, source="validation.enable")
+    t.say("validation.enable", "renamed", f"trainer.run_validation = {shown(enabled)}")
+    named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
+    if not enabled:
+        for name in (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE):
+            if t.is_stated(name):
+                t.say(name, "unneeded", "validation.enable is false: nothing is measured")
+        return
+    if is_named(t, VAL):
+        put_files(t, VAL, "dataloader_val")
+        report_unused_names(t, VAL_NAMES, f"the data is that of {VAL}")
+    elif t.get(named):
+        put_named(t, VAL_NAMES, "dataloader_val")
+    else:
+        hold_out(t)
+        report_unused_names(t, VAL_NAMES, "no data set is named")
+    if (is_named(t, VAL) or t.get(named)) and t.is_stated(TEST_SIZE):
+        t.say(TEST_SIZE, "unneeded", "there is data to validate on, and nothing is held out")
+    t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
+    size, source = t.get("validation.batch_size"), "validation.batch_size"
+    if size is None:
+        size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
+    t.put("dataloader_val.max_samples_per_batch", size, source=source)
+    put_caps(t, "dataloader_val", size, source)
+    t.say("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
+
+
+def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
+    """The caps of a sample, and of a pack of so many samples: each of them may be that long."""
+    longest = t.get("policy.model_max_length")
+    t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
+    t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
+
+
+def hold_out(t: SpecTranslation) -> None:
+    """Takes the first of the training records for validation: so many, or a fraction of all, and 1 at least."""
+    size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
+    ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
+    if size is not None and size == 0:
+        why = f"there is no data to validate on: {VAL} names none, and {TEST_SIZE} = 0 holds nothing out"
+        t.refuse("validation.enable", why, f"{TEST_SIZE}={HELD_OUT}, or {ways}")
+        return
+    if not train.get("path"):
+        return  # what is missing has been reported
+    try:
+        records, _ = count_records(train)
+    except (ValueError, OSError) as error:
+        t.refuse("validation.enable", f"the records to hold out some of cannot be counted: {error}", ways)
+        return
+    asked = HELD_OUT if size is None else size
+    count = max(min(int(records * asked) if isinstance(asked, float) else asked, records - 1), 1)
+    if records < 2:
+        t.refuse("validation.enable", "of a single record none can be held out for validation", ways)
+        return
+    source = TEST_SIZE if t.is_stated(TEST_SIZE) else "validation.enable"
+    for name, value in train.items():
+        t.put(f"dataloader_val.dataset.{name}", value, source=source)
+    t.put("dataloader_val.dataset.limit", count, source=source)
+    t.put("dataloader_train.dataset.skip", count, source=source)
+    usual = "" if size is not None else f": no size is given, and {HELD_OUT:.0%} is the default there"
+    text = f"held out {count} of {records} records for validation, the first ones{usual}; none of them is trained on"
+    t.say(TEST_SIZE, "renamed", text, loud=True)

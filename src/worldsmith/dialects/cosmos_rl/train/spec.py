@@ -1,0 +1,264 @@
+"""The training spec of Cosmos-RL and TAO: nested tables with their names, types and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, NotNegative, PositiveFactor, Range
+from worldsmith.config.declare.search import Example, Popular, Search
+from worldsmith.dialects.cosmos_rl.train.training import DatasetNames, Training
+
+Degree = Annotated[int, Range(ge=1, also=-1)]
+
+
+class Parallelism(Config):
+    n_init_replicas: Count = 1
+    """Copies of the whole run."""
+    tp_size: Count = 1
+    """Tensor parallelism, which there is none of here; left out, it is 2 in Cosmos-RL."""
+    cp_size: Count = 1
+    """Context parallelism."""
+    ep_size: Count = 1
+    """Expert parallelism."""
+    dp_shard_size: Annotated[Degree, Popular()] = 1
+    """Processes among which the weights are cut; -1: all that are left."""
+    dp_replicate_size: Annotated[Count, Popular()] = 1
+    """Copies of these."""
+    pp_size: Count = 1
+    """Pipeline parallelism."""
+    pp_dynamic_shape: bool = False
+    """For pipelines."""
+    pp_micro_batch_size: Count = 1
+    """For pipelines."""
+    pp_schedule: Literal["1F1B", "GPipe", "Interleaved1F1B"] = "Interleaved1F1B"
+    """For pipelines."""
+    pp_layers_per_stage: Count = 2
+    """For pipelines."""
+
+
+class Lora(Config):
+    r: Annotated[Count, Search(low=4, high=256, power_of_two=True, on=True), Popular()] = 8
+    """Rank of the adapters."""
+    lora_alpha: Annotated[Factor, Search(choices=(1, 2, 4), ratio_of="policy.lora.r", on=True), Popular()] = 8.0
+    """Scale of the adapters; their effect is lora_alpha / r."""
+    lora_dropout: Annotated[DropoutRate, Search(low=0.0, high=0.1, on=True)] = 0.0
+    """Fraction of the adapters' input elements that dropout sets to zero in training."""
+    target_modules: list[str] | str | None = None
+    """Layers that get an adapter, or all-linear."""
+    modules_to_save: list[str] | None = None
+    """Modules that are trained whole."""
+    use_rslora: bool = False
+    """Divide by the root of the rank."""
+    init_lora_weights: bool | str = True
+    """First values of the adapters."""
+    alpha_pattern: dict[str, float] | None = None
+    """Other scales by name."""
+    r_pattern: dict[str, int] | None = None
+    """Other ranks by name."""
+    lora_names: list[str] = field(default_factory=lambda: ["default"])
+    """Names of the adapters."""
+    lora_path: str | None = None
+    """Adapters to start from."""
+    primary_adapter: str | None = None
+    """The adapter that is trained."""
+
+
+class Policy(Config):
+    model_name_or_path: Annotated[str, Example("hf_model://nvidia/Cosmos-Reason2-8B"), Popular()] = (
+        "Qwen/Qwen2.5-VL-7B-Instruct"
+    )
+    """The model: hub name, hf_model://org/name, or folder."""
+    model_safetensor_path: str | None = None
+    """Weights in place of the model's own."""
+    model_revision: str | None = None
+    """Version of the repository on the hub."""
+    model_max_length: Annotated[Count, Example(40960), Popular()] = 4096
+    """Tokens of a sample at most."""
+    model_gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass."""
+    is_diffusers: bool = False
+    """A generator, not a reasoner."""
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    """How processes share the work."""
+    lora: Lora | None = None
+    """Adapters; without this table all weights are trained."""
+    freeze_pattern: list[str] | None = None
+    """Regular expressions: what fits one is frozen."""
+    trainable_pattern: list[str] | None = None
+    """Regular expressions: what fits none is frozen."""
+    trainable_map: dict[str, bool] | None = None
+    """Module name = whether it is trained."""
+    enable_liger_kernel: bool = False
+    """Kernels of another package."""
+    enable_liger_cross_entropy: bool = False
+    """Kernels of another package."""
+    enable_liger_fused_cross_entropy: bool = False
+    """Kernels of another package."""
+    aux_loss_coeff: Factor = 0.0
+    """Weight of the loss that balances experts."""
+
+
+class Validation(Config):
+    enable: Annotated[bool, Popular()] = False
+    """Measure the loss on held-out data."""
+    val_before_train: bool = False
+    """Also before the first step."""
+    freq: Count = 20
+    """Every this many steps."""
+    freq_in_epoch: NotNegative = 0
+    """Every this many passes; above 0 it takes the place of freq."""
+    batch_size: Count | None = None
+    """Samples at once."""
+    dataset: DatasetNames = field(default_factory=DatasetNames)
+    """The data set, unless `custom` names files."""
+    dataloader_num_workers: NotNegative = 0
+    """Processes that read."""
+    dataloader_prefetch_factor: Count | None = None
+    """Samples that each of them holds ready."""
+    enable_dataset_cache: bool = False
+    """Keep processed samples on the disk."""
+
+
+class Logging(Config):
+    logger: list[str] = field(default_factory=list)
+    """Where figures go: console, wandb, tao."""
+    level: str | None = None
+    """Which messages are shown."""
+    log_interval: Count = 100
+    """Steps between log lines."""
+    multi_modal_log_interval: Count | None = None
+    """Steps between shown samples."""
+    project_name: str = "cosmos_rl"
+    """First level of the run's name."""
+    group_name: str | None = None
+    """Second level."""
+    experiment_name: str | None = None
+    """Last level."""
+    report_mfu: bool = False
+    """Log how well the GPU is used."""
+    wandb_run_id: str | None = None
+    """Run of the tracker to go on with."""
+    wandb_run_name: str | None = None
+    """Its name there."""
+    wandb_resume: Literal["allow", "must", "never", "auto"] | None = "allow"
+    """Whether it may or must exist."""
+
+
+class SubProfiler(Config):
+    do_profile: bool = False
+    """Profile at all."""
+    active_steps: NotNegative = 1
+    """Steps that are recorded."""
+    warmup_steps: NotNegative = 1
+    """Steps before them."""
+    wait_steps: NotNegative = 1
+    """Steps before those."""
+    rank_filter: list[int] = field(default_factory=list)
+    """Processes that record."""
+    record_shape: bool = False
+    """With shapes."""
+    profile_memory: bool = False
+    """With memory."""
+    with_stack: bool = False
+    """With the lines of code."""
+    with_modules: bool = False
+    """With the modules."""
+
+
+class Profiler(Config):
+    enable_profiler: bool = False
+    """Record what the steps spend their time on."""
+    enable_nsys: bool = False
+    """The same by Nsight."""
+    sub_profiler_config: SubProfiler = field(default_factory=SubProfiler)
+    """What is recorded."""
+
+
+class DataFiles(Config):
+    annotation_path: Annotated[str, Popular()] = ""
+    """A list of records with conversations, or the folder of annotations.json."""
+    media_path: Annotated[str, Popular()] = ""
+    """Folder to which images and videos are relative, or its archive; "": that of the annotations."""
+    media_root: str = ""
+    """The same under its newer name."""
+    path: str = ""
+    """In place of annotations: a folder that `save_to_disk` of the library datasets wrote."""
+    dataset_root: str = ""
+    """In place of annotations: a folder with a manifest."""
+    meta_file: str = "meta.json"
+    """The manifest in dataset_root."""
+    system_prompt: str | None = None
+    """Opens every conversation."""
+    response_mode: Literal["", "answer"] = ""
+    """What is learned of a record."""
+
+
+class Vision(Config):
+    fps: Annotated[PositiveFactor, Search(choices=(1, 2, 3), when="nframes=null", on=True), Popular()] | None = None
+    """Frames of a second of a video. Not together with nframes."""
+    nframes: Annotated[Count, Search(choices=(4, 8, 16), when="fps=null"), Popular()] | None = None
+    """Frames of every video."""
+    min_frames: Count | None = None
+    """At least so many by fps."""
+    max_frames: Count | None = None
+    """At most so many by fps."""
+    video_start: float | None = None
+    """Second at which a clip begins."""
+    video_end: float | None = None
+    """Second at which it ends."""
+    min_pixels: Count | None = None
+    """Least pixels of a frame."""
+    max_pixels: Count | None = None
+    """Most pixels of a frame."""
+    total_pixels: Annotated[Count, Popular()] | None = None
+    """Most pixels of a video."""
+    resized_height: Count | None = None
+    """Rows of every frame."""
+    resized_width: Count | None = None
+    """Columns of every frame."""
+
+
+class Custom(Config):
+    train_dataset: Annotated[
+        DataFiles | None, Example({"annotation_path": "data/train/annotations.json"}, required=True)
+    ] = None
+    """The training data."""
+    val_dataset: DataFiles | None = None
+    """The validation data."""
+    dataset: DataFiles | None = None
+    """The training data under its older name."""
+    system_prompt: Annotated[str | None, Popular()] = None
+    """Opens every conversation of both."""
+    vision: Vision = field(default_factory=Vision)
+    """Frames and sizes of images and videos."""
+
+
+class TrainSpec(Config):
+    """A training spec. What a file leaves out has the default of Cosmos-RL."""
+
+    train: Training = field(default_factory=Training)
+    """Optimizer, schedule, precision, checkpoints."""
+    policy: Policy = field(default_factory=Policy)
+    """The model and how it is trained."""
+    validation: Validation = field(default_factory=Validation)
+    """Measuring on held-out data."""
+    logging: Logging = field(default_factory=Logging)
+    """Names and figures."""
+    custom_: Custom = field(default_factory=Custom)
+    """Data files and frames."""
+    profiler: Profiler = field(default_factory=Profiler)
+    """Recording of time."""
+    results_dir: str = ""
+    """Folder of the results."""
+    custom_script: str = ""
+    """Code that makes the data set."""
+    redis: str = ""
+    """Port of the controller's store."""
+    eth_ips: str = ""
+    """Addresses of the machines."""
+    mode: Literal["disaggregated", "colocated", "colocated_separated"] = "disaggregated"
+    """For reinforcement learning."""
+    controller_execution_id: str | None = None
+    """Number of the attempt."""

@@ -1,0 +1,190 @@
+"""Batches, epochs and steps of a training spec: the size of a step, their number, and the intervals in steps."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from worldsmith.config.errors import Problem
+from worldsmith.config.tree.paths import parse_path
+from worldsmith.dialects.cosmos_rl.train.records import count_records
+from worldsmith.dialects.cosmos_rl.train.schedule import put_schedule
+from worldsmith.dialects.form import computed
+from worldsmith.dialects.translation import Line, SpecTranslation
+
+BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
+EPOCH, MOST = "train.epoch", "train.max_num_steps"
+LAST = "train.train_policy.dataloader_drop_last"
+SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
+DATA = "dataloader_train.dataset.path"
+UNKNOWN = "the steps of an epoch are samples / (train_batch_per_replica x data-parallel ranks), rounded down"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Number of steps of a run.
+
+    `total`: steps of the run. `per_epoch`: steps of one epoch; None if the samples cannot be counted.
+    """
+
+    total: int
+    per_epoch: int | None
+
+    def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
+        """Number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in `key`."""
+        if self.per_epoch is None:
+            t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "give steps instead")
+            return None
+        return epochs * self.per_epoch
+
+
+def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) -> int:
+    """Number of steps of one epoch as Cosmos-RL counts them, from the batch of each rank.
+
+    Every rank gets the same number of samples; the last ones are padded with samples that the epoch has already.
+    """
+    each = -(-samples // ranks)
+    return each // batch if drop_last else -(-each // batch)
+
+
+@computed(
+    *(BATCH, MINI, EPOCH, MOST, LAST),
+    *(f"train.optm_{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_start_factor", "decay_type")),
+    *("train.optm_decay_ratio", "train.optm_min_lr_factor"),
+    *(f"train.ckpt.{name}" for name in ("enable_checkpoint", "save_freq", "save_freq_in_epoch")),
+    *("validation.freq", "validation.freq_in_epoch"),
+)
+def steps_of_the_run(t: SpecTranslation) -> None:
+    processes = data_processes(t)
+    t.say(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
+    put_batch(t, processes)
+    steps = count_steps(t, processes)
+    if steps is None:
+        return
+    put_schedule(t, steps)
+    put_saves(t, steps)
+    put_validations(t, steps)
+
+
+def data_processes(t: SpecTranslation) -> int:
+    """Processes that read data of their own; with -1, those of this start."""
+    shard, replicate, context = t.get(SHARD), t.get(REPLICATE), t.get(CONTEXT)
+    if shard != -1:
+        return int(shard * replicate)
+    world = os.environ.get("WORLD_SIZE", "")
+    return max(int(replicate), int(world) // int(context) if world.isdigit() else 1)
+
+
+def put_batch(t: SpecTranslation, processes: int) -> None:
+    batch, mini = t.get(BATCH), t.get(MINI)
+    if batch % mini:
+        fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
+        larger = -(-batch // mini) * mini
+        way_out = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
+        why = f"a step of {batch} samples cannot be made of mini-batches of {mini}"
+        t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, way_out)
+        return
+    packs = batch // mini
+    t.put("trainer.grad_accum_iter", packs, source=BATCH)
+    t.put("dataloader_train.max_samples_per_batch", mini, source=MINI)
+    t.say(MINI, "renamed", f"dataloader_train.max_samples_per_batch = {mini}")
+    each = f"{batch} samples a step on each of {processes} processes: {batch * processes} together"
+    t.say(BATCH, "renamed", f"trainer.grad_accum_iter = {packs} packs of {mini}; {each}, whatever its name says")
+
+
+def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
+    """Sets the number of steps. None, with a mistake, if it is unknown or 0."""
+    epochs, most = t.get(EPOCH), t.get(MOST)
+    if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
+        return Steps(most, None) if most else None  # what is missing has been said
+    try:
+        _, samples = count_records(t.data["dataloader_train"]["dataset"])
+    except (ValueError, OSError) as error:
+        if most is None:
+            refuse_uncounted(t, str(error))
+            return None
+        t.say(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
+        put_total(t, most, MOST)
+        return Steps(most, None)
+    batch, drop_last = t.get(BATCH), t.get(LAST)
+    per_epoch = steps_per_epoch(samples, ranks, batch, drop_last=drop_last)
+    if not per_epoch:
+        refuse_empty_epoch(t, samples, ranks)
+        return None
+    total, whole = epochs * per_epoch, samples == per_epoch * batch * ranks
+    rest = "" if whole else f", rounded {'down' if drop_last else 'up'} in each epoch"
+    text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} a step on each of {ranks} ranks{rest}"
+    if most is not None and most < total:
+        t.say(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
+        put_total(t, most, MOST)
+        return Steps(most, per_epoch)
+    if most is not None:
+        t.say(MOST, "unneeded", f"the epochs end after {total} steps")
+    note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
+    put_total(t, total, EPOCH, f"; {text}{note}")
+    return Steps(total, per_epoch)
+
+
+def refuse_uncounted(t: SpecTranslation, error: str) -> None:
+    """A mistake at the key that names the data: epochs are counted in its samples."""
+    key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
+    t.lines.append(Line(EPOCH, "refused", text, t.is_stated(EPOCH)))
+    way_out = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
+    t.problems.append(Problem(key, text, hint=way_out, place=t.spec.place(key)))
+
+
+def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
+    """An epoch without a step, at which Cosmos-RL fails at its first save."""
+    mini, each = t.get(MINI), -(-samples // ranks)
+    fits = each // mini * mini or each
+    why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"
+    t.refuse(BATCH, why, f"{BATCH}={fits}{f' {MINI}={fits}' if fits < mini else ''}")
+
+
+def put_total(t: SpecTranslation, total: int, key: str, more: str = "") -> None:
+    t.put("trainer.max_iter", total, source=key)
+    t.say(key, "renamed", f"trainer.max_iter = {total}{more}")
+
+
+def put_saves(t: SpecTranslation, steps: Steps) -> None:
+    key, in_epochs = "train.ckpt.save_freq", "train.ckpt.save_freq_in_epoch"
+    if not t.get("train.ckpt.enable_checkpoint"):
+        t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
+        text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
+        t.say("train.ckpt.enable_checkpoint", "approximated", text)
+        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
+        return
+    t.say("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
+    put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
+
+
+def put_validations(t: SpecTranslation, steps: Steps) -> None:
+    if t.get("validation.enable"):
+        put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
+    else:
+        say_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
+
+
+def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
+    """Sets `to`, an interval in steps, from `key` in steps, or from `in_epochs`, which wins."""
+    epochs, every = t.get(in_epochs), t.get(key)
+    if epochs:
+        found = steps.of_epochs(t, in_epochs, epochs)
+        if found is not None:
+            t.put(to, found, source=in_epochs)
+            t.say(in_epochs, "renamed", f"{to} = {found}, the steps of {epochs} epochs")
+        if t.is_stated(key):
+            t.say(key, "dead", f"{in_epochs} takes its place")
+    elif every == 0:
+        t.refuse(key, f"after every 0 steps, and {in_epochs} is 0 too", f"{key}=20, or {in_epochs}=1")
+    else:
+        t.put(to, every, source=key)
+        t.say(key, "renamed", f"{to} = {every}")
+        say_unused(t, f"{key} gives it in steps", in_epochs)
+
+
+def say_unused(t: SpecTranslation, why: str, *keys: str) -> None:
+    """For keys that are stated although others make them say nothing."""
+    for key in keys:
+        if t.is_stated(key):
+            t.say(key, "unneeded", why)

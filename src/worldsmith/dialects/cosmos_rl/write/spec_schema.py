@@ -1,0 +1,196 @@
+"""JSON Schema (draft 2020-12) of a spec form: one nested table without tags.
+
+In addition to what a tree's schema says it has ``default`` with all defaults, ``x-parent`` at keys that others depend
+on, and keys that are known but dead as ``deprecated``. Other names of keys are references to the keys. It cannot say
+that a key and its other name are not both given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.search import Example, marks_of, marks_schema
+from worldsmith.config.declare.value_types import nested_config_classes
+from worldsmith.config.tree.paths import Path, parse_path
+from worldsmith.config.tree.plain import class_defaults, plain, required_fields
+from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
+from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
+from worldsmith.dialects.form import SpecForm
+
+NOTES = ("description", "default", "examples")
+"""JSON Schema keywords that describe a field and do not restrict its values."""
+
+
+def spec_schema(form: SpecForm) -> Schema:
+    """The schema of a form's specs, with all names of their keys and the values by which templates leave keys open."""
+    root = key_schema(form)
+    for key, value in form.left_open.items():
+        _leave_open(_place(root, key), key.rpartition(".")[2], value)
+    for alias, key in form.aliases.items():
+        described = {"description": f"Another name of {key}.", "$ref": _pointer(root, key)}
+        _place(root, alias, "Other names of keys.")[alias.rpartition(".")[2]] = described
+    if form.wrapper:
+        inner = {key: {"description": f"As {key}.", "$ref": f"#/properties/{key}"} for key in root["properties"]}
+        text = "All keys of the spec may be below this key."
+        table = {"description": text, "type": "object", "properties": inner, "additionalProperties": False}
+        root["properties"][form.wrapper] = table
+    choices, default = _require_one_name(root, form), root.pop("default")
+    return {**root, **({"allOf": choices} if choices else {}), "default": default}
+
+
+def key_schema(form: SpecForm) -> Schema:
+    """The schema of specs that have each key by its own name."""
+    root = _SpecTypes(form).section(form.spec, ())
+    for row in form.rows:
+        for key in row.keys if row.outside else ():
+            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": row.note}
+    for path in sorted({path for schema in _leaves(root) for path in schema.get("x-depends-on", [])}):
+        _place(root, path)[path.rpartition(".")[2]]["x-parent"] = True
+    return {"$schema": DRAFT, "title": f"The spec of {form.name}", **root, "default": defaults(form.spec)}
+
+
+def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
+    """The defaults of a spec class as a file would have them, without what is null or has none.
+
+    `examples`: with the example of each key that must be given; then it is a whole spec. Raises TypeError for a value
+    without default and example.
+    """
+    known, found = class_defaults(cls), {}
+    for name, hint in annotated_hints(cls).items():
+        key, sections, given = key_of(name), nested_config_classes(bare(hint)), known.get(name)
+        marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
+        shown = [mark.value for mark in marks if mark.required or name not in known]
+        if sections and (name not in known or given is not None or shown):
+            found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
+        elif shown or given is not None:
+            found[key] = copy.deepcopy(shown[0] if shown else plain(given))
+        elif examples and name not in known:
+            raise TypeError(f"{cls.__qualname__}.{name} has no default and no Example for the template")
+    return found
+
+
+class _SpecTypes(_Types):
+    """Types as schemas in which sections stand where they are."""
+
+    def __init__(self, form: SpecForm) -> None:
+        self.form = form
+        self.path: Path = ()
+
+    def field(self, hint: Any, instance: Any = None) -> Schema:
+        return self.value(hint, instance)
+
+    def sections(self, hint: Any, instance: Any) -> Schema:
+        return self.section(hint, self.path)
+
+    def section(self, cls: type[Config], path: Path) -> Schema:
+        docs, known, properties = field_docs(cls), class_defaults(cls), {}
+        for name, hint in annotated_hints(cls).items():
+            self.path = (*path, name)
+            described = {"description": " ".join(docs[name].split())} if name in docs else {}
+            leaf = not nested_config_classes(bare(hint))
+            default = {"default": copy.deepcopy(plain(known[name]))} if leaf and known.get(name) is not None else {}
+            marks = marks_schema(hint)
+            if needed := marks.get("x-depends-on"):
+                marks["x-depends-on"] = [keys_of(_from_root(other, path)) for other in needed]
+            properties[key_of(name)] = {**self.value(hint), **described, **default, **marks}
+        required = [key_of(name) for name in required_fields(cls)]
+        return {
+            **{key: text for key, text in about(cls).items() if key == "description"},
+            "type": "object",
+            "properties": properties,
+            **({"required": required} if required else {}),
+            "additionalProperties": keys_of(path) in self.form.free if path else False,
+        }
+
+
+def bare(hint: Any) -> Any:
+    """A type without its marks, as far as sections are concerned."""
+    return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+
+
+def _from_root(path: str, section: Path) -> Path:
+    return parse_path(path) if "." in path else (*section, path)
+
+
+def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
+    """Lets a key have the value that leaves it open, if its type does not have it anyway."""
+    field = properties[key]
+    if field.get("type") == "string" and isinstance(value, str):
+        return
+    kept = {name: said for name, said in field.items() if name in NOTES or name.startswith("x-")}
+    kind = {name: said for name, said in field.items() if name not in kept}
+    options = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
+    properties[key] = {"anyOf": [*options, {"const": value, "description": "Leaves the key open."}], **kept}
+
+
+def _pointer(root: Schema, key: str) -> str:
+    """The JSON pointer of a dotted key."""
+    node, pointer = root, "#"
+    for part in key.split("."):
+        for number, option in enumerate(node.get("anyOf", [])):
+            if "properties" in option:
+                node, pointer = option, f"{pointer}/anyOf/{number}"
+        node, pointer = node["properties"][part], f"{pointer}/properties/{part}"
+    return pointer
+
+
+def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
+    """Takes required keys that may be given in several ways out of their tables; returns a choice of ways for each."""
+    choices = []
+    for path in list(_required(root)):
+        key = ".".join(path)
+        ways = [path, *(tuple(alias.split(".")) for alias, named in form.aliases.items() if named == key)]
+        ways += [(other,) for other, tables in form.instead.items() if path[-1] in tables.get(path[0], {})]
+        ways += [(form.wrapper, *way) for way in ways] if form.wrapper else []
+        if len(ways) == 1:
+            continue
+        choices.append({"anyOf": [_needs(way) for way in ways]})
+        for length in range(len(path), 0, -1):
+            node = root
+            for part in path[: length - 1]:
+                node = node["properties"][part]
+            if length == len(path) or "required" not in node["properties"][path[length - 1]]:
+                node["required"] = [name for name in node.get("required", []) if name != path[length - 1]]
+                if not node["required"]:
+                    del node["required"]
+    return choices
+
+
+def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the values that must be given."""
+    for name in schema.get("required", []):
+        field = schema["properties"][name]
+        if "required" in field:
+            yield from _required(field, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def _needs(path: tuple[str, ...]) -> Schema:
+    """The schema of a table that has a value at a path."""
+    name, *rest = path
+    return {"required": [name], **({"properties": {name: _needs(tuple(rest))}} if rest else {})}
+
+
+def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
+    """The properties that a dotted key is among; a table that does not exist yet is added, with a description."""
+    node = root
+    for part in key.split(".")[:-1]:
+        described = {"description": description} if description else {}
+        table = {**described, "type": "object", "properties": {}, "additionalProperties": False}
+        node = node["properties"].setdefault(part, table)
+        node = next((option for option in node.get("anyOf", []) if "properties" in option), node)
+    properties: dict[str, Any] = node["properties"]
+    return properties
+
+
+def _leaves(schema: Schema) -> Iterator[Schema]:
+    for inner in schema.get("properties", {}).values():
+        yield inner
+        for option in [inner, *inner.get("anyOf", [])]:
+            yield from _leaves(option)

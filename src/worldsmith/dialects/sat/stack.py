@@ -1,0 +1,271 @@
+"""Reads a SAT stack: YAML files merged in order, and words over them, as values of the known keys with their places."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.ranges import outside
+from worldsmith.config.declare.value_types import fits, misfit
+from worldsmith.config.errors import Place, Problem
+from worldsmith.config.toml.positions import Span
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.words.literals import read_text
+from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.yaml.text import Document, advice_on
+from worldsmith.dialects.form import Row
+from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
+from worldsmith.dialects.sat.targets import TARGETS, explain
+
+SECTIONS = ("model", "data", "args", "deepspeed")
+_PATHS = {parse_path(key) for key in KEYS}
+_SECTION_PATHS = {path[:length] for path in _PATHS for length in range(1, len(path))}
+_REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
+TRAINING = ("args.train_data",)
+"""Required keys that only a training reads."""
+NOT_THERE = "the files do not have this key"
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(slots=True)
+class SatStack:
+    """A stack that was read: what its rows and its report ask for."""
+
+    source: str
+    rows: tuple[Row, ...]
+    values: dict[str, Any] = field(default_factory=dict)
+    """The keys that are stated. A null section is left out."""
+    places: dict[str, Place] = field(default_factory=dict)
+    outside: dict[str, Any] = field(default_factory=dict)
+    """Those of them that SAT never read."""
+    problems: list[Problem] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    open: dict[str, Any] = field(default_factory=dict)
+    """No key of a SAT file is left open."""
+    won: dict[str, Any] = field(default_factory=dict)
+    """Keys that a word says as well as a file, with the file's value."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(KEYS)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or SAT's default; None for one that is missing, True for a section that is stated."""
+        if key not in KEYS:
+            return self.is_stated(key) or None
+        default = KEYS[key].default
+        return self.values.get(key, None if default is REQUIRED else copy.deepcopy(default))
+
+    def is_stated(self, key: str) -> bool:
+        return any(_is_at_or_below(stated, key) for stated in self.values)
+
+    def is_broken(self, key: str) -> bool:
+        return any(_is_at_or_below(bad, key) or _is_at_or_below(key, bad) for bad in self.broken)
+
+    def place(self, key: str) -> Place:
+        found = (place for stated, place in self.places.items() if _is_at_or_below(stated, key))
+        return self.places.get(key) or next(found, Place(f"{self.source} (left out: {key})"))
+
+    def mistake(self, key: str, message: str, hint: str | None = None) -> None:
+        self.problems.append(Problem(key, message, hint=hint, place=self.place(key)))
+        self.broken.append(key)
+
+
+def read_sat(
+    source: str, merged: Document, words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+) -> SatStack:
+    """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
+
+    `sections` are those that it must have.
+    """
+    stack = SatStack(source, rows)
+    document = Document(copy.deepcopy(merged.data), dict(merged.spans))
+    for override in parse_overrides(words, stack.problems):
+        _apply(document, override, stack)
+    _follow_references(document, stack)
+    for key in document.data:
+        if key not in SECTIONS:
+            hint = "the sections are model, data, args and deepspeed; there, all else is dropped without a word"
+            _unknown(stack, document, (key,), hint)
+    for name in SECTIONS:
+        if isinstance(document.data.get(name), dict):
+            _collect(stack, document, (name,), document.data[name])
+        elif name in sections:
+            stack.mistake(name, "the stack has no such section", f"add the file that has {name}, with --base A B")
+    _require(stack, sections)
+    _check_targets(stack)
+    _find_placeholders(stack)
+    never_read = {key for row in rows if row.outside for key in row.keys}
+    stack.outside = {key: value for key, value in stack.values.items() if key in never_read}
+    return stack
+
+
+def same_kind(documents: Sequence[Document]) -> list[Problem]:
+    """A problem where a later file puts a table in place of a list, or the reverse: OmegaConf refuses that too."""
+    problems = []
+    for later in range(1, len(documents)):
+        for path, value in _containers(documents[later].data, ()):
+            before = [found for doc in documents[:later] if (found := find(doc.data, path, None)) is not None]
+            if before and isinstance(before[-1], (dict, list)) and type(before[-1]) is not type(value):
+                names = ("a table", "a list") if isinstance(value, dict) else ("a list", "a table")
+                text = f"{names[0]} cannot take the place of {names[1]}"
+                span = documents[later].spans.get(path)
+                problems.append(Problem(format_path(path), text, place=span.key if span else None))
+    return problems
+
+
+def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, (dict, list)) and path:
+        yield path, value
+    for key, item in value.items() if isinstance(value, dict) else ():
+        yield from _containers(item, (*path, key))
+
+
+def _is_at_or_below(key: str, above: str) -> bool:
+    above = above.rstrip(".")
+    return key == above or key.startswith((f"{above}.", f"{above}["))
+
+
+def _apply(document: Document, override: Override, stack: SatStack) -> None:
+    """Sets or removes one value; names made of digits are numbers of list items, as OmegaConf writes them."""
+    parent, path = _walk(document.data, override.path, create=override.action != "~")
+    shown = format_path(path)
+    names: Any = range(len(parent)) if isinstance(parent, list) else parent or ()
+    there = path[-1] in names
+    if parent is None or (isinstance(parent, list) and not there) or (override.action == "~" and not there):
+        text = f"the list has {len(parent)} items, numbered from 0" if isinstance(parent, list) else NOT_THERE
+        stack.problems.append(Problem(shown, text, place=override.place))
+        return
+    before = parent[path[-1]] if there else ABSENT
+    for known in [known for known in document.spans if starts_with(known, path)]:
+        del document.spans[known]
+    if override.action == "~":
+        del parent[path[-1]]
+        return
+    hint = KEYS[shown].plain if shown in KEYS else Any
+    try:
+        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
+    except ValueError as error:
+        stack.problems.append(Problem(shown, f"the value cannot be read: {error}", place=override.place))
+        return
+    parent[path[-1]] = value
+    span = Span(override.place, override.place)
+    document.spans.update({path: span, **{(*path, *below): span for below, _ in walk(value) if below}})
+    if before not in (ABSENT, value) and not isinstance(before, (dict, list)):
+        stack.won[shown] = before
+
+
+def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
+    """What holds the last part of a path, None if nothing can, and the path with its numbers."""
+    node, found = data, list(path)
+    for index, part in enumerate(path):
+        if isinstance(node, list) and str(part).isdecimal():
+            found[index] = int(part)
+        if index == len(path) - 1:
+            break
+        if isinstance(node, dict) and create and node.get(part) is None:
+            node[part] = {}
+        node = find(node, (found[index],))
+        if not isinstance(node, (dict, list)):
+            return None, tuple(found)
+    return node, tuple(found)
+
+
+def _follow_references(document: Document, stack: SatStack) -> None:
+    """Puts the value in place of a text that is ``${a.b}``, as OmegaConf does it after the merge."""
+    for path, value in list(walk(document.data)):
+        if not isinstance(value, str) or "${" not in value:
+            continue
+        match = _REFERENCE.fullmatch(value.strip())
+        found = find(document.data, parse_path(match[1]), ABSENT) if match else ABSENT
+        if found is ABSENT or isinstance(found, (dict, list)) or "${" in str(found):
+            span = document.spans.get(path)
+            text = "a reference must be a whole value that names another key, such as ${args.seed}"
+            problem = Problem(format_path(path), text, hint="write the value", place=span.value if span else None)
+            stack.problems.append(problem)
+            stack.broken.append(format_path(path))
+        else:
+            find(document.data, path[:-1])[path[-1]] = found
+
+
+def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> None:
+    """Takes the known keys below a section; all others are mistakes."""
+    if path in _PATHS:
+        _take(stack, document, path, value)
+    elif path not in _SECTION_PATHS:
+        _unknown(stack, document, path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(stack, document, (*path, key), item)
+    elif isinstance(value, list) and any(starts_with(known, (*path, 0)) for known in _SECTION_PATHS):
+        for number, item in enumerate(value):
+            _collect(stack, document, (*path, number), item)
+    elif value is not None:
+        stack.places[format_path(path)] = _place(stack, document, path)
+        stack.mistake(format_path(path), "expected a section (a table of its keys)", f"found {value!r}")
+
+
+def _take(stack: SatStack, document: Document, path: Path, value: Any) -> None:
+    name = format_path(path)
+    key = KEYS[name]
+    stack.places[name] = _place(stack, document, path)
+    if not fits(value, key.plain):
+        problem = misfit(path, key.plain, value)
+        stack.problems.append(replace(problem, hint=advice_on(value) or problem.hint, place=stack.places[name]))
+        stack.broken.append(name)
+        return
+    for where, limits, found in outside(value, key.hint, path):
+        stack.problems.append(
+            Problem(format_path(where), "", expected=str(limits), found=str(found), place=stack.places[name])
+        )
+        stack.broken.append(name)
+    stack.values[name] = value
+
+
+def _place(stack: SatStack, document: Document, path: Path) -> Place:
+    span = document.spans.get(path)
+    return span.value if span else Place(stack.source)
+
+
+def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None = None) -> None:
+    near = nearest_path(path, [*_PATHS, *_SECTION_PATHS])
+    siblings = ", ".join(dict.fromkeys(str(p[len(path) - 1]) for p in _PATHS if p[: len(path) - 1] == path[:-1]))
+    name = format_path(path)
+    stack.places[name] = _place(stack, document, path)
+    advice = f"did you mean '{format_path(near)}'?" if near else hint or f"{format_path(path[:-1])} takes: {siblings}"
+    stack.mistake(name, "SAT has no such key, and would drop it without a word", advice)
+
+
+def _require(stack: SatStack, sections: Sequence[str]) -> None:
+    """A mistake for each value without a default that no file gives; videos are made without data to train on."""
+    for name, key in KEYS.items():
+        if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):
+            continue
+        component = next((prefix for prefix in OPTIONAL if name.startswith(prefix)), None)
+        needed = key.default is REQUIRED or (component is not None and name == f"{component}target")
+        if needed and component is not None and not stack.is_stated(component):
+            continue
+        if needed and stack.values.get(name) is None and not stack.is_broken(name):
+            stack.mistake(name, "no value is given", f"write it, or give the word {name}=VALUE")
+
+
+def _check_targets(stack: SatStack) -> None:
+    for component, names in TARGETS.items():
+        key = f"{component}target"
+        target = stack.values.get(key)
+        if target is not None and target not in names:
+            stack.mistake(key, *explain(component, target))
+
+
+def _find_placeholders(stack: SatStack) -> None:
+    """Names of files that were left for the user to fill in."""
+    for key, value in stack.values.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (found := _PLACEHOLDER.search(text)):
+                stack.mistake(key, f"{found[0]} stands for a path that is yours to fill in", f"{key}=PATH")

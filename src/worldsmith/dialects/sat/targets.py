@@ -1,0 +1,71 @@
+"""What each `target` of a SAT stack is here. Names in a file are looked up, never imported."""
+
+from __future__ import annotations
+
+from worldsmith.config.tree.suggest import did_you_mean
+from worldsmith.dialects.sat.keys import DATA, DENOISER, LORA, LOSS, MODEL, MODULES, SAMPLER, TEXT, VAE
+
+_DIFFUSION = "sgm.modules.diffusionmodules."
+_TABLE = {f"{_DIFFUSION}discretizer.ZeroSNRDDPMDiscretization": "the noise table"}
+SINCOS = "dit_video_concat.Basic3DPositionEmbeddingMixin"
+ROPE = "dit_video_concat.Rotary3DPositionEmbeddingMixin"
+DPM = f"{_DIFFUSION}sampling.VPSDEDPMPP2MSampler"
+DDIM = f"{_DIFFUSION}sampling.VideoDDIMSampler"
+DYNAMIC, PLAIN = f"{_DIFFUSION}guiders.DynamicCFG", f"{_DIFFUSION}guiders.VanillaCFG"
+FOLDER, SHARDS = "data_video.SFTDataset", "data_video.VideoDataset"
+TARGETS: dict[str, dict[str, str]] = {
+    f"{MODEL}network_config.": {"dit_video_concat.DiffusionTransformer": "the transformer"},
+    f"{MODULES}pos_embed_config.": {SINCOS: "a fixed table of positions", ROPE: "rotary positions"},
+    f"{MODULES}patch_embed_config.": {"dit_video_concat.ImagePatchEmbeddingMixin": "part of the transformer"},
+    f"{MODULES}adaln_layer_config.": {"dit_video_concat.AdaLNMixin": "part of the transformer"},
+    f"{MODULES}final_layer_config.": {"dit_video_concat.FinalLayerMixin": "part of the transformer"},
+    LORA: {"sat.model.finetune.lora2.LoraMixin": "adapters"},
+    DENOISER: {f"{_DIFFUSION}denoiser.DiscreteDenoiser": "part of the objective"},
+    f"{DENOISER}params.weighting_config.": {f"{_DIFFUSION}denoiser_weighting.EpsWeighting": "never read there"},
+    f"{DENOISER}params.scaling_config.": {f"{_DIFFUSION}denoiser_scaling.VideoScaling": "v-prediction"},
+    f"{DENOISER}params.discretization_config.": _TABLE,
+    LOSS: {f"{_DIFFUSION}loss.VideoDiffusionLoss": "the objective"},
+    f"{LOSS}params.sigma_sampler_config.": {f"{_DIFFUSION}sigma_sampling.DiscreteSampling": "draws of noise levels"},
+    f"{LOSS}params.sigma_sampler_config.params.discretization_config.": _TABLE,
+    SAMPLER: {DPM: "the sampler dpm", DDIM: "the sampler ddim"},
+    f"{SAMPLER}params.discretization_config.": _TABLE,
+    f"{SAMPLER}params.guider_config.": {DYNAMIC: "guidance that grows", PLAIN: "constant guidance"},
+    f"{MODEL}conditioner_config.": {"sgm.modules.GeneralConditioner": "the conditioner"},
+    TEXT: {"sgm.modules.encoders.modules.FrozenT5Embedder": "the text encoder, T5 without a mask"},
+    VAE: {"vae_modules.autoencoder.VideoAutoencoderInferenceWrapper": "the VAE"},
+    f"{VAE}params.loss_config.": {"torch.nn.Identity": "nothing"},
+    f"{VAE}params.regularizer_config.": {
+        "vae_modules.regularizers.DiagonalGaussianRegularizer": "a draw from the VAE's posterior"
+    },
+    f"{VAE}params.encoder_config.": {"vae_modules.cp_enc_dec.ContextParallelEncoder3D": "part of the VAE"},
+    f"{VAE}params.decoder_config.": {"vae_modules.cp_enc_dec.ContextParallelDecoder3D": "part of the VAE"},
+    DATA: {FOLDER: "a folder with videos/ and labels/", SHARDS: "shards of a webdataset"},
+}
+"""Component -> the names that it may have, and what they are here."""
+ELSEWHERE = {
+    f"{_DIFFUSION}{name}": why
+    for name, why in {
+        "guiders.IdentityGuider": "samples are drawn with guidance here; scale 1 has the same effect",
+        "sampling.VPODEDPMPP2MSampler": "take VPSDEDPMPP2MSampler or VideoDDIMSampler",
+        "sampling.VideoDDPMSampler": "take VPSDEDPMPP2MSampler or VideoDDIMSampler",
+        "loss.StandardDiffusionLoss": "CogVideoX is trained with VideoDiffusionLoss",
+        "denoiser_scaling.VScaling": "CogVideoX is trained with VideoScaling",
+        "denoiser_scaling.EpsScaling": "CogVideoX is trained with VideoScaling",
+        "discretizer.LegacyDDPMDiscretization": "CogVideoX has ZeroSNRDDPMDiscretization",
+        "discretizer.EDMDiscretization": "CogVideoX has ZeroSNRDDPMDiscretization",
+    }.items()
+}
+"""Names of SAT's registry that are known and that nothing here stands for."""
+
+
+def explain(component: str, target: str) -> tuple[str, str]:
+    """What is wrong with a name that the component may not have, and the way out."""
+    allowed = TARGETS[component]
+    if target in ELSEWHERE:
+        return f"{target} cannot be had here", ELSEWHERE[target]
+    places = [place for place, names in TARGETS.items() if target in names]
+    if places:
+        return f"{target} belongs at {places[0]}target", f"here stands {' or '.join(allowed)}"
+    known = sorted({name for names in TARGETS.values() for name in names})
+    advice = did_you_mean(target, [*allowed, *known]) or f"here stands {' or '.join(allowed)}"
+    return f"there is no '{target}'; names are looked up in a table, and nothing is imported", advice
