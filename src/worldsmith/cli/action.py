@@ -66,14 +66,15 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
         loaded = load(prefix, kinds[0], words, tail)
-        processes = processes_to_start(loaded, words.spec)
+        spec = words.spec if isinstance(words.spec, SpecTranslation) else None
+        processes = processes_to_start(loaded, spec)
         if processes > 1 and DRYRUN not in words.own:
             return start_processes(processes, name, head, tail, packages)
         for warning in loaded.warnings if is_first() else ():
             print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            told = [report(words.spec)] if words.spec is not None else []
+            told = [report(spec)] if spec is not None else []
             told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
             return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()
