@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.monitor.page.run_files import lookup, read_run
-from worldsmith.training.preflight import size
+from worldsmith.monitor.short_text import format_bytes
 
 ABSENT: Any = object()
 
@@ -75,13 +75,13 @@ def disk(run: Run) -> str | None:
     folder = run.folder
     while folder is not None and not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return None if folder is None else f"{size(shutil.disk_usage(folder).free)} free on the disk of {folder}"
+    return None if folder is None else f"{format_bytes(shutil.disk_usage(folder).free)} free on the disk of {folder}"
 
 
 def memory(run: Run) -> str:
     from worldsmith.distributed.memory import free_memory
 
-    return f"{size(free_memory('cpu'))} of main memory free on this machine now"
+    return f"{format_bytes(free_memory('cpu'))} of main memory free on this machine now"
 
 
 def checkpoints(run: Run) -> str | None:
@@ -89,7 +89,7 @@ def checkpoints(run: Run) -> str | None:
     if not folders:
         return None
     newest = sum(path.stat().st_size for path in folders[-1].rglob("*") if path.is_file())
-    return f"{len(folders)} checkpoint{'s' * (len(folders) > 1)}, the newest of {size(newest)}"
+    return f"{len(folders)} checkpoint{'s' * (len(folders) > 1)}, the newest of {format_bytes(newest)}"
 
 
 def quarantine(run: Run) -> str | None:
