@@ -131,9 +131,9 @@ def generate(
         OSError: A file cannot be read or written.
     """
     settings = {
-        "model": fspath(model),
-        "prompt": [prompts] if isinstance(prompts, str) else list(prompts),
-        "out": fspath(out),
+        "model": model,
+        "prompt": [prompts] if isinstance(prompts, str) else prompts,
+        "out": out,
         "num_frames": num_frames,
         "num_steps": num_steps,
         "guidance": guidance,
@@ -178,8 +178,8 @@ def export(
         OSError: A file cannot be read or written.
     """
     settings = {
-        "model": fspath(model),
-        "out": None if out is None else fspath(out),
+        "model": model,
+        "out": out,
         "format": format,
         "dtype": dtype,
         "weights": weights,
@@ -195,7 +195,7 @@ def evaluate(
     model: PathText,
     *,
     out: PathText,
-    dataset: PathText | Mapping[str, Any] | Configurable.Config | None = None,
+    dataset: PathText | Configurable.Config | None = None,
     device: str | None = None,
     force: bool = False,
     **flags: Any,
@@ -206,7 +206,7 @@ def evaluate(
         model: A run folder, a checkpoint, an export, or a released model by its hub name.
         out: Folder of the results.
         dataset: For a generator, a data set of clips that it was not trained on. For a reasoner, the config of a data
-            set of conversations, such as ``{"type": "LlavaDataset", "path": "questions.json"}``.
+            set of conversations, such as ``LlavaDataset.Config(path="questions.json")``.
         device: ``"cpu"`` or ``"cuda"``; None: cuda if it is available.
         force: Whether existing results are replaced.
         flags: Further flags of `worldsmith evaluate`, with ``_`` instead of ``-``.
@@ -219,23 +219,24 @@ def evaluate(
         UserError: A flag has a mistake, or the model cannot be measured on these data.
         OSError: A file cannot be read or written.
     """
-    settings = {"model": fspath(model), "out": fspath(out), "device": device, "force": force, **flags}
-    if dataset is not None:
-        settings["dataset"] = fspath(dataset) if isinstance(dataset, PathLike) else dataset
+    settings = {"model": model, "out": out, "device": device, "force": force, **flags}
+    if dataset is not None:  # a reasoner's has no such default
+        settings["dataset"] = dataset
     return _run_for_model("evaluate", settings)
 
 
 def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
     """Runs the command `name` for what the model makes."""
     with mistakes_of_the_user():
-        kind = kind_for_model(name, settings["model"], base=settings.get("base"))
+        base = settings.get("base")
+        kind = kind_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))
     return _run(name, kind, settings)
 
 
 def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
     """Builds the command `name` from its settings and runs it. Raises UserError."""
     draft = Draft(source=name)
-    data = {key: plain(value) for key, value in settings.items()}
+    data = {key: _to_plain(value) for key, value in settings.items()}
     draft.tree = read_tree(data, kind.Config, draft.problems)
     draft.broken = [problem.keys for problem in draft.problems if problem.path]
     with mistakes_of_the_user():
@@ -247,3 +248,10 @@ def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
             logger.warning("%s", warning)
         action: Action = loaded.tree.build()
         return action.run()
+
+
+def _to_plain(value: Any) -> Any:
+    """An argument as plain data: paths as text, tuples as lists, configs with their class."""
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return fspath(value) if isinstance(value, PathLike) else plain(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import subprocess
@@ -13,6 +14,8 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
+from reasoner_runs import make_world
 
 import worldsmith
 from worldsmith.actions.answers.judge import JudgeAnswers
@@ -22,6 +25,7 @@ from worldsmith.actions.plan_run import PlanRun
 from worldsmith.actions.weights.export import Export
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.tree.references import resolve
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.planning.plan import Plan
 from worldsmith.training.trainer import Trainer
 
@@ -192,6 +196,11 @@ def test_mistakes_in_settings_are_user_errors(tmp_path: Path) -> None:
         worldsmith.export(tmp_path, shift=-1.0, weights="mean")  # type: ignore[arg-type]
 
 
+def test_paths_are_text_for_every_flag(tmp_path: Path) -> None:
+    with pytest.raises(worldsmith.UserError, match=r"^1 mistake in the arguments of export\(\)\n\ndtype: "):
+        worldsmith.export(tmp_path, base=tmp_path, dtype="int8")  # type: ignore[arg-type]
+
+
 def test_a_recipe_of_ones_own_is_loaded_by_its_name() -> None:
     from worldsmith.config.recipes.registry import registered
 
@@ -205,3 +214,17 @@ def test_a_recipe_of_ones_own_is_loaded_by_its_name() -> None:
     finally:
         del registered()["my_shapes"]
     assert config.optimizer.lr == 5e-4
+
+
+def test_a_reasoner_is_evaluated_on_a_config_of_its_questions(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    world = make_world(tmp_path, samples=3)
+    questions = LlavaDataset.Config(path=str(world / "data"), media_root=str(world / "data"))
+    with pytest.raises(worldsmith.UserError, match=r"dataset: expected a ChatDataset.Config section, found .*data"):
+        worldsmith.evaluate(world / "model", out=tmp_path / "out", dataset=world / "data")
+    result = worldsmith.evaluate(
+        world / "model", out=tmp_path / "out", dataset=questions, max_new_tokens=2, dtype="float32", metrics=("bleu",)
+    )
+    assert result.facts["total"] == 3
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["total"] == 3
+    assert list(result.lines)
