@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from worldsmith.actions.action import Action, ColoredLine, Result
+from worldsmith.actions.action import Action, ColoredLine, Result, mistakes_of_the_user
 from worldsmith.actions.registry import commands, kind_for_model, kind_for_word, kinds_of
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
@@ -21,7 +21,6 @@ from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
 from worldsmith.config.words.overrides import apply_overrides
-from worldsmith.data.stream.errors import DataError
 from worldsmith.dialects.translation import SpecTranslation, name_classes, report
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
@@ -198,17 +197,6 @@ def mistakes_in(where: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(error.problems, where=where) from error
-
-
-@contextmanager
-def mistakes_of_the_user() -> Iterator[None]:
-    """What an action refuses becomes one message without a traceback."""
-    try:
-        yield
-    except (ValueError, DataError) as error:
-        raise UserError(str(error)) from error
-    except MemoryError as error:
-        raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
 
 
 def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:

@@ -14,8 +14,9 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import is_first, mistakes_of_the_user, show
+from worldsmith.cli.action import is_first, show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
