@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,8 +23,7 @@ def test_the_commands_are_read(words: list[str], monkeypatch: pytest.MonkeyPatch
     asked: list[tuple[str, int | None]] = []
 
     def run(self: Rehearse) -> Result:
-        tree: Any = self.config.run
-        asked.append((tree.job.experiment, self.config.gpus))
+        asked.append((self.tree.job.experiment, self.config.gpus))
         return Result()
 
     monkeypatch.setattr(Rehearse, "run", run)

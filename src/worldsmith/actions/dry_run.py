@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from worldsmith.actions.action import Action, Result
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction
 from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.folders import find_latest, gone_back
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.warm_start import plan_loading
-from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.references import resolve
@@ -60,12 +60,10 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
-class DryRun(Action):
+class DryRun(RunAction):
     """Says what a run would do, or why it would not start."""
 
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved."""
+    class Config(RunAction.Config):
         resume_changed: bool = False
         """The run folder may be that of a run with another config or other data."""
         gpus: Count | None = None
@@ -79,8 +77,7 @@ class DryRun(Action):
         return Result(self.lines())
 
     def lines(self) -> Iterator[str]:
-        tree: Any = self.config.run
-        gpu = gpu_of_plan(self.config.gpu)
+        tree, gpu = self.tree, gpu_of_plan(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
         if complete is not None:

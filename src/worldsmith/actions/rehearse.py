@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
-from worldsmith.actions.action import Action, Result
-from worldsmith.config import Configurable
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
 from worldsmith.config.declare.ranges import Count
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_message
 
 
-class Rehearse(Action):
+class Rehearse(RunAction):
     """Simulates the first step of every rank, a save, a resume and the exports; says what would go wrong."""
 
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved, but for those to environment variables that are not set."""
+    class Config(RunAction.Config):
         gpus: Count | None = None
         """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
 
@@ -27,14 +25,14 @@ class Rehearse(Action):
     def run(self) -> Result:
         from worldsmith.planning.rehearsal.rehearse import rehearse
 
+        self.print_warnings()
         if sys.stderr.isatty():
             print_message("every process is simulated; this can take a minute …")
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 
-    @property
-    def tree(self) -> Any:
-        return self.config.run
+    def load(self, words: RunWords) -> Loaded:
+        return load_without_variables(words)
 
     @property
     def ranks(self) -> int:

@@ -1,0 +1,120 @@
+"""The commands that are actions about a run: their flags, and the words that describe the run."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import Any, cast, get_args
+
+from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.run_action import RunAction
+from worldsmith.cli import run_source
+from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.parent_words import leave_parent_out
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import Range, annotated_hints
+from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.references import Kept
+from worldsmith.monitor.terminal_text import print_message
+
+ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
+
+
+class RunCommand:
+    """What `cli.main` needs of a command, from the component that a name of the registry stands for."""
+
+    read_words = staticmethod(run_source.read_words)
+
+    def __init__(self, name: str) -> None:
+        self.kind = cast(type[RunAction], kinds_of(name)[""])
+        self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        run_source.add_arguments(parser)
+        config = self.kind.Config
+        aliases = {name: alias for alias, name in self.kind.aliases.items()}
+        docs, hints = field_docs(config), annotated_hints(config)
+        for field in fields(config):
+            flags = [*filter(None, [aliases.get(field.name)]), f"--{field.name.replace('_', '-')}"]
+            about: dict[str, Any] = {"help": " ".join(docs[field.name].split()), "default": field.default}
+            if hints[field.name] is bool:
+                parser.add_argument(*flags, action="store_true", **about)
+                continue
+            limits = [limit for member in union_members(hints[field.name]) for limit in get_args(member)[1:]]
+            least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
+            kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
+            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(field.name, "N"), **about)
+        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
+
+    def action(self, args: Namespace) -> Any:
+        """The component with the settings of its flags. Raises ConfigError or UserError."""
+        settings = {name: getattr(args, name) for name in field_hints(self.kind.Config)}
+        return self.kind.Config(**settings).build(run=GivenWords(args))
+
+    def check(self, args: Namespace) -> None:
+        """Reads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+        with mistakes_of_the_user():
+            self.action(args).check()
+
+    def run(self, args: Namespace) -> int:
+        """Raises ConfigError or UserError for what the user can fix."""
+        from worldsmith.actions.datasets.shares import ShareError
+
+        try:
+            with mistakes_of_the_user():
+                return show(self.action(args).run(), as_json=args.json)
+        except ShareError as error:
+            print_message(f"worldsmith: error: {error}")
+            return 1
+
+
+@dataclass(frozen=True)
+class GivenWords:
+    """The words that describe a run, as `run_source` has read them; see `RunWords`."""
+
+    args: Namespace
+
+    def load(self, more: Sequence[str] = (), *, keep_unset: Kept = False) -> Loaded:
+        args = copy(self.args)
+        args.overrides = [*args.overrides, *more]
+        return run_source.load_run(args, keep_unset=keep_unset)[0]
+
+    def unknown_source(self) -> str | None:
+        source: str | None = self.args.source
+        return None if source is None or run_source.names_source(source) else source
+
+    def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
+        args = copy(self.args)
+        args.source = recipe
+        draft, _, overrides = run_source.draft_run(args)
+        if draft.tree is None:
+            raise ConfigError(draft.problems)
+        loader = draft.tree.dataloader_train
+        if type(loader.dataset) is type(dataset):
+            loader.dataset.path = dataset.path
+        else:
+            loader.dataset = dataset
+        draft.tree.trainer.run_validation = False
+        return finish(draft, overrides)
+
+    def leave_parent_out(self) -> list[str]:
+        return leave_parent_out(self.args)
+
+    def repeat(self) -> list[str]:
+        args = self.args
+        _, words, _ = run_source.draft_run(args)
+        if args.base:
+            return ["--base", *args.base, "--", *words]
+        if args.module:
+            return ["--module", args.module, "--config", args.config, "--", *words]
+        if args.spec:
+            said = args.spec_words or []
+            return ["--spec", args.spec, *said, "--", *words[len(said) :]]
+        return [args.source or args.sft_toml, "--", *words]
