@@ -140,7 +140,7 @@ def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
 
 def rehearse(args: argparse.Namespace) -> int:
     """Prints what was rehearsed, or what would go wrong."""
-    from worldsmith.actions.rehearse import Rehearse
+    from worldsmith.actions.dry_run import Rehearse
 
     with mistakes_of_the_user():
         return show(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())

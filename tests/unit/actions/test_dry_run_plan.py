@@ -43,7 +43,7 @@ def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
 def test_the_gpu_of_the_machine_needs_no_word(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worldsmith.actions.dry_run.present_device", lambda: "cuda:0")
     monkeypatch.setattr("worldsmith.actions.dry_run.word_of_device", lambda device: "l40s")
-    monkeypatch.setattr("worldsmith.actions.dry_run.lack_of_memory", lambda *about: None)
+    monkeypatch.setattr("worldsmith.training.start_lines.lack_of_memory", lambda *about: None)
     assert any(line.startswith("plan         a step without memory on 1 × l40s: ") for line in lines_of(run))
 
 
