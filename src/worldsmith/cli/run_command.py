@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from worldsmith.actions.registry import kinds_of
 from worldsmith.actions.run_action import RunAction
 from worldsmith.cli import run_source
-from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.action import JSON, OPTIONS, SETTINGS, is_first, load, mistakes_of_the_user, show
 from worldsmith.cli.parent_words import leave_parent_out
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.field_docs import field_docs
@@ -21,9 +21,12 @@ from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
-from worldsmith.monitor.terminal_text import print_message
+from worldsmith.config.words.command_words import Words
+from worldsmith.config.words.flag_words import Flag
+from worldsmith.monitor.terminal_text import print_message, print_warning
 
 ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
+SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which take precedence over it"
 
 
 class RunCommand:
@@ -32,17 +35,19 @@ class RunCommand:
     read_words = staticmethod(run_source.read_words)
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.kind = cast(type[RunAction], kinds_of(name)[""])
         self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         run_source.add_arguments(parser)
+        parser.add_argument(SETTINGS, metavar="FILE", help=SETTINGS_HELP)
         config = self.kind.Config
         aliases = {name: alias for alias, name in self.kind.aliases.items()}
         docs, hints = field_docs(config), annotated_hints(config)
         for field in fields(config):
             flags = [*filter(None, [aliases.get(field.name)]), f"--{field.name.replace('_', '-')}"]
-            about: dict[str, Any] = {"help": " ".join(docs[field.name].split()), "default": field.default}
+            about: dict[str, Any] = {"help": " ".join(docs[field.name].split()), "default": SUPPRESS}
             if hints[field.name] is bool:
                 parser.add_argument(*flags, action="store_true", **about)
                 continue
@@ -50,13 +55,18 @@ class RunCommand:
             least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
             kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
             parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(field.name, "N"), **about)
-        parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+        parser.add_argument(JSON, action="store_true", help=OPTIONS[JSON])
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 
     def action(self, args: Namespace) -> Any:
         """The component with the settings of its flags. Raises ConfigError or UserError."""
-        settings = {name: getattr(args, name) for name in field_hints(self.kind.Config)}
-        return self.kind.Config(**settings).build(run=GivenWords(args))
+        given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
+        flags = [Flag(name, () if value is True else (str(value),)) for name, value in given.items()]
+        words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
+        settings = load(f"worldsmith {self.name}", self.kind, words, [])
+        for warning in settings.warnings if is_first() else ():
+            print_warning(warning)
+        return settings.tree.build(run=GivenWords(args))
 
     def check(self, args: Namespace) -> None:
         """Reads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""

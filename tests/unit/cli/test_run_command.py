@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +35,7 @@ def options_of(module: Any) -> dict[str, Any]:
 def test_the_flags_of_a_command_are_the_fields_of_its_component(name: str) -> None:
     (kind,) = kinds_of(name).values()
     options = options_of(read_command(name, ["moving_shapes"])[0])
-    own = [dest for dest in options if dest not in {*options_of(run_source), "json"}]
+    own = [dest for dest in options if dest not in {*options_of(run_source), "settings", "json"}]
     assert own == list(field_hints(kind.Config))
 
 
@@ -64,3 +66,21 @@ def test_help_comes_without_torch(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_flags_can_be_a_file_and_win_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('gpus = 16\ngpu = "24GB"\nquick = true\n')
+    words = ["plan", "wan21_t2v_1b", "--settings", str(file), "--json"]
+    for more, gpus in (([], 16), (["--gpus", "2"], 2)):
+        assert main([*words, *more, "--model.config.parallelism.data_parallel_replicate_degree", "-1"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["gpus"], facts["gpu"]["memory"], "quick" in facts) == (gpus, 24 * 10**9, True)
+
+
+def test_mistakes_of_a_file_are_told_with_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "check.yaml"
+    file.write_text("workers: 0\nsampel: 3\n")
+    assert main(["check", "moving_shapes", "--settings", str(file)]) == 2
+    shown = capsys.readouterr().err
+    assert all(text in shown for text in ("the command", f"{file}:2", "sampel", "sample"))
