@@ -6,7 +6,7 @@ import inspect
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from worldsmith.actions.registry import kinds_of
@@ -45,16 +45,16 @@ class RunCommand:
         config = self.kind.Config
         aliases = {name: alias for alias, name in self.kind.aliases.items()}
         docs, hints = field_docs(config), annotated_hints(config)
-        for field in fields(config):
-            flags = [*filter(None, [aliases.get(field.name)]), f"--{field.name.replace('_', '-')}"]
-            about: dict[str, Any] = {"help": " ".join(docs[field.name].split()), "default": SUPPRESS}
-            if hints[field.name] is bool:
+        for name, hint in hints.items():
+            flags = [*filter(None, [aliases.get(name)]), f"--{name.replace('_', '-')}"]
+            about: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
+            if hint is bool:
                 parser.add_argument(*flags, action="store_true", **about)
                 continue
-            limits = [limit for member in union_members(hints[field.name]) for limit in get_args(member)[1:]]
+            limits = [limit for member in union_members(hint) for limit in get_args(member)[1:]]
             least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
             kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
-            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(field.name, "N"), **about)
+            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **about)
         parser.add_argument(JSON, action="store_true", help=OPTIONS[JSON])
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 

@@ -91,8 +91,9 @@ class CheckData(RunAction):
         notes, source = words.leave_parent_out(), words.unknown_source()
         found = None if source is None else find_dataset(source, self.config.recipe)
         if found is not None:
-            dataset, self.limits_of = found
-            loaded = words.load_for_dataset(self.limits_of, dataset)
+            dataset, recipe = found
+            self.limits_of = recipe
+            loaded = words.load_for_dataset(recipe, dataset)
         elif self.config.recipe is not None:
             raise UserError("--recipe goes with a data set; a recipe alone is `worldsmith check NAME`")
         else:
