@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.cli.fit_run import Progress, launch_words
+from worldsmith.actions.fit_run import Progress, launch_words
+from worldsmith.actions.plan_run import unset_variables
 from worldsmith.cli.main import main, read_command
-from worldsmith.cli.plan import load, unset_variables
 from worldsmith.planning.fitting.fit import Clock
 
 VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
@@ -61,8 +61,9 @@ def test_what_is_known_at_once_says_of_which_gpus_it_is(capsys: pytest.CaptureFi
 
 
 def test_names_stand_for_variables_that_are_not_set() -> None:
-    args = read_command("plan", ["vision_sft_nano", "--", "dataloader_train.dataset.path=${oc.env:CLIPS}/a"])[1]
-    loaded = load(args)
+    words = ["vision_sft_nano", "--", "dataloader_train.dataset.path=${oc.env:CLIPS}/a"]
+    command, args = read_command("plan", words)
+    loaded = command.action(args).loaded
     assert loaded.tree.dataloader_train.dataset.path == "$CLIPS/a"
     assert loaded.raw.dataloader_train.dataset.path == "${oc.env:CLIPS}/a"
     assert unset_variables(loaded.raw) == ["WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "CLIPS"]
