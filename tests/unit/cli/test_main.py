@@ -245,3 +245,16 @@ def test_an_older_python_gets_one_line(tmp_path: Path) -> None:
         (line,) = done.stderr.splitlines()
         assert line.startswith("worldsmith: error: Python is too old: expected 3.11 or newer, found 3.10."), line
         assert "python3.11 -m venv" in line
+
+
+def test_a_clock_that_python_cannot_read_gets_one_line() -> None:
+    """As `time.time()` ends where the system clock is after the year 2262."""
+    script = (
+        "import time\n\n"
+        "def after_2262():\n    raise OverflowError('timestamp too large to convert to C _PyTime_t')\n\n"
+        "time.time = after_2262\nfrom worldsmith.__main__ import program\nprogram()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("worldsmith: error: the system clock is wrong: expected a date from 1678 to 2261,"), line

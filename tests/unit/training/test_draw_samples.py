@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from worldsmith.sampling.training_data import read_clip
 from worldsmith.sampling.video_writer import few_frames
 from worldsmith.training.callbacks.samples import drawing_budget
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
-from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
+from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample
 from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos, write_clip
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 from worldsmith.training.trainer import Outcome, Trainer
@@ -375,6 +376,38 @@ def test_what_fails_in_decoding_ends_no_run(
     assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError: no memory" in caplog.text
     assert read(tmp_path) == []
     require_same_end(tmp_path, whole, step=4)
+
+
+def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first forward pass, and in the middle of a layer while FSDP holds its EMA weights for the pass."""
+
+    def run(name: str, **settings: Any) -> Trainer:
+        config = video_run(world, **settings)
+        config.model.config.precision = "bfloat16"
+        return Trainer(config, run_folder=tmp_path / name)
+
+    run("without", enabled=False).train()
+    failing = run("failing", on_start=True)
+    drawing: Any = failing.callbacks[NAME]
+    draw = drawing.draw
+
+    def fails_at_the_start(trainer: Trainer) -> Iterator[list[Sample]]:
+        if not trainer.iteration:
+            raise ValueError("there is nothing to draw")
+        yield from draw(trainer)
+
+    def fails(module: torch.nn.Module, args: Any) -> None:
+        if failing.doing == "sampling" and drawing.parts_done == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+
+    drawing.draw = fails_at_the_start
+    next(iter(failing.model.parts().layers)).register_forward_pre_hook(fails)
+    assert failing.train() is Outcome.FINISHED
+    assert "no samples are drawn after step 0, the run goes on without them: ValueError: there is" in caplog.text
+    assert drawing.failed == 3
+    require_same_end(tmp_path / "failing", tmp_path / "without", step=4)
 
 
 @pytest.mark.parametrize(
