@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fit",
         action="store_true",
-        help="look for settings with which it fits, or is faster, and print the three best as override words: "
-        "recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute",
+        help="look for settings with which it fits, or is faster, and print up to three, the best first, as override "
+        "words: recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="with --fit: write the best as a run, .yaml or .json")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
