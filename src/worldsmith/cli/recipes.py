@@ -20,9 +20,7 @@ from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
 from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
-HELP = (
-    "List the recipes with model, task, size and what they start from; or show one with its data and what it changes."
-)
+HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
 UNBROKEN = "\N{NO-BREAK SPACE}"
 DETAILS = " " * 6
 """Indentation of the description of a recipe."""
