@@ -21,14 +21,14 @@ class CheckFiles(Action):
 
     config: Config
 
-    def __init__(self, config: Config, *, written: Mapping[Path, Place]) -> None:
-        """`written`: where the values of the run stand."""
+    def __init__(self, config: Config, *, written: Mapping[Path, Place], variables: Mapping[Path, str]) -> None:
+        """`written`: where the values of the run stand; `variables`: the environment variables that gave some."""
         super().__init__(config)
-        self.written = written
+        self.written, self.variables = written, variables
 
     def run(self) -> Result:
         """Raises ConfigError that lists all that is missing."""
         tree: Any = self.config.run
-        if problems := check_files(tree):
+        if problems := check_files(tree, variables=self.variables):
             raise ConfigError(locate(problems, self.written))
         return Result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
@@ -75,6 +76,11 @@ class DryRun(Action):
 
     config: Config
 
+    def __init__(self, config: Config, *, variables: Mapping[Keys, str] | None = None) -> None:
+        """`variables`: names of the environment variables that gave values of the run."""
+        super().__init__(config)
+        self.variables = variables
+
     def run(self) -> Result:
         return Result(self.lines())
 
@@ -86,12 +92,18 @@ class DryRun(Action):
         if complete is not None:
             yield complete
         else:
-            yield from plan_run(tree, folder, world_size=processes, resume_changed=self.config.resume_changed)
+            about: dict[str, Any] = {"resume_changed": self.config.resume_changed, "variables": self.variables}
+            yield from plan_run(tree, folder, world_size=processes, **about)
             yield from step_plan_lines(tree, processes, gpu)
 
 
 def plan_run(
-    config: Trainer.Config, run_folder: Path, *, world_size: int, resume_changed: bool = False
+    config: Trainer.Config,
+    run_folder: Path,
+    *,
+    world_size: int,
+    resume_changed: bool = False,
+    variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
     """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
@@ -102,7 +114,7 @@ def plan_run(
     from worldsmith.training.validation import Validator
 
     degrees = plan_degrees(config.model.config, world_size)
-    require_files(config, run_folder)
+    require_files(config, run_folder, variables=variables)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)

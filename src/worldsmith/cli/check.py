@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for name in ("processes", "workers", "sample"):
             setattr(config, name, getattr(args, name))
-        return show(config.build().run(), as_json=args.json)
+        return show(config.build(variables=loaded.variables).run(), as_json=args.json)
 
 
 def cap_fields(loaded: Loaded) -> dict[str, str]:

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
 from worldsmith.cli.plan import load as load_plan
 from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.paths import Path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.write.origins import describe_origins
@@ -93,11 +95,13 @@ def run(args: argparse.Namespace) -> int:
             of_run = [word for word in of_run if word.partition("=")[0] != LOAD_PATH]
         command = run_source.search_command(args.spec, [*(of_spec or ()), *of_run], parent)
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
+    variables = loaded.variables
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
-        return dryrun(loaded.tree, show_tree=args.show_tree, **asked)
+        return dryrun(loaded.tree, show_tree=args.show_tree, variables=variables, **asked)
     follow_launcher()
-    launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
+    origins = describe_origins(loaded) if is_main else None
+    launch = Launch(config_path=loaded.source, overrides=words, origins=origins, variables=variables)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
@@ -125,7 +129,7 @@ def refuse_ignored(args: argparse.Namespace) -> None:
         )
 
 
-def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
+def dryrun(tree: Trainer.Config, *, show_tree: bool, variables: Mapping[Path, str], **asked: Any) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan.
 
     `asked` are settings of the dry run.
@@ -133,7 +137,7 @@ def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(DryRun.Config(run=tree, **asked).build().run())
+        code = show(DryRun.Config(run=tree, **asked).build(variables=variables).run())
     print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
     return code
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from worldsmith.actions.datasets.readiness import Needs, look_at_files, look_at_
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.paths import Path
 from worldsmith.data.report.inspector import Tally
 from worldsmith.data.report.report import DataReport, larger_cap, read_data, report_of
 from worldsmith.data.report.text import counted, lines_of, titled, wrapped
@@ -75,6 +76,11 @@ class CheckData(Action):
 
     config: Config
 
+    def __init__(self, config: Config, *, variables: Mapping[Path, str] | None = None) -> None:
+        """`variables`: names of the environment variables that gave values of the run."""
+        super().__init__(config)
+        self.variables = variables
+
     def run(self) -> Result:
         found = self.look()
         needs = found.needs
@@ -110,7 +116,7 @@ class CheckData(Action):
         tree, found = self.tree, Finding()
         degrees = plan_degrees(tree.model.config, self.processes)
         if self.config.limits_of is None:
-            found.needs = look_at_files(tree)
+            found.needs = look_at_files(tree, self.variables)
             found.problems += found.needs.problems
         elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
             try:

@@ -96,7 +96,7 @@ def check(args: argparse.Namespace) -> int:
     if args.files:
         from worldsmith.actions.check_files import CheckFiles
 
-        CheckFiles.Config(run=loaded.tree).build(written=loaded.places).run()
+        CheckFiles.Config(run=loaded.tree).build(written=loaded.places, variables=loaded.variables).run()
     print_text(f"OK: {loaded.source}")
     return 0
 
