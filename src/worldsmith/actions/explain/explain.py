@@ -13,6 +13,7 @@ from worldsmith.actions.explain.explanation import as_data, cut, in_full
 from worldsmith.actions.explain.facts import Run, run_in
 from worldsmith.actions.explain.logs import FOLDER, Stream, read_log, read_logs_of, split
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import did_you_mean_folder
 
 
 class Explain(Action):
@@ -53,7 +54,7 @@ class Explain(Action):
         if path.is_dir():
             return read_logs_of(path), run or run_in(path)
         if not path.exists():
-            raise UserError(f"{log}: there is no such log or run folder; - reads from a pipe")
+            raise UserError(f"{log}: there is no such log or run folder{did_you_mean_folder(log)}; - reads from a pipe")
         above = path.absolute().parent.parent
         if run is None and path.absolute().parent.name == FOLDER and (above / "config.yaml").exists():
             run = run_in(above)

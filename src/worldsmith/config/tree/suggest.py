@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -66,6 +67,25 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     """`did you mean 'x'?`, or None if nothing is near."""
     found = nearest(name, candidates, limit=1)
     return f"did you mean '{found[0]}'?" if found else None
+
+
+def did_you_mean_folder(path: str | pathlib.Path) -> str:
+    """`; did you mean 'outputs/train/…'?` for a folder that does not exist, or "" if no folder has a similar path.
+
+    Each part of the path that does not exist is compared with the folders next to where it would be.
+    """
+    given = pathlib.Path(path)
+    found = pathlib.Path(given.anchor)
+    for part in given.relative_to(given.anchor).parts:
+        if not (found / part).is_dir():
+            try:
+                part = next(iter(nearest(part, (one.name for one in found.iterdir() if one.is_dir()), limit=1)), "")
+            except OSError:
+                return ""
+            if not part:
+                return ""
+        found /= part
+    return "" if found == given else f"; did you mean '{found}'?"
 
 
 def tolerance(name: str) -> int:
