@@ -321,11 +321,14 @@ def test_without_an_interval_a_run_draws_at_both_ends_and_trains_as_without(
 
 
 def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
-    world: Path, whole: Path, tmp_path: Path
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Trainer(auto_run(world, steps=2), run_folder=tmp_path).train()
     assert [s["step"] for s in read(tmp_path)] == [0, 2]
+    caplog.set_level(logging.INFO)
     Trainer(auto_run(world), run_folder=tmp_path).train()
+    assert "samples      after the last step and in between, in at most 0.03 of the time" in caplog.text
+    assert "before the first step" not in caplog.text
     assert [s["step"] for s in read(tmp_path)] == [0, 2, 4]
     require_same_end(tmp_path, whole, step=4)
 

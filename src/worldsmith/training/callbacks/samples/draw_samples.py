@@ -162,8 +162,9 @@ class DrawSamples(Callback):
         if reason := self.obstacle(trainer.config):
             yield f"samples      none: {reason}; trainer.callbacks.{self.folder.name}.every=N draws them nevertheless"
             return
+        when = "after the last step" if trainer.iteration else "before the first step, after the last"
         yield (
-            f"samples      before the first step, after the last and in between, in at most "
+            f"samples      {when} and in between, in at most "
             f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
         )
 
