@@ -105,9 +105,9 @@ def using_it(run: RunFiles) -> Iterator[Advice]:
         yield Advice("Ask it", "Answers one question.", command("infer", folder, *asked, of=run))
         kind, path = judged_data(run)
         if kind:
-            data = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
+            questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Asks all questions of a data set and compares the answers with those expected."
-            yield Advice("Evaluate", text, command("evaluate", folder, *data, of=run))
+            yield Advice("Evaluate", text, command("evaluate", folder, *questions, of=run))
 
 
 def resume_command(run: RunFiles) -> str | None:
