@@ -20,7 +20,7 @@ from worldsmith.config.tree.reader import Reader
 from worldsmith.config.write.json_text import read_json
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.lines import read_lines
-from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
+from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, SampleDescription, SampleSettings
 
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".txt")
 NUMBERED = (".jsonl", ".txt")
@@ -43,13 +43,13 @@ class Entry:
     """A sample of a file, with what stands below it."""
 
     name: str
-    sample: Sample
+    sample: SampleDescription
     layers: list[Layer]
     """Its settings, then those of its file of defaults, if it names one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Plain data of one sample, and where things stand in the file."""
 
     name: str
@@ -112,7 +112,7 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
     return list(found)
 
 
-def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
+def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
     """The samples of a file; lines that are no JSON go to `problems`.
 
     Raises ConfigError, ValueError or OSError for a file that cannot be read at all.
@@ -125,7 +125,7 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
-                yield Part(name, number, of_line(line), {}, ())
+                yield FilePart(name, number, of_line(line), {}, ())
                 continue
             try:
                 document = read_json(line, str(file))
@@ -136,18 +136,18 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
                 path: Span(on_line(span.key, number, file), on_line(span.value, number, file))
                 for path, span in document.spans.items()
             }
-            yield Part(name, number, document.data, spans, ())
+            yield FilePart(name, number, document.data, spans, ())
         return
     text = read_config_text(file)
     document = read_json(text, str(file)) if kind == ".json" else read_yaml(text, str(file))
     if not isinstance(document.data, list):
-        yield Part(stem, None, document.data, document.spans, ())
+        yield FilePart(stem, None, document.data, document.spans, ())
         return
     if not document.data:
         raise ValueError("the file has no samples; expected a table, or a list of them")
     for index, data in enumerate(document.data):
         place = document.spans.get((index,))
-        yield Part(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
+        yield FilePart(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
 
 
 def on_line(place: Place | None, number: int, file: Path) -> Place:
@@ -155,9 +155,9 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
-def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
+def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> Entry | None:
     """A sample and its defaults; its mistakes go to `problems`."""
-    sample = read_settings(part, file, Sample, problems)
+    sample = read_sample_settings(part, file, SampleDescription, problems)
     if sample is None:
         return None
     where = f"{file}" if part.line is None else f"{file}:{part.line}"
@@ -168,7 +168,7 @@ def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
             (given, *others) = read_parts(below, problems)
             if others:
                 raise ValueError("a file of defaults is one table of settings")
-            defaults = read_settings(given, below, SampleSettings, problems)
+            defaults = read_sample_settings(given, below, SampleSettings, problems)
             layers += [Layer(str(below), defaults, below.parent)] if defaults else []
         except ConfigError as error:
             problems += error.problems
@@ -177,7 +177,7 @@ def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
     return Entry(sample.name or part.name, sample, layers)
 
 
-def read_settings(part: Part, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
+def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
     """The settings of plain data; None, with problems, for what is none."""
     mistakes: list[Problem] = []
     places: dict[paths.Path, Place] = {}
@@ -196,7 +196,7 @@ def read_settings(part: Part, file: Path, cls: type[_Settings], problems: list[P
     return None if mistakes else settings
 
 
-def without_idle(part: Part, mistakes: list[Problem]) -> dict[str, Any]:
+def without_idle(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
     """The data without published fields that ask for nothing; those that ask for what is not here are mistakes.
 
     Structured captions become text, as training writes them, and a tier may be a number.

@@ -84,7 +84,7 @@ class SampleSettings(Config):
             )
 
 
-class Sample(SampleSettings):
+class SampleDescription(SampleSettings):
     """One sample of a file."""
 
     name: str = ""

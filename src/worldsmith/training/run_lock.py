@@ -16,7 +16,7 @@ from pathlib import Path
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.record_lock import FILE, holder, try_lock
+from worldsmith.files.locks import LOCK_FILE, holder, try_lock
 from worldsmith.files.writable import require_writable
 
 TRIES = 5
@@ -75,7 +75,7 @@ class RunLock:
         if self._handle is None:
             return None
         try:
-            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / FILE))
+            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / LOCK_FILE))
         except OSError:
             return "has lost its lock file" if self.folder.is_dir() else "was moved or removed"
         return None if same else "was replaced, or its lock file was,"
@@ -93,7 +93,7 @@ class RunLock:
 
 def take(folder: Path, token: str) -> int:
     """Locks the folder and returns the handle that keeps it so. Raises UserError when another process has it."""
-    path = folder / FILE
+    path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -118,7 +118,7 @@ def find_difference(folder: Path, token: str, *, rank: int, host: str) -> str | 
     for attempt in range(TRIES):
         time.sleep(PAUSE if attempt else 0.0)
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))["token"]
+            found = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))["token"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if found == token:

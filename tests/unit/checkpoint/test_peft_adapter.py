@@ -14,7 +14,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.weights.peft_adapter import LAYOUT, export_adapter, load_adapter
-from worldsmith.files.adapter_folder import base_of_adapter
+from worldsmith.files.model_folder import base_of_adapter
 from worldsmith.models.lora import adapter_state, inject_adapters
 
 NETWORK = NetworkConfig(

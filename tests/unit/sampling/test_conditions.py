@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsmith.sampling.conditions import read_condition
-from worldsmith.sampling.texts import is_structured
+from worldsmith.sampling.requests import is_structured
+from worldsmith.sampling.sample_args import read_condition
 
 
 def write_clip(path: Path, frames: int = 9, rotation: int | None = None) -> Path:

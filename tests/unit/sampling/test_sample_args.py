@@ -13,7 +13,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
 from worldsmith.sampling.sample_files import Entry, Layer
-from worldsmith.sampling.sample_settings import Sample, SampleSettings
+from worldsmith.sampling.sample_settings import SampleDescription, SampleSettings
 
 GRID = LatentGrid(4, 16, 2)
 TRAINED = Cosmos3Defaults(height=192, width=320, num_frames=61, fps=24.0, shift=3.0, append_resolution=True)
@@ -25,7 +25,7 @@ PUBLISHED = Cosmos3Defaults(
 def decide_all(
     flags: dict[str, Any], *layers: dict[str, Any], defaults: Cosmos3Defaults = TRAINED, folder: Path = Path()
 ) -> list[SampleArgs]:
-    sample = Sample(prompt="x", **(layers[0] if layers else {}))
+    sample = SampleDescription(prompt="x", **(layers[0] if layers else {}))
     below = [Layer(f"layer {n}", SampleSettings(**values), folder) for n, values in enumerate(layers[1:], start=1)]
     entry = Entry("name", sample, [Layer("file", sample, folder), *below])
     return decide(entry, Layer("flag", SampleSettings(**flags), Path()), defaults, GRID, "model")
@@ -95,7 +95,7 @@ def test_texts_from_files(tmp_path: Path) -> None:
     assert (
         one({"negative_prompt": "dull"}, {"negative_prompt_file": "n.json"}, folder=tmp_path).negative_prompt == "dull"
     )
-    sample = Sample(prompt_path="p.txt")
+    sample = SampleDescription(prompt_path="p.txt")
     entry = Entry("name", sample, [Layer("file", sample, tmp_path)])
     (found,) = decide(entry, Layer("flag", SampleSettings(), Path()), TRAINED, GRID, "model")
     assert found.prompt == "A horse."

@@ -16,11 +16,10 @@ from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.foreign import require_only
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.lines import read_lines
 from worldsmith.files.manifest import find_change, find_damage, list_files, summarize, summary, write_manifest
-from worldsmith.files.writable import require_writable
+from worldsmith.files.writable import require_only, require_writable
 
 if TYPE_CHECKING:
     from torch import Tensor

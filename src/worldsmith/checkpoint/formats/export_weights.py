@@ -30,7 +30,7 @@ from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.foreign import require_only
+from worldsmith.files.writable import require_only
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
-from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
 

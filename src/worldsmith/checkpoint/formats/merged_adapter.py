@@ -16,10 +16,10 @@ from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.merged_weights import MergedWeights
 from worldsmith.config.errors import UserError
-from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import base_of_adapter
 from worldsmith.models.model_files import is_local
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import are_numbers, kind_of, read_json_object
+from worldsmith.files.model_folder import ADAPTER_CONFIG
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.finite import non_finite, require_finite
