@@ -20,7 +20,7 @@ from worldsmith.config.tree.reader import Reader
 from worldsmith.config.write.json_text import read_json
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.lines import read_lines
-from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, SampleDescription, SampleSettings
+from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
 
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".txt")
 NUMBERED = (".jsonl", ".txt")
@@ -43,7 +43,7 @@ class Entry:
     """A sample of a file, with what stands below it."""
 
     name: str
-    sample: SampleDescription
+    sample: Sample
     layers: list[Layer]
     """Its settings, then those of its file of defaults, if it names one."""
 
@@ -157,7 +157,7 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
 
 def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> Entry | None:
     """A sample and its defaults; its mistakes go to `problems`."""
-    sample = read_sample_settings(part, file, SampleDescription, problems)
+    sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
         return None
     where = f"{file}" if part.line is None else f"{file}:{part.line}"

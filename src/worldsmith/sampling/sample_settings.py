@@ -84,7 +84,7 @@ class SampleSettings(Config):
             )
 
 
-class SampleDescription(SampleSettings):
+class Sample(SampleSettings):
     """One sample of a file."""
 
     name: str = ""

@@ -27,7 +27,7 @@ from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
 from worldsmith.sampling.sample_files import Entry, Layer, read_files
-from worldsmith.sampling.sample_settings import SampleDescription, SampleSettings
+from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def require_described_adapters(model: StoredModel) -> None:
 
 def of_prompt(index: int, text: str) -> Entry:
     """The sample of a --prompt."""
-    sample = SampleDescription(prompt=text)
+    sample = Sample(prompt=text)
     return Entry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
