@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.sample_args import is_image_file, read_condition
+from worldsmith.sampling.sample_files import is_image_file, read_condition
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,26 +8,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode, Sampling
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_files import Entry, Layer, is_image_file, read_condition
 from worldsmith.sampling.sample_settings import SampleSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STRENGTH = 0.8
 """That of diffusers' pipelines from video to video."""
+
+
 MOST_VALUES = 4
 """Different values of a setting that are printed one by one."""
+
+
 SAID = ("name", "extra", "prompt", "sources")
 """What of the arguments is no setting that could come from elsewhere."""
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,30 +340,3 @@ def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
             part = "" if count == len(samples) else f"; {count} of {len(samples)} samples"
             lines.append(f"{name:<20} {text[:80]} ({source}{part})")
     return sorted(lines)
-
-
-def is_image_file(path: str) -> bool:
-    return Path(path).suffix.lower() in IMAGES
-
-
-def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
-    """The picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own size.
-
-    Raises ValueError, naming the file, for what cannot be read.
-    """
-    from worldsmith.sampling.video_writer import read_image
-
-    if is_image_file(path):
-        try:
-            return read_image(path)[:, None]
-        except OSError as error:
-            raise ValueError(f"{path}: {error.strerror or error}") from None
-    import torch
-
-    from worldsmith.data.clips.video_reader import read_ending, read_opening
-    from worldsmith.data.stream.errors import SampleError
-
-    try:
-        return torch.from_numpy((read_ending if last else read_opening)(path, frames))
-    except SampleError as error:
-        raise ValueError(f"{path}: {error.detail} ({error.reason})") from None

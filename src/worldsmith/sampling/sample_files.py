@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.value_types import is_reference, mismatch, union_members
@@ -22,9 +22,13 @@ from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.lines import read_lines
 from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".txt")
 NUMBERED = (".jsonl", ".txt")
 _Settings = TypeVar("_Settings", bound=SampleSettings)
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +220,30 @@ def without_idle(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
     if type(data.get("resolution")) is int:
         data["resolution"] = str(data["resolution"])
     return data
+
+
+def is_image_file(path: str) -> bool:
+    return Path(path).suffix.lower() in IMAGES
+
+
+def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
+    """The picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own size.
+
+    Raises ValueError, naming the file, for what cannot be read.
+    """
+    from worldsmith.sampling.video_writer import read_image
+
+    if is_image_file(path):
+        try:
+            return read_image(path)[:, None]
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror or error}") from None
+    import torch
+
+    from worldsmith.data.clips.video_reader import read_ending, read_opening
+    from worldsmith.data.stream.errors import SampleError
+
+    try:
+        return torch.from_numpy((read_ending if last else read_opening)(path, frames))
+    except SampleError as error:
+        raise ValueError(f"{path}: {error.detail} ({error.reason})") from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import METADATA, load_part, stored_shapes
+from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
@@ -63,6 +63,8 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
     Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
     have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
     """
+    from worldsmith.checkpoint.dcp.reader import stored_shapes
+
     wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
@@ -129,6 +131,8 @@ def steps_done(checkpoint: Path) -> int:
     """After how many steps a checkpoint was saved, whatever its folder is called."""
     import torch
 
+    from worldsmith.checkpoint.dcp.reader import load_part
+
     state = {"iteration": torch.tensor(0)}
     load_part(checkpoint / "trainer", state, no_dist=True)
     return int(state["iteration"])
@@ -136,6 +140,8 @@ def steps_done(checkpoint: Path) -> int:
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
     """The optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
+    from worldsmith.checkpoint.dcp.reader import stored_shapes
+
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
     return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
 

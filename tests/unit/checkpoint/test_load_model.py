@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
+from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict

@@ -13,10 +13,9 @@ from stored_models import spec_of
 
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict

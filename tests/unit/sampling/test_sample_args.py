@@ -15,8 +15,8 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.sampling.requests import is_structured
-from worldsmith.sampling.sample_args import SampleArgs, decide, read_condition, settings_lines
-from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
+from worldsmith.sampling.sample_files import Entry, Layer, read_condition
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 GRID = LatentGrid(4, 16, 2)

@@ -1,7 +1,7 @@
 """The samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
 
-A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that has
-it is complete.
+A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that
+has it is complete.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp.parts import METADATA
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
 from worldsmith.files.fingerprint import LINEAGE
@@ -210,3 +210,17 @@ def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     tensor = tensor.contiguous()
     digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+
+
+def parameters(about: Mapping[str, Any]) -> str:
+    count = about.get("card", {}).get("parameters")
+    return f" of {count / 1e6:.1f} million parameters" if count else ""
+
+
+def origin(about: Mapping[str, Any], what: str) -> str:
+    source = about["source"]
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return (
+        f"the {source['weights']} {what}{run} after {source['iteration']} steps, in {about['dtype']}, exported by "
+        f"Worldsmith {about['worldsmith']}"
+    )

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.export_folder import is_whole, read_source
+from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.merged_weights import MergedWeights
+from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
@@ -115,7 +116,7 @@ def base_folders(model: StoredModel) -> list[Path]:
         return [Path(start) if is_local(start) else model.folder]
     folders = [model.folder]
     if model.tree is None:
-        folders.append(Path(model.weights_path or model.formats.weights_folder(model.config, model.folder)))
+        folders.append(model.weights_folder)
     return list(dict.fromkeys(folder for folder in folders if folder.exists()))
 
 
@@ -157,7 +158,7 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
             f"of {dtype}"
         )
     place.mkdir(parents=True, exist_ok=True)
-    form = next(iter(model.formats.exports().values()))
+    form = next(iter(exports_of(model.spec.name).values()))
     form.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
     merged = Merged(str(folder), mark, len(source.adapted), changed, largest, dtype)
     write_text(facts, json.dumps(asdict(merged), indent=2) + "\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,9 +19,9 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.checkpoint.formats.registry import formats_of, full_name
-from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
@@ -50,48 +50,10 @@ UNSUPPORTED = (
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` (and of those with a suffix, such as `pissa_niter_4`) with which PEFT changes the base
 weights before training: on the original base such adapters give another model."""
-PREFIX = "base_model.model"
-"""Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
 """The file that a pipeline's `load_lora_weights` looks for; its names begin with the part that is adapted."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
 """Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLayout:
-    """How the adapters of one family are called in the library that they are for."""
-
-    family: str
-    outward: Callable[[str], str]
-    """Native name of a weight → that library's; raises ValueError for what is no weight of the model."""
-    inward: Callable[[str], str]
-    """The other way round."""
-    library: str
-    """The package, whose version is recorded."""
-    header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
-    """What the file's header tells the library, out of adapter_config.json."""
-    part: str = ""
-    """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
-
-    def peft_name(self, name: str) -> str:
-        """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
-        for matrix in MATRICES:
-            if name.endswith(matrix):
-                return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix")
-
-    def layer_name(self, path: str) -> str:
-        """The path of an adapted layer, in the library."""
-        return self.outward(f"{path}.weight").removesuffix(".weight")
-
-    def native_adapter_name(self, name: str) -> str:
-        """Inverse of `peft_name`; raises ValueError for names of other things."""
-        for matrix in MATRICES:
-            if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
-                base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
-                return self.inward(f"{base}.weight").removesuffix(".weight") + matrix
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:

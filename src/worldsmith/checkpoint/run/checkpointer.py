@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.run.writer_process import WriterProcess
+    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,9 @@ class Checkpointer(Configurable):
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""
-        dcp.load_part(checkpoint / part, state, no_dist=self.world.size == 1)
+        from worldsmith.checkpoint.dcp.reader import load_part
+
+        load_part(checkpoint / part, state, no_dist=self.world.size == 1)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -246,7 +248,7 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
     """
     if not config.async_save or sys.platform != "linux":
         return None
-    from worldsmith.checkpoint.run.writer_process import WriterProcess
+    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
 
     return WriterProcess()
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import Joined, Naming
-from worldsmith.checkpoint.formats.registry import describe_readable, find_naming
+from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from dataclasses import field as default
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import NetworkDifference
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.weight_formats import NetworkDifference, weight_formats
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
@@ -228,12 +228,12 @@ def require_fit(
     """How the model of a source differs from `spec`. Raises UserError when its weights must not be loaded."""
     if source.family not in ("", spec.name):
         raise UserError(f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted")
-    formats = formats_of(spec.name)
+    formats = weight_formats(spec.name)
     difference = formats.difference(source.settings, spec.config)
     refuse(report, difference, keys_to_skip, advice=formats.advice)
     surplus = [name.removeprefix(LIVE) for name in report.unexpected if not name.startswith(AVERAGE)]
     surplus = [n for n in surplus if n in source.shapes and not any(key in LIVE + n for key in keys_to_skip)]
-    refused = formats.refused(surplus, spec.config) if surplus else []
+    refused = [name for name in surplus if difference.is_required(name)]
     if refused:
         raise UserError(
             f"{report.source} holds weights that this network has no place for: {shorten(refused)}. Correct the "

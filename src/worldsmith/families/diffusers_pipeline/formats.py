@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Naming, NetworkDifference
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats
+from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
+from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
 from worldsmith.config import Configurable
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
@@ -141,9 +143,10 @@ class PipelineFormats(FamilyFormats):
         return network
 
     def exports(self) -> dict[str, Export]:
+        from worldsmith.checkpoint.formats.export_weights import NATIVE
         from worldsmith.families.diffusers_pipeline.export import DIFFUSERS
 
-        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.adapter_layout)}
+        return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but those which the network's class keeps in float32."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.diffusers_keys import diffusers_to_native, native_to_diffusers
 

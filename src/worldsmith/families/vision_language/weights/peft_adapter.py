@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 
 LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
 ADAPTER = peft_adapter.export_of(LAYOUT)

@@ -112,7 +112,7 @@ class DrawVideos(DrawSamples):
     def prepare(self, trainer: Trainer) -> None:
         if self.requests:
             return
-        from worldsmith.checkpoint.formats.registry import formats_of
+        from worldsmith.checkpoint.formats.family_formats import formats_of
         from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows, of_first_clip
 
