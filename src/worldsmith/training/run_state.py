@@ -321,7 +321,7 @@ class RunState:
     def _record_of_frozen(self) -> str:
         """`frozen_weights.json`; made once, since these weights do not change."""
         if self._frozen_record is None:
-            self._frozen_record = frozen_weights.record(self._frozen(), source=self._source())
+            self._frozen_record = frozen_weights.describe_frozen_weights(self._frozen(), source=self._source())
         return self._frozen_record
 
     def _source(self) -> str:

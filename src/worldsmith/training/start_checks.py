@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
-from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
+from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten_names
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.stream import dataset_record
@@ -74,8 +74,8 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
     unused = [name for name in stored if name not in wanted]
     if missing or other or any(name.startswith(LIVE) for name in unused):
         lines = [*listed([f"  of another shape: {line}" for line in other])]
-        lines += [f"  not in the checkpoint: {shorten(missing)}"] if missing else []
-        lines += [f"  in the checkpoint only: {shorten(unused)}"] if unused else []
+        lines += [f"  not in the checkpoint: {shorten_names(missing)}"] if missing else []
+        lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
         raise UserError(
             "\n".join([f"the network does not fit {checkpoint}:", *lines])
@@ -83,7 +83,7 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
             "checkpoint can give the weights that fit."
         )
     if unused:
-        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten(unused))
+        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten_names(unused))
 
 
 def require_same_data(

@@ -241,7 +241,7 @@ class TestMovedBase:
         state = native_parameters(network)
         adapters = {f"net.{name}": torch.full_like(p, 0.5) for name, p in state.items() if is_adapter(name)}
         frozen = {name: torch.full_like(p, 2.0) for name, p in state.items() if not is_adapter(name)}
-        texts = {frozen_weights.FILE: frozen_weights.record(frozen, source="the base")}
+        texts = {frozen_weights.FILE: frozen_weights.describe_frozen_weights(frozen, source="the base")}
         checkpointer = Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints")
         checkpointer.save(1, {"model": adapters}, texts=texts)
         run_folder.rename(tmp_path / "moved")

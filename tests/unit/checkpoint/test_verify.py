@@ -136,7 +136,7 @@ def test_a_converted_base_has_checksums(run: Path, tmp_path: Path, to: str) -> N
 
 def test_loading_reads_every_file_once_for_its_checksum(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[Path] = []
-    summary = manifest.summary
+    summary = manifest.summarize_file
     monkeypatch.setattr(manifest, "summary", lambda path: [files.append(path), summary(path)][1])
     load_weights(str(run), weights(0))
     newest = run / "checkpoints" / "iter_000000002"
@@ -205,7 +205,7 @@ class OneOfTwo(World):
 def test_ranks_share_the_reading(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two looks at its files, together all; what one of them finds counts for both."""
     checkpoint, files = run / "checkpoints" / "iter_000000002", []
-    summary = manifest.summary
+    summary = manifest.summarize_file
     monkeypatch.setattr(manifest, "summary", lambda path: [files.append(path), summary(path)][1])
     for rank in (0, 1):
         assert damage(checkpoint, OneOfTwo(rank=rank)) is None

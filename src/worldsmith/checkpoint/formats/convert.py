@@ -26,7 +26,7 @@ from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, StoredAd
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX, ForeignCheckpoints
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
-from worldsmith.checkpoint.sources.warm_start import LoadReport, compare
+from worldsmith.checkpoint.sources.warm_start import LoadReport, compare_weights
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -83,14 +83,14 @@ def convert(
     require_place(out, INDEX[to])
     require_free(out, INDEX[to], force=force)
     source = open_weights(path, field="SOURCE")
-    spec = model_of(source, heads)
+    spec = find_spec(source, heads)
     formats = formats_of(spec.name)
-    source = source if to == "sat" else merged(source, lora_alpha)
+    source = source if to == "sat" else with_merged_adapters(source, lora_alpha)
     weights: WeightSource = StartWeights(spec, seed, source)
     if to == "sat":
         weights = with_adapters(weights, source)
     new_heads = formats.head_names(source, heads) if isinstance(formats, AddsHeads) else []
-    report = compare(
+    report = compare_weights(
         source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
         allow_initialised=[LIVE + name for name in new_heads],
     )  # fmt: skip
@@ -123,7 +123,7 @@ def convert(
     return report
 
 
-def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
+def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     """The model that the weights belong to. Raises UserError when they do not say enough about it."""
     if source.family:
         return formats_of(source.family).model_of(source, heads)
@@ -136,7 +136,7 @@ def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     raise complaint
 
 
-def merged(source: WeightSource, alpha: float | None) -> WeightSource:
+def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
     """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha

@@ -45,7 +45,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """How such a folder is written."""
 
     format: str
@@ -62,7 +62,7 @@ class Layout:
     """Packages whose versions are recorded."""
 
 
-def export_stored(layout: Layout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_weights` of a model on disk."""
     if options.merge:
         model.require_effect()
@@ -89,8 +89,8 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
     )
 
 
-def named_tensors(layout: Layout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`Export.tensors` of such a layout; all of them at once, where `export_stored` reads them one after the other."""
+def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`Export.tensors` of such a layout: all tensors at once; `export_stored_weights` reads them one by one."""
     import torch
 
     spec = model.merged_spec if options.merge else model.spec
@@ -125,7 +125,7 @@ def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> Weight
 
 
 def export_weights(
-    layout: Layout,
+    layout: WeightLayout,
     source: WeightSource,
     spec: ModelSpec,
     out: str | Path,
@@ -195,14 +195,14 @@ def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-LAYOUT = Layout("native", NATIVE_PREFIX.__add__, native_config)
+LAYOUT = WeightLayout("native", NATIVE_PREFIX.__add__, native_config)
 
 
 NATIVE = Export(
     "export_native",
     CONFIG,
     "weights",
-    partial(export_stored, LAYOUT),
+    partial(export_stored_weights, LAYOUT),
     partial(named_tensors, LAYOUT),
     keeps_adapters=True,
     keeps_tower=True,

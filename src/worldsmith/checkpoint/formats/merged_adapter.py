@@ -151,7 +151,7 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
     folder, facts = place / mark[:NAMED_BY], place / f"{mark[:NAMED_BY]}.json"
     if (known := read_merged(folder, facts)) is not None and known.fingerprint == mark:
         return known
-    changed, largest = changes(source, dtype, average=model.average)
+    changed, largest = count_changes(source, dtype, average=model.average)
     if not changed:
         raise UserError(
             f"{model.adapter} changes no weight of {model.folder}: its matrices are zero, or smaller than the rounding "
@@ -185,7 +185,7 @@ def stored_dtype(source: WeightSource) -> DType:
     return "bfloat16" if found == {torch.bfloat16} else "float32"
 
 
-def changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
+def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
     """How many weights differ from the base's when they are stored in `dtype`, and by how much at most."""
     import torch
 

@@ -28,7 +28,7 @@ from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.json_file import are_numbers, kind_of, read_json_object
+from worldsmith.files.json_file import are_numbers, json_type, read_json_object
 from worldsmith.files.model_folder import ADAPTER_CONFIG
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
@@ -68,14 +68,14 @@ def export_of(layout: AdapterLayout) -> Export:
         "export_adapter",
         CONFIG,
         "adapter",
-        partial(export_stored, layout),
+        partial(export_stored_adapter, layout),
         partial(stored_tensors, layout),
         require_adapters,
         has_weights=False,
     )
 
 
-def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_adapter` for a LoRA run on disk; only the adapters are read.
 
     Raises ValueError for a model that was not trained with LoRA.
@@ -286,7 +286,7 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header is not valid JSON: {error}") from error
     if not isinstance(known, dict):
-        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {kind_of(known)}")
+        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {json_type(known)}")
     stated = known.get(f"{layout.part}.lora_alpha", alpha)
     if stated is None:
         raise UserError(

@@ -41,7 +41,7 @@ class StoredAdapter:
         )
 
 
-def require_fit(adapter: StoredAdapter, source: WeightSource) -> None:
+def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
     """Raises UserError unless every matrix of an adapter belongs to a weight of `source`, and none is missing."""
     for path in adapter.layers:
         low, high = (adapter.weights.get(path + matrix) for matrix in MATRICES)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint.formats.stored_adapter import require_fit
+from worldsmith.checkpoint.formats.stored_adapter import require_adapter_fits
 from worldsmith.checkpoint.formats.weight_formats import (
     QuantizedFolders,
     SeveralNetworks,
@@ -18,7 +18,7 @@ from worldsmith.checkpoint.formats.weight_formats import (
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, start_in
 from worldsmith.checkpoint.sources.open_weights import open_checkpoint, open_weights, start_of_run
-from worldsmith.checkpoint.sources.warm_start import compare
+from worldsmith.checkpoint.sources.warm_start import compare_weights
 from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.models.lora import is_adapter
@@ -109,7 +109,7 @@ class StoredModel:
         source = self._source
         if self.adapter is not None:
             stored = self.formats.read_adapter(self.adapter)
-            require_fit(stored, source)
+            require_adapter_fits(stored, source)
             return MergedWeights(source, stored.alpha / stored.rank, stored.weights)
         if not merge or not any(is_adapter(name) for name in source.shapes):
             return source
@@ -171,7 +171,7 @@ class StoredModel:
         parameters = {name: p.detach() for name, p in native_parameters(generator.network).items()}
         source = self.open(merge=not keep)
         shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
-        report = compare(source, shapes, spec=self.spec)
+        report = compare_weights(source, shapes, spec=self.spec)
         if report.initialised:
             raise UserError(
                 f"{source.describe} is not a whole model: it lacks {len(report.initialised)} of "

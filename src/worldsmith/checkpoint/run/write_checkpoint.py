@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.run.staging import Layout
+    from worldsmith.checkpoint.run.staging import StagedLayout
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: deal(aside, peers.size))
-    shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
+    shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
     peers.run_on_main(lambda: make_visible(save, shares))
 
 
@@ -128,7 +128,7 @@ class WriterProcess:
             serve(other, parent)
         other.close()
         self._connection, self._pid = own, pid
-        self._layout: Layout | None = None
+        self._layout: StagedLayout | None = None
         self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
         """Ends the process; happens by itself when this object is no longer used."""
 
@@ -155,7 +155,7 @@ class WriterProcess:
             os.close(handle)
         return memory
 
-    def write(self, save: Save, layout: Layout, peers: Peers) -> Exception | None:
+    def write(self, save: Save, layout: StagedLayout, peers: Peers) -> Exception | None:
         """Lets the process write a checkpoint from its memory, and meets the other ranks for it.
 
         Returns what went wrong on this rank alone, which the others do not know yet: ChildProcessError when the process
@@ -258,7 +258,7 @@ def serve(connection: Connection, parent: int) -> None:
         os._exit(0)
 
 
-def outcome(job: Job, layout: Layout, memory: Tensor, connection: Connection) -> Exception | None:
+def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
     """Writes a checkpoint and returns what went wrong."""
     try:
         write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size), staged=True)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, named_tensors
+from worldsmith.checkpoint.formats.export_weights import CONFIG, WeightLayout, export_stored_weights, named_tensors
 from worldsmith.checkpoint.formats.family_formats import Export
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.families.vision_language.model import VisionLanguageModel
@@ -43,12 +43,12 @@ def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
     return FolderWeights(source, find_conversion(base_config(spec)))
 
 
-LAYOUT = Layout("hf", str, folder_config, facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
+LAYOUT = WeightLayout("hf", str, folder_config, facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
 FOLDER = Export(
     "export_hf",
     CONFIG,
     "Hugging Face folder",
-    partial(export_stored, LAYOUT),
+    partial(export_stored_weights, LAYOUT),
     partial(named_tensors, LAYOUT),
     of_library=True,
 )
