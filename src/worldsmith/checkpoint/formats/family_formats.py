@@ -194,11 +194,6 @@ def formats_of(family: str) -> FamilyFormats:
     return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
 
-def all_formats() -> list[FamilyFormats]:
-    """The formats of all families that have their own, sorted by the families' names."""
-    return [formats for formats in FORMATS.all() if isinstance(formats, FamilyFormats)]
-
-
 def assembling(word: str) -> AssemblesModels:
     """The formats of the family that `convert --to` this word makes. Raises LookupError if no family does."""
     for formats in FORMATS.all():
