@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -238,7 +239,8 @@ def altered_configs() -> dict[str, AdamW.Config]:
     configs = {"default": AdamW.Config(keys_to_select=["layer"], lr_multipliers={"layer": 2.0})}
     for name, value in class_defaults(AdamW.Config).items():
         if isinstance(value, (bool, float)):
-            configs[name] = AdamW.Config(**{name: not value if isinstance(value, bool) else value / 2})
+            other: Any = not value if isinstance(value, bool) else value / 2
+            configs[name] = AdamW.Config(**{name: other})
     return configs
 
 
@@ -271,6 +273,7 @@ class WithMaximum(AdamW):
 
 def test_the_state_of_an_unknown_setting_is_that_of_a_step() -> None:
     assert parameter_state(WithMaximum.Config(), 2) == parameter_state(AdamW.Config(), 2)
-    for patterns in ({}, {"keys_to_select": ["q_proj"], "lr_multipliers": {"q": 2.0}, "keys_without_decay": ["k"]}):
+    named: dict[str, Any] = {"keys_to_select": ["q"], "lr_multipliers": {"q": 2.0}, "keys_without_decay": ["k"]}
+    for patterns in ({}, named):
         assert parameter_state(WithMaximum.Config(amsgrad=True, **patterns), 2) == ParameterState((2, 2, 2), (4,))
         assert parameter_state(WithMaximum.Config(amsgrad=True, **patterns), 4) == ParameterState((4, 4, 4), (4,))
