@@ -21,7 +21,7 @@ from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.made_video import MadeVideo, find_real
 from worldsmith.evaluation.measuring import Scores, measure, summarize, table
-from worldsmith.evaluation.metric import Metric, Values
+from worldsmith.evaluation.metric import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
 from worldsmith.evaluation.metrics.pixels import groups_of_seeds
@@ -166,6 +166,42 @@ def test_the_mean_of_a_metric_is_that_of_its_samples(tmp_path: Path) -> None:
     assert found["samples"] == 2
     metric.reset()
     assert metric.compute() == {}
+
+
+class MeanLevel(Metric):
+    """A metric of all videos together, of which it keeps only a sum."""
+
+    outputs = {"level": Output("grey levels", "mean brightness")}
+    measures_real = True
+
+    def reset(self) -> None:
+        super().reset()
+        self.sum = self.count = 0.0
+
+    def update(self, batch: Sequence[MadeVideo]) -> None:
+        self.sum += sum(float(sample.video.float().mean()) for sample in batch)
+        self.count += len(batch)
+
+    def compute(self) -> dict[str, float]:
+        return {"level": self.sum / self.count} if self.count else {}
+
+
+def test_a_metric_of_all_videos_together_has_one_value_for_each_model(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "real.mp4", clip(90), 8)
+    dark = [made(tmp_path, name, clip(level), tmp_path / "real.mp4") for name, level in (("a", 10), ("b", 30))]
+    light = [made(tmp_path, name, clip(90), tmp_path / "real.mp4") for name in "cd"]
+    metric: Metric = MeanLevel.Config().build()
+    figures, models, real = measure_all({"trained": dark, "untrained": light}, {}, [metric])
+    level = figures["level"]
+    means = [sum(float(sample.video.float().mean()) for sample in of) / 2 for of in (dark, light)]
+    assert level["trained"] == {"mean": pytest.approx(means[0]), "interval": None, "samples": 2}
+    assert level["difference"]["untrained"] == {
+        "mean": pytest.approx(means[0] - means[1]), "interval": None, "samples": 2,
+    }  # fmt: skip
+    assert level["real"]["mean"] == pytest.approx(means[1], abs=2)
+    assert level["not_measured"] == {"trained": {}, "untrained": {}, "real": {}}
+    assert real == {}
+    assert values_of(models["trained"]) == {}
 
 
 def test_real_videos_stand_beside_those_that_were_made(tmp_path: Path) -> None:

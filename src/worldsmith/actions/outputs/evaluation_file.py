@@ -26,13 +26,14 @@ def measure_all(
     found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
     real = measure(found, [metric for metric in metrics if metric.measures_real])
     columns = {name: {**of, LOSS: Scores(losses[name].losses if name in losses else {})} for name, of in models.items()}
-    real_values = values_of(real)
     units = {output: metric.unit(output) for metric in metrics for output in metric.outputs}
-    results = summarize({LOSS: "", **units}, {**columns, **({REAL: real} if real_values else {})})
+    if any(scores.values for scores in real.values()):
+        columns[REAL] = real
+    results = summarize({LOSS: "", **units}, columns)
     for metric in metrics:
         if (notes := metric.notes()) and (output := next(iter(metric.outputs))) in results:
             results[output]["notes"] = notes
-    return results, models, real_values
+    return results, models, values_of(real)
 
 
 def show_progress(samples: Sequence[MadeVideo], name: str) -> Iterator[MadeVideo]:
@@ -75,10 +76,10 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
 
 
 def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
-    """Values of all outputs, by sample."""
+    """Values of all outputs that have one for each sample or group, by sample."""
     found: dict[str, Values] = {}
     for output, of in scores.items():
-        for name, value in of.values.items():
+        for name, value in of.values.items() if of.samples is None else ():
             found.setdefault(name, {})[output] = value
     return found
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.made_video import MadeVideo
 from worldsmith.evaluation.metric import Output, SampleMetric, Values
@@ -18,13 +17,13 @@ FRAMES_AT_ONCE = 32
 
 
 class ClipScore(SampleMetric):
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         "clip_score": Output(
             "0 to 100", "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)"
         )
     }
-    weights: ClassVar[PretrainedWeights | None] = PretrainedWeights("clip", "openai/clip-vit-large-patch14", "clip")
-    measures_real: ClassVar[bool] = True
+    weights = PretrainedWeights("clip", "openai/clip-vit-large-patch14", "clip")
+    measures_real = True
 
     class Config(SampleMetric.Config):
         clip: str | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,13 +24,11 @@ DISTANCE = "fvd_videomae"
 class FrechetVideoDistance(Metric):
     """Distance of all videos of a model from their real ones."""
 
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         DISTANCE: Output("", "Fréchet distance of VideoMAE features of generated and real videos (Ge et al. 2024)")
     }
-    weights: ClassVar[PretrainedWeights | None] = PretrainedWeights(
-        "videomae", "MCG-NJU/videomae-base-finetuned-ssv2", "videomae"
-    )
-    for_images: ClassVar[bool] = False
+    weights = PretrainedWeights("videomae", "MCG-NJU/videomae-base-finetuned-ssv2", "videomae")
+    for_images = False
 
     class Config(Metric.Config):
         videomae: str | None = None

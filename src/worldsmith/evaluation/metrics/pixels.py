@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
 from worldsmith.evaluation.made_video import MadeVideo
@@ -18,7 +18,7 @@ DIFFERENT = "seed", "name", "sources"
 class Continuation(SampleMetric):
     """Compares the frames that were not given with the real ones; their motion begins at the last one given."""
 
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB"),
         "ssim": Output(
             "0 to 1",
@@ -60,7 +60,7 @@ class Continuation(SampleMetric):
 class MotionStrength(SampleMetric):
     """Measures how fast blocks move, and what their motion does not explain."""
 
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         "motion": Output(
             "pixels/frame",
             "mean length of the motions of blocks, pixels a frame (8×8 blocks, full search over 8 pixels)",
@@ -69,8 +69,8 @@ class MotionStrength(SampleMetric):
             "grey levels", "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)"
         ),
     }
-    for_images: ClassVar[bool] = False
-    measures_real: ClassVar[bool] = True
+    for_images = False
+    measures_real = True
 
     def measure(self, sample: MadeVideo) -> Values:
         from worldsmith.evaluation.motion import measure_motion
@@ -83,10 +83,8 @@ class MotionStrength(SampleMetric):
 
 
 class Sharpness(SampleMetric):
-    outputs: ClassVar[Mapping[str, Output]] = {
-        "sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)")
-    }
-    measures_real: ClassVar[bool] = True
+    outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)")}
+    measures_real = True
 
     def measure(self, sample: MadeVideo) -> Values:
         from worldsmith.evaluation.image_quality import sharpness
@@ -97,12 +95,12 @@ class Sharpness(SampleMetric):
 class Diversity(Metric):
     """Compares samples that differ only in their seed, without the frames that were given."""
 
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         "diversity": Output(
             "0 to 1", "1 − mean SSIM of the pairs of a sample's seeds (`num_outputs`), 0: all are equal"
         )
     }
-    by_default: ClassVar[bool] = False
+    by_default = False
 
     def reset(self) -> None:
         super().reset()
@@ -125,12 +123,12 @@ class Diversity(Metric):
 class Shapes(SampleMetric):
     """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
 
-    outputs: ClassVar[Mapping[str, Output]] = {
+    outputs = {
         "adherence": Output(
             "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
         )
     }
-    by_default: ClassVar[bool] = False
+    by_default = False
 
     def measure(self, sample: MadeVideo) -> Values:
         from worldsmith.evaluation.shape_detector import detect
