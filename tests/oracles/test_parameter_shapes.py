@@ -13,7 +13,7 @@ from torch import nn
 
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cogvideox import architecture as cogvideox
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network import architecture as cosmos3

@@ -9,8 +9,7 @@ from worldsmith.config import recipe, ref
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cogvideox import architecture
-from worldsmith.families.cogvideox.architecture import NetworkConfig
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.base_recipe import (
     clips,

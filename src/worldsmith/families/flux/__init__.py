@@ -4,7 +4,7 @@ from worldsmith.models.families import Family
 
 FAMILY = Family(
     name="flux",
-    task="worldsmith.families.flux.task:FluxTask",
+    task="worldsmith.families.flux.model:FluxTask",
     formats="worldsmith.families.flux.formats:FluxFormats",
     recipes="worldsmith.families.flux.recipes",
 )

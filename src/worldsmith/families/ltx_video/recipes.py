@@ -6,9 +6,7 @@ from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_tiny, pipeline_run, with_adapters
-from worldsmith.families.ltx_video.encoders import LTXTextEncoder, LTXVideoVAE
-from worldsmith.families.ltx_video.model import LTXVideoGenerator
-from worldsmith.families.ltx_video.network import NetworkConfig
+from worldsmith.families.ltx_video.model import LTXTextEncoder, LTXVideoGenerator, LTXVideoVAE, NetworkConfig
 from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos

@@ -13,8 +13,8 @@ from worldsmith.config.declare.ranges import Range
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
 from worldsmith.families.wan.architecture import MASK, NetworkConfig
-from worldsmith.families.wan.defaults import WanDefaults
 from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.families.wan.sampling import TIMESTEPS, WanDefaults, WanSampler, begin_with
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, without_values
@@ -40,8 +40,6 @@ EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Where a pipeline has its two experts."""
 TEXT_TOKENS = 512
 """Before so many tokens of text, diffusers finds the states of an image."""
-TIMESTEPS = 1000
-"""The timestep of noise alone."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
@@ -132,8 +130,6 @@ class WanGenerator(PipelineModel):
     defaults: WanDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.wan.sampler import WanSampler
-
         return WanSampler(self, sampling)
 
     def restore_buffers(self) -> None:
@@ -219,15 +215,6 @@ class WanGenerator(PipelineModel):
         mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)
         mask[:, 0] = 1
         return torch.cat([mask, latents])
-
-
-def begin_with(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
-    """States [n, C, t, h, w] whose first latent frames are these, where they are given."""
-    states = states.clone()
-    for state, frame in zip(states, first):
-        if frame is not None:
-            state[:, :1] = frame
-    return states
 
 
 def part_of(pipeline: str, part: str) -> str:
