@@ -19,8 +19,13 @@ from worldsmith.families.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.parameter_shapes import LAYERS, adaptable_layers, parameter_shapes, unreached
+from worldsmith.families.cosmos3.network.architecture import (
+    LAYERS,
+    NetworkConfig,
+    adaptable_layers,
+    parameter_shapes,
+    unreached,
+)
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
