@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.freezing import frozen_names
-from worldsmith.families.vision_language.network.parameter_shapes import HEAD, linear_layers, parameter_shapes
+from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_layers, parameter_shapes
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig
 from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.models.decoding import GREEDY, Decoding
@@ -62,7 +62,7 @@ class VisionLanguageModel(Model):
             yield "model.config.policy.backbone.model_name", self.policy.backbone.model_name, FILES
 
         def check_device(self, device: str) -> None:
-            from worldsmith.families.vision_language.network.attention import check_device
+            from worldsmith.families.vision_language.policy import check_device
 
             check_device(self.policy.attn_implementation, device)
 

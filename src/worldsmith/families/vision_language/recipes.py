@@ -20,7 +20,6 @@ from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
 from worldsmith.families.variables import merged_reasoner
-from worldsmith.families.vision_language import cosmos_rl as cosmos_rl
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.models.ema import PowerEMA
@@ -252,3 +251,31 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
     config.trainer.validation_iter = config.checkpoint.save_iter = 50
     config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(dataset=val)
     return config
+
+
+@recipe("cosmos_rl")
+def cosmos_rl() -> Trainer.Config:
+    """A reasoner on LLaVA annotations, as a nested spec of Cosmos-RL or TAO starts; the spec says the rest."""
+    return Trainer.Config(
+        job=JobConfig(task="vlm", project="cosmos_rl", group="sft"),
+        model=ModelSpec(
+            name="vision_language",
+            config=VisionLanguageModel.Config(
+                ema=PowerEMA.Config(enabled=False),
+                policy=PolicyConfig(backbone=BackboneConfig(model_name="nvidia/Cosmos-Reason2-8B")),
+            ),
+        ),
+        objective=NextToken.Config(),
+        optimizer=AdamW.Config(lr=1e-6, betas=[0.9, 0.999], eps=1e-6, weight_decay=0.01),
+        scheduler=LambdaCosine.Config(),
+        trainer=LoopConfig(callbacks={"grad_clip": GradClip.Config(force_finite=False), **monitors()}),
+        checkpoint=Checkpointer.Config(),
+        dataloader_train=llava("DATASET_PATH"),
+        dataloader_val=llava("VAL_DATASET_PATH", shuffle=False),
+    )
+
+
+def llava(variable: str, *, shuffle: bool = True) -> ChatLoader.Config:
+    """Builds a loader of the LLaVA annotations that an environment variable names, one sample per batch."""
+    dataset = LlavaDataset.Config(path=f"${{oc.env:{variable},}}")
+    return ChatLoader.Config(dataset=dataset, max_samples_per_batch=1, shuffle=shuffle)

@@ -88,7 +88,7 @@ class VisionLanguageTask(Task):
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
         """Without padding; None for a model type whose layers are not known here."""
-        from worldsmith.families.vision_language.network.step_flops import step_flops
+        from worldsmith.families.vision_language.network.arithmetic import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
         with real_values():

@@ -165,7 +165,7 @@ def describe(
     spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
 ) -> dict[str, Any]:
     """What the folder says about itself, without its list of files."""
-    from worldsmith.families.vision_language.weights.export_folder import facts
+    from worldsmith.families.vision_language.weights.export_folder import base_facts
 
     return {
         "worldsmith": __version__,
@@ -176,7 +176,7 @@ def describe(
         "dtype": dtype,
         "generation": {},
         "model": formats_of(FAMILY).exported_config(spec),
-        "card": {"parameters": count_numbers(joined.shapes), **facts(spec)},
+        "card": {"parameters": count_numbers(joined.shapes), **base_facts(spec)},
     }
 
 
