@@ -24,8 +24,7 @@ from worldsmith.families.cogvideox.architecture import NetworkConfig
 from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES
 from worldsmith.files.atomic import folder_aside
-from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
-from worldsmith.models.video_vae.cogvideox_pt import sat_name
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +111,7 @@ def write_vae(folder: Path, name: str) -> int:
     import torch
 
     vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
-    state = {sat_name(key): tensor for key, tensor in vae.model.state_dict().items()}
+    state = {diffusers_to_sat(key): tensor for key, tensor in vae.model.state_dict().items()}
     (folder / "vae").mkdir()
     torch.save({"state_dict": state}, folder / "vae" / "3d-vae.pt")
     return len(state)

@@ -17,7 +17,7 @@ from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.model_files import SHORT_NAMES, PublishedPart
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import MomentsVAE
-from worldsmith.models.video_vae.published import vae_part
+from worldsmith.models.video_vae.vae_folder import vae_part
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 
