@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, field
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config import Configurable
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import print_message
@@ -101,3 +104,10 @@ def least_ranks(run: Any) -> int:
     asked = run.model.config.parallelism
     shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
     return int(max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree)
+
+
+def unset_variables(tree: Any) -> list[str]:
+    """Environment variables that are not set and that references without a default name, in the order of the config."""
+    texts = [value for _, value in walk(tree) if isinstance(value, str)]
+    names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
+    return [name for name in dict.fromkeys(names) if name not in os.environ]

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.action import show
 from worldsmith.cli.parent_words import leave_parent_out
 from worldsmith.config.errors import ConfigError, Place, UserError
 from worldsmith.config.tree.draft import Loaded, finish

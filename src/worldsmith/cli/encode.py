@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import logging
 
+from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.action import show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.train import is_first
 from worldsmith.monitor.terminal_text import print_message, terminal_handler

@@ -13,7 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from worldsmith import __version__
-from worldsmith.actions.registry import ACTIONS
+from worldsmith.actions.registry import commands
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
 COMMANDS = {
@@ -25,7 +25,7 @@ COMMANDS = {
     "encode": "encode the clips of a run ahead of it, into its latent cache",
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train, or generate, in several processes, on one machine or more",
-    **{name: command.help for name, command in ACTIONS.items()},
+    **{name: command.help for name, command in commands().items()},
 }
 """Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
 
@@ -91,7 +91,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
                 from worldsmith.cli.launch import launch
 
                 return launch(words, package_words)
-            if name in ACTIONS:
+            if name in commands():
                 from worldsmith.cli.action import run_action
 
                 return run_action(name, *split_tail(words), package_words)

@@ -6,16 +6,12 @@ Exit codes: 0 planned, 1 nothing that --fit tried fits, 2 the run could not be p
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from typing import Any
 
-from worldsmith.actions.action import Result
-from worldsmith.actions.plan_run import USUAL, PlanRun
+from worldsmith.actions.action import Result, mistakes_of_the_user
+from worldsmith.actions.plan_run import USUAL, PlanRun, unset_variables
 from worldsmith.cli import run_source
-from worldsmith.cli.action import mistakes_of_the_user, show
+from worldsmith.cli.action import show
 from worldsmith.cli.check import count_from
-from worldsmith.config.declare.configurable import walk
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.monitor.terminal_text import print_warning
@@ -90,10 +86,3 @@ def load(args: argparse.Namespace) -> Loaded:
         if "WORLD_SIZE" not in warning:  # --gpus says how many processes there are
             print_warning(warning)
     return loaded
-
-
-def unset_variables(tree: Any) -> list[str]:
-    """Of the references without a default, in the order of the tree."""
-    texts = [value for _, value in walk(tree) if isinstance(value, str)]
-    names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
-    return [name for name in dict.fromkeys(names) if name not in os.environ]

@@ -14,8 +14,9 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import is_first, mistakes_of_the_user, show
+from worldsmith.cli.action import is_first, show
 from worldsmith.cli.check import count_from
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
@@ -218,8 +219,8 @@ def resume_command(name: str) -> str:
 def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
     """A few lines on an error that is known, after it; one process of a machine says them."""
     with suppress(Exception):  # whatever happens here, it is the error that counts
-        from worldsmith.actions.explain.explanation import after_error
-        from worldsmith.actions.explain.facts import Run
+        from worldsmith.tools.explain.explanation import after_error
+        from worldsmith.tools.explain.facts import Run
 
         config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
         lines = after_error(error, Run(to_dict(config), folder, world_size()))

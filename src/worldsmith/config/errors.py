@@ -113,7 +113,7 @@ def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: s
     return WrongValueError(found, allowed=allowed, why=why, remedy=remedy)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A config that cannot be used. `problems` lists every mistake that was found.
 
     `rest` is the resolved tree apart from its mistakes, and `places` says where its values stand, if it got so far.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import counts, table_of
-from worldsmith.monitor.short_text import short_number
+from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import checkpoint_size, describe_states, kept_checkpoints, size, start_of
+from worldsmith.training.preflight import checkpoint_size, describe_states, kept_checkpoints, start_of
 from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def state_lines(config: Trainer.Config, model: Model, processes: int, place: Pat
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     yield (
-        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
-        f"free: {size(shutil.disk_usage(place).free)}"
+        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at once = {format_bytes(kept * checkpoint)}; "
+        f"free: {format_bytes(shutil.disk_usage(place).free)}"
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from worldsmith.config.toml.schema import FIELDS
-from worldsmith.config.tree.suggest import distance, nearest, nearest_path
+from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path, distance, nearest, nearest_path
 
 PATHS = [entry.path for entry in FIELDS]
 
@@ -23,6 +23,15 @@ def test_distance_counts_edits_and_a_swap_is_one(a: str, b: str, edits: int) -> 
 
 def test_nothing_is_suggested_for_a_word_that_is_far_from_all() -> None:
     assert nearest("zzzz", ["alpha", "beta"]) == []
+
+
+def test_the_hint_of_an_unknown_key_names_the_nearest_one() -> None:
+    keys = [("optimizer", "lr"), ("trainer", "max_iter")]
+    assert did_you_mean("lrr", ["lr", "betas"]) == "did you mean 'lr'?"
+    assert did_you_mean("--dryrn", ["--dryrun"], shown="{}") == "did you mean --dryrun?"
+    assert did_you_mean_path(("optimizer", "lrr"), keys) == "did you mean 'optimizer.lr'?"
+    assert did_you_mean_path(("max_itr",), keys, shown="${{{}}}") == "did you mean ${trainer.max_iter}?"
+    assert did_you_mean_path(("zzzz",), keys) is None
 
 
 def slip(path: tuple[str, ...], kind: str, rng: random.Random) -> tuple[str, ...]:

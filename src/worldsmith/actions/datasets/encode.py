@@ -14,7 +14,7 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
 from worldsmith.files.writable import require_writable
-from worldsmith.monitor.short_text import duration
+from worldsmith.monitor.short_text import format_duration
 from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Encode(Action):
         folders = ", ".join(dict.fromkeys(str(task.require_cache()) for task in self.tasks(World()).values()))
         said = (
             f"{here}{done.encoded} samples encoded, {done.found} were there, {done.left_out} left out; "
-            f"{duration(time.monotonic() - start)}; the cache is {folders}"
+            f"{format_duration(time.monotonic() - start)}; the cache is {folders}"
         )
         return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
 

@@ -23,7 +23,7 @@ from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
-from worldsmith.config.tree.suggest import nearest, nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path, nearest
 from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.write.values import WORD, write
 
@@ -269,8 +269,7 @@ class _Resolver:
                 if raw is _FAILED:
                     return raw
             if (found := find(raw, (part,), ABSENT)) is ABSENT:
-                near = nearest_path(path, all_paths(self.tree))
-                advice = f"did you mean ${{{format_path(near)}}}?" if near else None
+                advice = did_you_mean_path(path, all_paths(self.tree), shown="${{{}}}")
                 if len(path) == 1 and (text in os.environ or text.isupper()):
                     advice = f"write ${{oc.env:{text}}} for the environment variable"
                 return self.fail(

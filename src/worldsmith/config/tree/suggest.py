@@ -62,10 +62,16 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
     return best[2] if best else None
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
-    """`did you mean 'x'?`, or None if nothing is near."""
+def did_you_mean(name: str, candidates: Iterable[str], *, shown: str = "'{}'") -> str | None:
+    """`did you mean 'x'?` with the nearest candidate in the format `shown`, or None if nothing is near."""
     found = nearest(name, candidates, limit=1)
-    return f"did you mean '{found[0]}'?" if found else None
+    return f"did you mean {shown.format(found[0])}?" if found else None
+
+
+def did_you_mean_path(path: Path, candidates: Iterable[Path], *, shown: str = "'{}'") -> str | None:
+    """`did you mean 'a.b'?` with the nearest valid path in the format `shown`, or None if nothing is near."""
+    near = nearest_path(path, candidates)
+    return f"did you mean {shown.format(format_path(near))}?" if near else None
 
 
 def tolerance(name: str) -> int:

@@ -139,6 +139,8 @@ class SchedulerSolver:
         self.scheduler, self.draws = scheduler, draws
         self.timesteps: Tensor = scheduler.timesteps[skipped:]
         self.index = 0
+        if hasattr(scheduler, "set_begin_index"):  # without it, a first timestep that occurs twice skips a step
+            scheduler.set_begin_index(skipped)
         draws_itself = "generator" in inspect.signature(scheduler.step).parameters
         self.arguments: dict[str, Any] = {"generator": draws} if draws_itself else {}
 
@@ -228,6 +230,14 @@ def read_schedule(folder: Path) -> dict[str, Any]:
     if not stated.get("use_dynamic_shifting", False):
         return {"shift": float(stated.get("shift", 1.0)), "shift_terminal": stated.get("shift_terminal")}
     return {"shift": None, **{name: stated[name] for name in DYNAMIC if name in stated}}
+
+
+def make_unipc_scheduler(shift: float) -> Any:
+    """Builds the scheduler of the released Wan and Cosmos3 pipelines: UniPC of order 2 for flow matching."""
+    import diffusers
+
+    library: Any = diffusers  # its classes carry no types
+    return library.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
 def solver_of(sample: Beginning) -> SchedulerSolver:

@@ -14,7 +14,7 @@ from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.model_files import SHORT_NAMES, PublishedPart
+from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import MomentsVAE
 from worldsmith.models.video_vae.vae_folder import vae_part
@@ -24,7 +24,6 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHORT_NAMES["LTX-Video"] = "Lightricks/LTX-Video"
 FPS = 25.0
 """Frames per second where a sample does not state any."""
 TIME_CHANNELS = 256

@@ -9,7 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.families.diffusers_pipeline.sampling import PipelineDefaults, SchedulerSampler, SchedulerSolver
+from worldsmith.families.diffusers_pipeline.sampling import (
+    PipelineDefaults,
+    SchedulerSampler,
+    SchedulerSolver,
+    make_unipc_scheduler,
+)
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import Beginning, SampleLayout
 
@@ -92,12 +97,7 @@ class WanDefaults(PipelineDefaults):
 
     def make_scheduler(self, shift: float | None = None) -> Any:
         """Builds the scheduler of the released pipelines with `shift`, or with the shift of the training run."""
-        import diffusers
-
-        library: Any = diffusers  # its classes carry no types
-        return library.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift or self.shift or 1.0
-        )
+        return make_unipc_scheduler(shift or self.shift or 1.0)
 
 
 def begin_with(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
