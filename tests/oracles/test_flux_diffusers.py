@@ -12,7 +12,8 @@ import torch
 
 from worldsmith.distributed.world import World
 from worldsmith.families.flux.architecture import NetworkConfig, flux_dev, flux_schnell, tiny
-from worldsmith.families.flux.model import FluxGenerator, FluxTask
+from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.task import FluxTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise
 from worldsmith.training.parallel import build_model

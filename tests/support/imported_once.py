@@ -28,7 +28,7 @@ def import_for_reasoners() -> None:
     import worldsmith.data.conversations.chat_maker
     import worldsmith.families.cogvideox.task
     import worldsmith.families.cosmos3.task
-    import worldsmith.families.flux.model
+    import worldsmith.families.flux.task
     import worldsmith.families.vision_language.network.forward
     import worldsmith.families.vision_language.network.initialization
     import worldsmith.families.vision_language.task

@@ -10,7 +10,7 @@ import tiny_runs
 import torch
 
 from worldsmith.config import WrongValueError
-from worldsmith.families.flux.model import FluxTask
+from worldsmith.families.flux.task import FluxTask
 from worldsmith.training.trainer import Trainer
 
 

@@ -1,6 +1,6 @@
 """Sampling from CogVideoX with DDIM or DPM-Solver++ of diffusers, with constant or dynamic guidance.
 
-Nothing here imports torch at module level, so that a config can be checked without it.
+Torch is imported on first use, so that a config can be checked without it.
 """
 
 from __future__ import annotations

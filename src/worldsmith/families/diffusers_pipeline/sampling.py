@@ -1,6 +1,6 @@
 """Sampling with the schedulers of diffusers: the samplers, and their defaults.
 
-Nothing here imports torch at module level, so that a config can be checked without it.
+Torch and numpy are imported on first use, so that a config can be checked without it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
@@ -120,6 +118,8 @@ class FlowMatchSampler(SchedulerSampler):
 
     @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
+        import numpy as np
+
         defaults, steps = self.model.defaults, self.sampling.steps
         scheduler = defaults.make_scheduler(self.sampling.shift)
         patch = self.model.latent_grid[2]

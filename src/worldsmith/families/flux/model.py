@@ -1,4 +1,4 @@
-"""FLUX.1: the model (transformer, image VAE, two text encoders), how it is sampled and how it is trained."""
+"""FLUX.1: the model (transformer, image VAE, two text encoders) and how it is sampled."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.config import WrongValueError, wrong
+from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.flux.architecture import PACKED, NetworkConfig
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_model import Beginning, Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.models.weights.shapes import Shapes
-from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,16 +128,3 @@ class FluxSampler(FlowMatchSampler):
 
     def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         return {"guidance": self.sampling.guidance}
-
-
-class FluxTask(PipelineTask):
-    """Learns the velocity of rectified flow from images; a clip contributes one frame."""
-
-    objective_class = RectifiedFlow
-
-    @classmethod
-    def check_data(cls, section: str, data: Any, model: Any) -> None:
-        super().check_data(section, data, model)
-        if data.dataset.num_video_frames != 1:
-            given = {f"{section}.dataset.num_video_frames": data.dataset.num_video_frames}
-            raise WrongValueError(given, why="this network makes images", remedy="write 1")

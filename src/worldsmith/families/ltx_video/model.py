@@ -1,4 +1,4 @@
-"""LTX-Video: the network's sizes, its video VAE and text encoder, the model that joins them, and its training."""
+"""LTX-Video: the network's sizes, its video VAE, its text encoder, and the model that joins them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, LayerCount
-from worldsmith.data.clips.sample import VideoSample
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
-from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import MomentsVAE
 from worldsmith.models.video_vae.vae_folder import vae_part
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
-from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,12 +199,3 @@ class LTXVideoGenerator(PipelineModel):
             return_dict=False,
         )[0]
         return velocity.transpose(1, 2).unflatten(2, grid)
-
-
-class LTXVideoTask(PipelineTask):
-    """Learns the velocity of rectified flow from captioned clips."""
-
-    objective_class = RectifiedFlow
-
-    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Any], *, seed: int) -> dict[str, Any]:
-        return {"fps": [sample.fps for sample in batch]}

@@ -1,6 +1,6 @@
 """Sampling from Wan with diffusers' UniPC scheduler, with one network or two experts.
 
-Nothing here imports torch at module level, so that a config can be checked without it.
+Torch is imported on first use, so that a config can be checked without it.
 """
 
 from __future__ import annotations
