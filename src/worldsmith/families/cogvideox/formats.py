@@ -142,12 +142,12 @@ class CogVideoXFormats(PipelineFormats):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        from worldsmith.families.cogvideox.write_sat import sat_tensors, save, write_vae
+        from worldsmith.families.cogvideox.write_sat import sat_tensors, save_sat_folder, write_vae
 
         if format != "sat":
             raise self.not_converted(format)
         config: Any = spec.config
-        save(folder, sat_tensors(config.network, source, dtype_of))
+        save_sat_folder(folder, sat_tensors(config.network, source, dtype_of))
         if vae is not None:
             write_vae(folder, vae)
 

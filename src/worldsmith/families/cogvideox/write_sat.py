@@ -34,7 +34,7 @@ RELEASE = "release"
 """The name of an iteration's folder where nobody counted."""
 
 
-def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """Writes a trained model as the folder `out`; False when the same export is there already.
 
     Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
@@ -60,7 +60,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     if not may_write(out, about, options.force, index=LATEST):
         return False
     with folder_aside(out) as aside:
-        save(aside, tensors, iteration=model.iteration)
+        save_sat_folder(aside, tensors, iteration=model.iteration)
         (aside / "README.md").write_text(model.formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=options.force)
     return True
@@ -75,7 +75,7 @@ def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tens
     return sat_tensors(model.config.network, source, lambda name: dtype, average=model.average)
 
 
-SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored, stored_tensors, keeps_adapters=True)
+SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored_sat, stored_tensors, keeps_adapters=True)
 
 
 def sat_tensors(
@@ -96,7 +96,7 @@ def sat_tensors(
     return {NETWORK + key: tensor for key, tensor in tensors.items()}
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
+def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
     """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
     import torch
 

@@ -114,7 +114,7 @@ class Cosmos3Task(ClipTask):
         tokenizer.precision = "float32"  # on many processors far quicker than bfloat16
         latents = tokenizer.build(device="cpu").encode(video[:, :5])
         shape = [latents.shape[0], pack[0].latent_shape[0], *latents.shape[2:]]
-        return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {told(pack[0].caption)}")
+        return Preview(*self.size(pack), first=f"{pack[0].key} has latents {shape}, {shorten_caption(pack[0].caption)}")
 
 
 class StepCounter(ProductCounter):
@@ -182,7 +182,7 @@ class StepCounter(ProductCounter):
         return stream | self.linear(f"{path}.down_proj", tokens, inner)
 
 
-def told(caption: str) -> str:
+def shorten_caption(caption: str) -> str:
     """The caption as the model gets it, shortened for people."""
     return (
         f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"

@@ -129,14 +129,14 @@ class VisionLanguageModel(Model):
         freeze(self.network, self.config.policy.freeze)
 
     def parts(self) -> NetworkParts:
-        from worldsmith.families.vision_language.network.backbone import parts_of
+        from worldsmith.families.vision_language.network.backbone import network_parts
 
-        return parts_of(self.network)
+        return network_parts(self.network)
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.vision_language.network.initialization import init_weights
+        from worldsmith.families.vision_language.network.initialization import initialize_backbone
 
-        init_weights(self.network, seed, names)
+        initialize_backbone(self.network, seed, names)
 
     def materialize(self, device: str | torch.device) -> None:
         from worldsmith.families.vision_language.network.initialization import compute_buffers

@@ -168,16 +168,16 @@ def llava_ov_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of pre_exp012_llava_ov: a network of 1.5M parameters and local files, on a CPU."""
     loader = cast(ChatLoader.Config, config.dataloader_train)
     loader.dataset = LlavaOneVision.Config(path="${oc.env:DATASET_PATH}", subset="")
-    return make_tiny(config, "llava_ov_tiny")
+    return make_tiny_reasoner(config, "llava_ov_tiny")
 
 
 @recipe("videophy2_nano_tiny", starts_from="videophy2_sft_nano")
 def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of videophy2_sft_nano: a network of 1.5M parameters, on a CPU."""
-    return make_tiny(config, "videophy2_nano_tiny")
+    return make_tiny_reasoner(config, "videophy2_nano_tiny")
 
 
-def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
+def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
     """Changes the backbone of `config` to the shipped one with random weights, and its precision to a CPU's.
 
     Numbers that say how the run trains (schedule, learning rate, accumulation, what is trained) stay.

@@ -77,7 +77,7 @@ class WanSampler(SchedulerSampler):
         return {"first": shown, "both": True}
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:
-        return state if self.model.config.network.takes_image else begin_with([sample.shown], state[None])[0]
+        return state if self.model.config.network.takes_image else replace_first_frames([sample.shown], state[None])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class WanDefaults(PipelineDefaults):
         return make_unipc_scheduler(shift or self.shift or 1.0)
 
 
-def begin_with(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
+def replace_first_frames(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
     """Copies `states` [n, C, t, h, w] with the given latents as first frames; None leaves a sample unchanged."""
     states = states.clone()
     for state, frame in zip(states, first):

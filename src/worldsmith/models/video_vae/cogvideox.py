@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
 from worldsmith.models.real_values import in_simulation
-from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_fit
+from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 from worldsmith.models.video_vae.moments import MomentsVAE
 from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_part
 
@@ -77,7 +77,7 @@ class CogVideoXVAE(MomentsVAE):
         state = read_pt(self.source)
         with torch.device("meta"):
             model = self.library_class.from_config(read_sat_config(self.source), trust_remote_code=False)
-        require_fit(state, model.state_dict(), self.source, field=FIELD)
+        require_expected_tensors(state, model.state_dict(), self.source, field=FIELD)
         own = {name: tensor.to(self.device, self.dtype, copy=True) for name, tensor in state.items()}
         model.load_state_dict(own, assign=True)
         return model

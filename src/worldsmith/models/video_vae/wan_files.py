@@ -15,7 +15,7 @@ from worldsmith.files.json_file import are_numbers, read_json_object
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.real_values import in_simulation, without_values
-from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_fit
+from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
     state = read_pth(source)
     with torch.device("meta"):
         model = AutoencoderKLWan.from_config(settings, trust_remote_code=False).to(dtype)
-    require_fit(state, model.state_dict(), source, field="vae_path")
+    require_expected_tensors(state, model.state_dict(), source, field="vae_path")
     model = model.to_empty(device=device)
     model.load_state_dict(state)
     return model

@@ -40,18 +40,18 @@ def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
     if prefix is not None:
         own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
         own = {name: key for name, key in own.items() if ".visual." not in name}
-        return naming(formats.family, "native export", own, formats.native_settings)
-    blocks = named(keys, nemotron_name)
+        return naming_with_copies(formats.family, "native export", own, formats.native_settings)
+    blocks = keys_by_native_name(keys, nemotron_name)
     layers = {name.split(".")[3] for name in blocks if name.startswith(f"{STACK}layers.")}
     for describe, names, read_config in (
         ("Nemotron-style reasoner", blocks, partial(nemotron_settings, layers=len(layers))),
-        ("Qwen3-VL reasoner", named(keys, reasoner_name), text_settings),
-        ("diffusers transformer", named(keys, diffusers_name), diffusers_settings),
+        ("Qwen3-VL reasoner", keys_by_native_name(keys, reasoner_name), text_settings),
+        ("diffusers transformer", keys_by_native_name(keys, diffusers_name), diffusers_settings),
     ):
         if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
             if read_config is diffusers_settings and is_reasoner(names):
                 describe = "Edge reasoner"
-            return naming(formats.family, describe, names, partial(checked, read_config))
+            return naming_with_copies(formats.family, describe, names, partial(read_network_settings, read_config))
     return None
 
 
@@ -86,11 +86,13 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
     return {qwen_name(name): name for name in names if ".visual." not in name}
 
 
-def checked(read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+def read_network_settings(
+    read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]
+) -> dict[str, Any]:
     return stated(read_config(config))
 
 
-def naming(
+def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
     """A naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied language head.
@@ -130,7 +132,7 @@ def generation_name(name: str) -> str:
     return f"{module}{TOWER}.{leaf}"
 
 
-def named(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+def keys_by_native_name(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
     return {name: key for key in keys if (name := rename(key)) is not None}
 
 

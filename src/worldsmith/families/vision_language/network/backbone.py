@@ -95,7 +95,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def parts_of(network: Any) -> NetworkParts:
+def network_parts(network: Any) -> NetworkParts:
     """Decoder layers and vision blocks, each on its own; an embedding table that the head does not share, too."""
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)

@@ -70,9 +70,9 @@ def copy_companions(source: Path, target: Path) -> list[str]:
     names = sorted(
         file.name
         for file in source.iterdir()
-        if file.is_file() and matches(file.name, FILES) and not matches(file.name, OTHERS)
+        if file.is_file() and matches_any(file.name, FILES) and not matches_any(file.name, OTHERS)
     )
-    if not any(matches(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
+    if not any(matches_any(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
         raise UserError(f"{source} has no tokenizer (tokenizer.json); expected a model folder of transformers")
     for name in names:
         shutil.copyfile(source / name, target / name)
@@ -170,7 +170,7 @@ def model_class(config: Any) -> Any:
     return kind._model_mapping[type(config)]
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
