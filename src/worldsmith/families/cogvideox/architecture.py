@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, LayerCount, PositiveFactor, Range, Share
-from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +142,7 @@ class NetworkConfig(Config):
         if self.ofs_embed_dim:
             for layer in ("linear_1", "linear_2"):
                 shapes |= linear(f"ofs_embedding.{layer}", self.ofs_embed_dim, self.ofs_embed_dim)
-        shapes |= repeated("transformer_blocks", self.num_layers, self._block()) | self._norm("norm_final")
+        shapes |= repeat_shapes("transformer_blocks", self.num_layers, self._block()) | self._norm("norm_final")
         shapes |= linear("norm_out.linear", time, 2 * d) | self._norm("norm_out.norm")
         return shapes | linear("proj_out", d, patch**2 * (self.patch_size_t or 1) * self.out_channels)
 

@@ -16,7 +16,7 @@ from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import MomentsVAE
 from worldsmith.models.video_vae.vae_folder import vae_part
-from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ class NetworkConfig(Config):
         shapes |= linear("time_embed.emb.timestep_embedder.linear_2", d, d) | linear("time_embed.linear", d, 6 * d)
         shapes |= linear("caption_projection.linear_1", self.caption_channels, d)
         shapes |= linear("caption_projection.linear_2", d, d)
-        shapes |= repeated("transformer_blocks", self.num_layers, block)
+        shapes |= repeat_shapes("transformer_blocks", self.num_layers, block)
         return shapes | linear("proj_out", d, self.out_channels)
 
 

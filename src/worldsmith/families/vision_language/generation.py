@@ -18,7 +18,7 @@ NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_vi
 
 
 @torch.no_grad()
-def generate(
+def generate_tokens(
     network: Any,
     prompts: Sequence[Conversation],
     *,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, Factor, LayerCount, Length, NotNegative, Range
-from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
 
 TIMESTEP_CHANNELS = 256
 """Channels of the sinusoid that the timestep embedder reads."""
@@ -151,7 +151,7 @@ def parameter_shapes(config: NetworkConfig) -> Shapes:
         shapes |= {"action_modality_embed": (hidden,)}
     if config.sound_gen:
         shapes |= {"sound_modality_embed": (hidden,)}
-    shapes |= {f"{model}.embed_tokens.weight": words, **repeated(LAYERS, config.num_hidden_layers, _layer(config))}
+    shapes |= {f"{model}.embed_tokens.weight": words, **repeat_shapes(LAYERS, config.num_hidden_layers, _layer(config))}
     shapes |= norm(f"{model}.norm", hidden) | norm(f"{model}.norm_moe_gen", hidden)
     shapes |= {"language_model.lm_head.weight": words}
     shapes |= linear("vae2llm", config.patch_dim, hidden) | linear("llm2vae", hidden, config.patch_dim)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
 from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
 
 DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
@@ -215,10 +215,10 @@ def _visual(vision: Mapping[str, Any]) -> Shapes:
     block |= linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
     block |= linear("mlp.linear_fc1", d, inside) | linear("mlp.linear_fc2", inside, d)
     merger = linear("linear_fc1", merged, merged) | linear("linear_fc2", merged, vision["out_hidden_size"])
-    shapes |= repeated("blocks", vision["depth"], block)
+    shapes |= repeat_shapes("blocks", vision["depth"], block)
     shapes |= {f"merger.{name}": shape for name, shape in (norm("norm", d, bias=True) | merger).items()}
     count = len(vision["deepstack_visual_indexes"])
-    shapes |= repeated("deepstack_merger_list", count, norm("norm", merged, bias=True) | merger)
+    shapes |= repeat_shapes("deepstack_merger_list", count, norm("norm", merged, bias=True) | merger)
     return {f"model.visual.{name}": shape for name, shape in shapes.items()}
 
 
@@ -229,6 +229,6 @@ def _windowed(vision: Mapping[str, Any]) -> Shapes:
     block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
     block |= _gated("mlp", d, vision["intermediate_size"], bias=True)
     shapes: Shapes = {"patch_embed.proj.weight": (d, channels, frames, patch, patch)}
-    shapes |= repeated("blocks", vision["depth"], block) | norm("merger.ln_q", d)
+    shapes |= repeat_shapes("blocks", vision["depth"], block) | norm("merger.ln_q", d)
     shapes |= linear("merger.mlp.0", merged, merged) | linear("merger.mlp.2", merged, vision["out_hidden_size"])
     return {f"model.visual.{name}": shape for name, shape in shapes.items()}

@@ -18,7 +18,7 @@ from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
 from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
 from worldsmith.config.errors import UserError
-from worldsmith.families.vision_language.generation import generate
+from worldsmith.families.vision_language.generation import generate_tokens
 from worldsmith.families.vision_language.inputs import Conversation
 from worldsmith.families.vision_language.published import VISUAL
 from worldsmith.families.vision_language.weights.calibration import watch_inputs
@@ -127,7 +127,7 @@ class QuantizedReasoner:
 
     def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
         """Generates answers like `VisionLanguageModel.generate`."""
-        return generate(self.network, prompts, device=self.device, **how)
+        return generate_tokens(self.network, prompts, device=self.device, **how)
 
 
 def load_quantized(folder: Path, device: str | torch.device) -> QuantizedReasoner:
