@@ -16,7 +16,7 @@ from worldsmith.actions.registry import kind_for_model, kinds_of
 from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.config.tree.draft import Draft, finish
+from worldsmith.config.tree.draft import Draft, Loaded, finish
 from worldsmith.config.tree.plain import plain
 from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.references import resolve
@@ -79,18 +79,12 @@ def plan(
     Raises:
         UserError: The config has mistakes, no GPU type has this name, or the run cannot be planned.
     """
-    from worldsmith.actions.plan_run import PlanRun, unset_variables
+    from worldsmith.actions.plan_run import PlanRun
 
     with mistakes_of_the_user():
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
-        settings = PlanRun.Config(
-            run=resolve(config, keep_unset="names"),
-            gpus=gpus,
-            gpu=gpu,
-            encoded=encoded,
-            open_variables=unset_variables(config),
-        )
-        action: PlanRun = settings.build()
+        loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
+        action: PlanRun = PlanRun.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded)
         return action.exact
 
 

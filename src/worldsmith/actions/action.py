@@ -23,8 +23,8 @@ class Result:
 
     lines: Iterable[str] = ()
     """For people; they may come one after the other."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """The same as plain data, for programs (`--json`)."""
+    facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+    """The same as plain data, for programs (`--json`); a function that takes time is called only for them."""
     code: int = 0
     """Exit code."""
 

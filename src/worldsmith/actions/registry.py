@@ -31,9 +31,26 @@ class Command:
     """Its classes, as module:class, by what chooses among them."""
     by: Literal["", "model", "word"] = ""
     """What chooses: nothing, what the model `makes` (`Model.Config`), or the command's first word."""
+    about_run: bool = False
+    """Whether it is a `RunAction`, whose words describe a run, as those of `worldsmith train` do."""
 
 
 ACTIONS = {
+    "check": Command(
+        "read the data of a run, or a data set, as the run would, and say what is in it",
+        {"": "worldsmith.actions.datasets.check:CheckData"},
+        about_run=True,
+    ),
+    "plan": Command(
+        "say what a run would need: memory, time, disk, before it has a GPU",
+        {"": "worldsmith.actions.plan_run:PlanRun"},
+        about_run=True,
+    ),
+    "encode": Command(
+        "encode the clips of a run ahead of it, into its latent cache",
+        {"": "worldsmith.actions.datasets.encode:Encode"},
+        about_run=True,
+    ),
     "dataset": Command(
         "make a dataset, or look at one",
         {

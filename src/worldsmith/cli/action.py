@@ -183,7 +183,8 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
 def show(result: Result, *, as_json: bool = False) -> int:
     """Prints what an action has done; returns the exit code."""
     if as_json:
-        print_text(json.dumps(dict(result.facts), indent=2, ensure_ascii=False))
+        facts = result.facts() if callable(result.facts) else result.facts
+        print_text(json.dumps(dict(facts), indent=2, ensure_ascii=False))
     else:
         for line in result.lines:
             print(line, flush=True) if isinstance(line, ColoredLine) else print_text(line)

@@ -109,7 +109,9 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
         args, parser = read_words(words)
         name, command_words = args.command, args.training_script_args
-        check, plan = (of_action if name in commands() else of_run)(name, command_words)
+        check, plan = (of_action if name in commands() and not commands()[name].about_run else of_run)(
+            name, command_words
+        )
         args.training_script_args = [name, *packages, *command_words]
         if getattr(args, "slurm", False):
             return submit_job(args, parser, words, plan, check, packages)
