@@ -27,7 +27,7 @@ from worldsmith.models.fill import fill
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.weights.shapes import Shapes, repeated
+from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
 from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import Task
@@ -58,7 +58,7 @@ class ToyModel(Model):
         """Layers."""
 
         def shapes(self) -> Shapes:
-            return repeated("layers", self.depth, {"weight": (self.width, self.width), "bias": (self.width,)})
+            return repeat_shapes("layers", self.depth, {"weight": (self.width, self.width), "bias": (self.width,)})
 
     config: Config
 

@@ -11,6 +11,8 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class LTXVideoTask(PipelineTask):
+    """Learns the velocity of rectified flow from captioned clips."""
+
     objective_class = RectifiedFlow
 
     def beside(self, batch: Sequence[VideoSample], latents: Sequence[Any], *, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.report.flag import Flag
-from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
+from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
@@ -88,7 +88,7 @@ class VisionLanguageTask(Task):
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
         """Without padding; None for a model type whose layers are not known here."""
-        from worldsmith.families.vision_language.network.step_flops import step_flops
+        from worldsmith.families.vision_language.network.arithmetic import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
         with real_values():
@@ -116,7 +116,7 @@ class VisionLanguageTask(Task):
 
     @cached_property
     def first_gradients(self) -> FirstGradients:
-        return FirstGradients(self.model.network, part_of)
+        return FirstGradients(self.model.network, backbone_part)
 
     def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
         return describe_parts(self.model.network, rates)

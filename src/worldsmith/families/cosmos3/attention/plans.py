@@ -4,6 +4,9 @@ Neighbourhoods run on NATTEN's kernels where these are, else as exact masked att
 neighbourhood is independent along each axis: frames that see the same frames make one segment with only those frames
 as keys, so a window in time costs less than dense attention, and the mask of a segment covers height and width, one
 for all segments of the same shape.
+
+Definition of a neighborhood: NATTEN, https://natten.org (operations `na1d`, `na2d`, `na3d`), and "Generalized
+Neighborhood Attention", https://arxiv.org/abs/2504.16922, for strides.
 """
 
 from __future__ import annotations
@@ -16,10 +19,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from worldsmith.families.cosmos3.attention.flex import plan_flex
-from worldsmith.families.cosmos3.attention.modes import AttentionModes, Grid, Windows
-from worldsmith.families.cosmos3.attention.natten_windows import NattenPlan, NattenSegment, natten_available
-from worldsmith.families.cosmos3.attention.neighborhood import axis_mask
+from worldsmith.families.cosmos3.attention.kernels import NattenPlan, NattenSegment, natten_available, plan_flex
+from worldsmith.families.cosmos3.attention.modes import AttentionModes, AxisWindow, Grid, Windows
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
 
 logger = logging.getLogger(__name__)
@@ -150,3 +151,28 @@ def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: in
     frame = rows[:, None, :, None] & columns[None, :, None, :]
     latents = frame.flatten(2).flatten(0, 1).repeat(asking, seen)
     return torch.cat((latents.new_ones(len(latents), text), latents), dim=1)
+
+
+def axis_mask(length: int, own: AxisWindow) -> Tensor:
+    """Returns the exact mask of a neighborhood along one axis: bool [length (query), length (key)].
+
+    - Dilation d splits the axis into d groups (position modulo d); only tokens of one group meet, and the rest of the
+      rules count positions inside a group.
+    - `stride` consecutive queries share the window of their leader: the middle one (the right middle of an even
+      number), or the last one when causal; never past the group's end.
+    - A window of w holds w // 2 positions left of the leader and the rest from it on. At the borders it is moved
+      inwards, not cut, so every query sees exactly w positions.
+    - A causal window ends at the leader and is cut at the left border; a query sees the part of it up to itself.
+    """
+    position = torch.arange(length)
+    group, index = position % own.dilation, position // own.dilation
+    members = (length - group + own.dilation - 1) // own.dilation
+    within = own.stride - 1 if own.causal else own.stride // 2
+    leader = torch.minimum(index // own.stride * own.stride + within, members - 1)
+    if own.causal:
+        first, last = leader - own.window + 1, index
+    else:
+        first = torch.minimum((leader - own.window // 2).clamp(min=0), members - own.window)
+        last = first + own.window - 1
+    same_group = group[:, None] == group
+    return same_group & (first[:, None] <= index) & (index <= last[:, None])

@@ -1,24 +1,37 @@
-"""Block-diagonal attention of a pack by FlexAttention: one kernel for all samples, without padding (CUDA)."""
+"""Fused attention kernels for a pack of samples on CUDA: FlexAttention and NATTEN.
+
+FlexAttention computes block-diagonal attention in one kernel for all samples, without padding. NATTEN
+(https://natten.org, `pip install natten`) computes neighborhood attention sample by sample: it attends to the
+neighborhood and to the text (its `additional_keys`) in two calls and merges them by their log-sum-exps, gradients
+included.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from worldsmith.families.cosmos3.attention.modes import AxisWindow
 
 BLOCK = 128
 VERSIONS = 32
 """Compilations of the kernel: by what needs a gradient, with and without autograd."""
+OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
+"""NATTEN's function by number of axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """Each sample's queries over its own keys."""
+    """Plan for FlexAttention: each sample's queries attend to its own keys."""
 
     key_rows: Tensor
     """Rows of k and v, sample after sample, [N_kv]."""
@@ -30,7 +43,7 @@ class FlexPlan:
 
 
 def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
-    """Attention of q [N_q, heads, d] over the own sample's k, v [N_kv, kv_heads, d]; [N_q, heads, d].
+    """Computes attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] of the same sample; [N_q, heads, d].
 
     On a CPU it runs forward only.
     """
@@ -100,3 +113,65 @@ def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tens
     """Per query block the number of its key blocks, and their indices first; int32 [1, 1, q] and [1, 1, q, kv]."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class NattenSegment:
+    """One sample of a `NattenPlan`."""
+
+    latents: slice
+    """Its rows in the latent stream."""
+    text: slice
+    """Its rows in the text stream."""
+    grid: tuple[int, ...]
+    """Its latent tokens along each axis longer than 1."""
+    windows: tuple[AxisWindow, ...]
+    """The neighbourhood along those axes; empty: every latent sees all."""
+
+
+@dataclass(frozen=True, slots=True)
+class NattenPlan:
+    """Plan for NATTEN: the samples of a pack, in order."""
+
+    segments: tuple[NattenSegment, ...]
+
+    def to(self, dtype: torch.dtype) -> NattenPlan:
+        """The plan holds no numbers that would change."""
+        return self
+
+
+def natten_available(device: torch.device) -> bool:
+    """Returns whether NATTEN and its compiled kernels can be used on `device`."""
+    if device.type != "cuda" or importlib.util.find_spec("natten") is None:
+        return False
+    return bool(getattr(importlib.import_module("natten"), "HAS_LIBNATTEN", False))
+
+
+def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
+    """Computes `latent_attention` for a `NattenPlan`."""
+    repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel shares key heads among query heads
+    k, v, text_k, text_v = (x.repeat_interleave(repeat, dim=1) for x in (k, v, text_k, text_v))
+    return torch.cat(
+        [
+            sample_attention(q[s.latents], k[s.latents], v[s.latents], text_k[s.text], text_v[s.text], s)
+            for s in plan.segments
+        ]
+    )
+
+
+def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
+    """One sample: q, k, v [tokens, heads, d], text_k, text_v [text tokens, heads, d]; like q."""
+    if not segment.windows:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+    operation = getattr(importlib.import_module("natten"), OPERATIONS[len(segment.grid)])
+    out: Tensor = operation(
+        *(x.unflatten(0, segment.grid)[None] for x in (q, k, v)),
+        kernel_size=tuple(own.window for own in segment.windows),
+        stride=tuple(own.stride for own in segment.windows),
+        dilation=tuple(own.dilation for own in segment.windows),
+        is_causal=tuple(own.causal for own in segment.windows),
+        additional_keys=text_k[None],
+        additional_values=text_v[None],
+    )
+    return out[0].flatten(0, len(segment.grid) - 1)

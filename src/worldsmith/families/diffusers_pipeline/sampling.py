@@ -1,40 +1,50 @@
-"""`SchedulerSampler`: sampling with the schedulers of diffusers, draw by draw as its pipelines do it."""
+"""Sampling with the schedulers of diffusers: the samplers, and their defaults.
+
+Torch and numpy are imported on first use, so that a config can be checked without it.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from worldsmith.config.errors import UserError
+from worldsmith.files.json_file import read_json_object
 from worldsmith.models.real_values import real_values, with_real_values
-from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
+from worldsmith.models.video_model import Beginning, GenerationDefaults, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from worldsmith.families.diffusers_pipeline.model import PipelineModel
+
+SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+FROM_TEXT = "this model generates from a text alone"
+DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "shift_terminal")
 
 
 class SchedulerSampler(VideoSampler):
-    """Every sample has its own scheduler, and a generator of its seed for all that is drawn: given to a pipeline, a
-    generator of that seed makes the same.
+    """Samples with one scheduler of diffusers and one seeded random generator per sample.
 
-    Samples of one shape go through the network together.
+    A diffusers pipeline that is given a generator of the same seed produces the same result. Samples of one shape
+    share a forward pass.
     """
 
     model: PipelineModel
 
     @abstractmethod
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
-        """A scheduler of diffusers whose timesteps are set; None: for any shape."""
+        """Returns a diffusers scheduler whose timesteps are set; `latent_shape` None: for any shape."""
 
     @property
     def skipped(self) -> int:
-        """Steps at the beginning that a given video does not go through."""
+        """Number of first steps that are skipped when sampling starts from a given video."""
         steps, strength = self.sampling.steps, self.sampling.strength
         return 0 if strength is None else steps - min(int(steps * strength), steps)
 
@@ -61,6 +71,8 @@ class SchedulerSampler(VideoSampler):
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
     ) -> Beginning:
+        import torch
+
         draws = torch.Generator().manual_seed(seed)
         solver = self.make_solver(self.make_scheduler(conditional.latent_shape), draws)
         state, shown = self.start(conditional, solver, condition)
@@ -70,15 +82,17 @@ class SchedulerSampler(VideoSampler):
         return SchedulerSolver(scheduler, draws, self.skipped)
 
     def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
-        """The first state, and what the network is shown beside it. Here: noise, and nothing."""
+        """Returns the first state and the clean input of the network; by default noise and None."""
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None
 
     def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
-        """What `predict` is given of these samples beside states and texts."""
+        """Returns further arguments of `predict` for these samples."""
         return {}
 
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+        import torch
+
         jobs = [(sample, branch) for branch in branches for sample in samples]
         ids = [(sample.conditional, sample.unconditional)[branch].text_ids for sample, branch in jobs]
         texts = self.model.read([found or None for found in ids], self.model.text_cache)
@@ -100,10 +114,12 @@ class SchedulerSampler(VideoSampler):
 
 
 class FlowMatchSampler(SchedulerSampler):
-    """Euler's method of diffusers, for a model whose defaults are `FlowMatchDefaults`."""
+    """Samples with diffusers' Euler scheduler; the model's defaults must be `FlowMatchDefaults`."""
 
     @with_real_values
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
+        import numpy as np
+
         defaults, steps = self.model.defaults, self.sampling.steps
         scheduler = defaults.make_scheduler(self.sampling.shift)
         patch = self.model.latent_grid[2]
@@ -117,7 +133,7 @@ class FlowMatchSampler(SchedulerSampler):
 
 
 class SchedulerSolver:
-    """One of diffusers' schedulers, which draws from a generator, for one sample [C, t, h, w]."""
+    """Runs a diffusers scheduler, with its own random generator, for one sample [C, t, h, w]."""
 
     def __init__(self, scheduler: Any, draws: torch.Generator, skipped: int = 0) -> None:
         self.scheduler, self.draws = scheduler, draws
@@ -129,7 +145,9 @@ class SchedulerSolver:
         self.arguments: dict[str, Any] = {"generator": draws} if draws_itself else {}
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard normal noise [C, t, h, w], as the pipeline draws it."""
+        """Draws standard normal noise [C, t, h, w] as the pipeline does."""
+        import torch
+
         with real_values():
             return torch.randn((1, *shape), generator=self.draws)[0]
 
@@ -139,9 +157,87 @@ class SchedulerSolver:
         return self.advance(answer[None], timestep, state[None])[0]
 
     def advance(self, answer: Tensor, timestep: Tensor, state: Tensor) -> Tensor:
-        """The next state of a batch."""
+        """Returns the next state of a batch."""
         moved: Tensor = self.scheduler.step(answer, timestep, state, **self.arguments, return_dict=False)[0]
         return moved
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDefaults(GenerationDefaults):
+    """Generation settings of a pipeline of diffusers where the user gives none."""
+
+    captions_as_given: bool = True
+    """Whether captions are passed on unchanged, as for released weights; in training here they end with a period."""
+
+    @property
+    def ends_captions(self) -> bool:
+        return not self.captions_as_given
+
+
+@dataclass(frozen=True, slots=True)
+class FlowMatchDefaults(PipelineDefaults):
+    """Generation settings for diffusers' `FlowMatchEulerDiscreteScheduler`.
+
+    The schedule's shift grows with the number of tokens of a sample, unless `shift` is given.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "scheduler": "sampling is Euler's method",
+        "dynamic_guidance": "its guidance scale is the same at every step",
+        "strength": FROM_TEXT,
+        "condition_frame_indexes_vision": FROM_TEXT,
+        "condition_video_keep": FROM_TEXT,
+    }
+    shift_of_size: ClassVar[bool] = True
+
+    base_shift: float = 0.5
+    """ln(shift) at `base_image_seq_len` tokens; from there it grows linearly to `max_shift`."""
+    max_shift: float = 1.15
+    """ln(shift) at `max_image_seq_len` tokens."""
+    base_image_seq_len: int = 256
+    max_image_seq_len: int = 4096
+    shift_terminal: float | None = None
+    """Last noise level of the schedule, to which the others are stretched; None: they are not."""
+
+    def log_shift(self, tokens: int) -> float:
+        """Returns ln(shift) for a sample of `tokens` tokens."""
+        slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
+        return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
+
+    def make_scheduler(self, shift: float | None) -> Any:
+        """Builds the scheduler with a fixed shift or, for None, with the shift that follows from each sample's size."""
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
+        return FlowMatchEulerDiscreteScheduler(
+            shift=3.0 if shift is None else shift,  # 3.0: as released, and without effect
+            use_dynamic_shifting=shift is None,
+            **{name: getattr(self, name) for name in DYNAMIC},
+        )
+
+
+def read_schedule(folder: Path) -> dict[str, Any]:
+    """Reads the fields of `FlowMatchDefaults` from a pipeline's scheduler config.
+
+    Raises:
+        UserError: the pipeline has another scheduler.
+    """
+    file = folder / "scheduler" / "scheduler_config.json"
+    if not file.is_file():
+        return {}
+    stated: Mapping[str, Any] = read_json_object(file)
+    if stated.get("_class_name") != SCHEDULER:
+        raise UserError(f"{file}: expected {SCHEDULER}, found {stated.get('_class_name')}")
+    if not stated.get("use_dynamic_shifting", False):
+        return {"shift": float(stated.get("shift", 1.0)), "shift_terminal": stated.get("shift_terminal")}
+    return {"shift": None, **{name: stated[name] for name in DYNAMIC if name in stated}}
+
+
+def make_unipc_scheduler(shift: float) -> Any:
+    """Builds the scheduler of the released Wan and Cosmos3 pipelines: UniPC of order 2 for flow matching."""
+    import diffusers
+
+    library: Any = diffusers  # its classes carry no types
+    return library.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
 def solver_of(sample: Beginning) -> SchedulerSolver:
