@@ -22,7 +22,7 @@ from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import read_frames
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
-from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import Status, VideoInfo, examine
 

@@ -21,7 +21,7 @@ from worldsmith.data.clips.shard_records import LAST, shard_records
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.fetch import fetch
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection, Split
+from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
 """Samples that a process may be ahead of the others."""
